@@ -1,1 +1,18 @@
-"""x."""
+"""fedloom: personalised, representation-based federated learning. One short file a method; any engine beneath it."""
+
+from fedloom.api import compare, run
+from fedloom.client import Client
+from fedloom.data.batch import Batch
+from fedloom.errors import UserError
+from fedloom.experiment import Experiment
+from fedloom.message import Message
+from fedloom.methods import Method
+from fedloom.methods import get as method
+from fedloom.recipe import Recipe
+from fedloom.server import Server
+from fedloom.task import Task
+
+__all__ = [
+    "Batch", "Client", "Experiment", "Message", "Method", "Recipe", "Server", "Task", "UserError",
+    "compare", "method", "run",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Randomness is keyed, never global: (seed, round, client, purpose) → the same numbers, in any order and on any engine."""
+"""Randomness is keyed, never global: (seed, round, client, purpose) gives the same numbers in any order, anywhere."""
 
 import hashlib
 

@@ -1,0 +1,286 @@
+"""The command line: `fedloom run`, `compare`, `methods`, `datasets`, `recipe`, `data plot`."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedloom import api, methods
+from fedloom.data import describe
+from fedloom.data.plot import plot_federation
+from fedloom.errors import UserError
+from fedloom.experiment import make_task
+from fedloom.recipe import Recipe, read_assignment
+from fedloom.report.progress import RunProgress
+from fedloom.report.table import comparison_table
+from fedloom.storage.folder import without_nan
+
+app = typer.Typer(
+    help="Personalised, representation-based federated learning.\n\nStart with: fedloom compare demo",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+data_app = typer.Typer(help="Look at data.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+out = Console()
+err = Console(stderr=True)
+
+RecipeFile = Annotated[str | None, typer.Argument(help="A recipe file, or the name of a shipped one (demo).")]
+MethodFlag = Annotated[str | None, typer.Option("--method", help="See `fedloom methods`; +ft adds fine-tuning.")]
+DataFlag = Annotated[str | None, typer.Option("--data", help="A dataset, a folder of images, an .npz file.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where dataset files lie; else $FEDLOOM_DATA.")]
+Clients = Annotated[int | None, typer.Option("--clients", help="How many clients.")]
+Partition = Annotated[str | None, typer.Option("--partition", help="iid, dirichlet:0.1, pathological:2, …")]
+ModelFlag = Annotated[str | None, typer.Option("--model", help="mlp, cnn2, cnn3, cnn4, resnet18, …")]
+Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", help="Local epochs of a round.")]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Samples of a training step.")]
+Lr = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
+Fraction = Annotated[float | None, typer.Option("--fraction", help="Share of clients in a round.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")]
+EngineFlag = Annotated[str | None, typer.Option("--engine", help="inline, processes, replay.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one under runs/.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Any field: --set method.mu=0.1 (repeatable).")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object as the last line of stdout.")]
+
+
+def fields_of(sets: list[str] | None, **flags: Any) -> dict[str, Any]:
+    """Flags that were given, then --set, by field."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    return given | dict(read_assignment(text) for text in sets or [])
+
+
+def show_json(value: Any) -> None:
+    """The last line of stdout."""
+    sys.stdout.write(json.dumps(without_nan(value)) + "\n")
+
+
+@contextmanager
+def watching() -> Iterator[Any]:
+    """Makes a progress display per run, and ends the last one whatever happens."""
+    shown: list[RunProgress] = []
+
+    def start(recipe: Recipe) -> RunProgress:
+        for progress in shown:
+            progress.stop()
+        shown.append(RunProgress(f"{recipe.method.name} (seed {recipe.seed})", recipe.training.rounds, err))
+        return shown[-1]
+
+    try:
+        yield start
+    finally:
+        for progress in shown:
+            progress.stop()
+
+
+@app.command()
+def run(
+    recipe: RecipeFile = None, method: MethodFlag = None, data: DataFlag = None, data_dir: DataDir = None,
+    clients: Clients = None, partition: Partition = None, model: ModelFlag = None, rounds: Rounds = None,
+    epochs: Epochs = None, batch_size: BatchSize = None, lr: Lr = None, fraction: Fraction = None,
+    seed: Seed = None, engine: EngineFlag = None, out_dir: Out = None, set_: Set = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Run one experiment.
+
+    Examples:
+
+      fedloom run --method fedprox --data digits --clients 20 --partition dirichlet:0.1 --rounds 20
+
+      fedloom run my.yaml --seed 3 --set method.mu=0.01 --set training.optimizer.momentum=0.9
+    """
+    fields = fields_of(
+        set_, method=method, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model,
+        rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, seed=seed, engine=engine,
+        out=out_dir,
+    )  # fmt: skip
+    resolved = Recipe.parse(api.raw_recipe(recipe, fields))
+    with watching() as start:
+        summary = api.run(resolved, on_round=start(resolved))
+    report([summary], as_json, summary)
+
+
+@app.command()
+def compare(
+    recipe: RecipeFile = None,
+    names: Annotated[str | None, typer.Option("--methods", help="Comma-separated: local,fedavg,fedavg+ft")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="Comma-separated: 0,1,2")] = None,
+    data: DataFlag = None, data_dir: DataDir = None, clients: Clients = None, partition: Partition = None,
+    model: ModelFlag = None, rounds: Rounds = None, epochs: Epochs = None, batch_size: BatchSize = None,
+    lr: Lr = None, fraction: Fraction = None, engine: EngineFlag = None, out_dir: Out = None, set_: Set = None,
+    as_json: Json = False,
+) -> None:  # fmt: skip
+    """Run several methods (and seeds) on the same federation: one table.
+
+    Examples:
+
+      fedloom compare demo
+
+      fedloom compare --methods local,fedavg,fedprox,fedavg+ft --seeds 0,1,2 --data digits --rounds 20
+    """
+    fields = fields_of(
+        set_, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model, rounds=rounds,
+        epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, engine=engine, out=out_dir,
+    )  # fmt: skip
+    chosen = None if names is None else names.split(",")
+    numbers = None if seeds is None else [_seed(text) for text in seeds.split(",")]
+    with watching() as start:
+        summaries = api.compare(recipe, methods=chosen, seeds=numbers, on_run=start, **fields)
+    report(summaries, as_json, {"runs": summaries, "run_dir": str(Path(summaries[0]["run_dir"]).parent)})
+
+
+def _seed(text: str) -> int:
+    if not text.strip().isdigit():
+        raise UserError(f"--seeds: '{text}' is no seed; write whole numbers, 0,1,2")
+    return int(text)
+
+
+def report(summaries: list[dict[str, Any]], as_json: bool, value: dict[str, Any]) -> None:
+    """A table, or JSON; and where everything is."""
+    for note in dict.fromkeys(note for summary in summaries for note in summary["notes"]):
+        err.print(f"note: {note}", highlight=False)
+    if as_json:
+        show_json(value)
+        return
+    out.print(comparison_table(summaries))
+    out.print(f"run folder: {value['run_dir']}", highlight=False, soft_wrap=True)
+
+
+@app.command(name="methods")
+def list_methods(
+    name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None, as_json: Json = False
+) -> None:
+    """List the methods: what each shares and keeps, its paper and hyperparameters.
+
+    Example: fedloom methods fedprox
+    """
+    rows = [method_info(n) for n in sorted(methods.REGISTRY)] if name is None else [method_info(name)]
+    if as_json:
+        show_json({"methods": rows})
+        return
+    if name is not None:
+        explain(rows[0])
+        return
+    table = Table()
+    for column in ("method", "what", "shares", "keeps", "hyperparameters"):
+        table.add_column(column)
+    for row in rows:
+        parameters = ", ".join(f"{p['name']}={p['default']}" for p in row["parameters"])
+        table.add_row(row["name"], row["what"], ", ".join(row["shares"]), ", ".join(row["keeps"]), parameters)
+    out.print(table)
+    out.print("Any method with a global model can have fine-tuning: fedavg+ft. More: fedloom methods NAME")
+
+
+def method_info(name: str) -> dict[str, Any]:
+    """What `methods --json` says of one."""
+    method = methods.method_class(name)
+    return {
+        "name": method.name,
+        "what": (method.__doc__ or "").split("\n")[0],
+        "shares": list(method.shares),
+        "sends": list(method.sends),
+        "receives": list(method.receives),
+        "keeps": list(method.keeps),
+        "global": method.has_global,
+        "paper": method.paper,
+        "parameters": [
+            {"name": n, "default": default, "what": methods.field_docs(method).get(n, "")}
+            for n, default in methods.hyperparameters(method).items()
+        ],
+    }
+
+
+def explain(row: dict[str, Any]) -> None:
+    """One method, in full."""
+    out.print(f"[bold]{row['name']}[/bold]  {row['what']}")
+    for name in ("paper", "shares", "sends", "receives", "keeps"):
+        value = row[name] if isinstance(row[name], str) else ", ".join(row[name])
+        if value:
+            out.print(f"  {name}: {value}", highlight=False)
+    for parameter in row["parameters"]:
+        out.print(f"  {parameter['name']} = {parameter['default']}  {parameter['what']}", highlight=False)
+
+
+@app.command()
+def datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """List the datasets that are known, and whether their files are here.
+
+    Example: fedloom datasets --data-dir ~/data
+    """
+    rows = [asdict(info) for info in describe(data_dir)]
+    if as_json:
+        show_json({"datasets": json.loads(json.dumps(rows, default=str))})
+        return
+    table = Table()
+    for column in ("dataset", "what", "classes", "here", "files"):
+        table.add_column(column)
+    for row in rows:
+        here = "yes" if row["found"] else "–"
+        table.add_row(row["name"], row["description"], str(row["classes"]), here, "\n".join(map(str, row["files"])))
+    out.print(table)
+    out.print("Also: a folder of class folders, a folder of clients' folders, an .npz file; a+b combines styles.")
+
+
+@app.command(name="recipe")
+def print_recipe(
+    recipe: RecipeFile = None, method: MethodFlag = None, data: DataFlag = None, model: ModelFlag = None,
+    set_: Set = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Print the full resolved recipe: every field with its value.
+
+    Example: fedloom recipe --method fedprox --set training.rounds=50 > my.yaml
+    """
+    values = api.raw_recipe(recipe, fields_of(set_, method=method, data=data, model=model))
+    values.pop("compare", None)
+    resolved = Recipe.parse(values)
+    if as_json:
+        show_json(resolved.resolved())
+    else:
+        sys.stdout.write(resolved.to_yaml())
+
+
+@data_app.command(name="plot")
+def plot(
+    recipe: RecipeFile = None, data: DataFlag = None, data_dir: DataDir = None, clients: Clients = None,
+    partition: Partition = None, seed: Seed = None, set_: Set = None,
+    to: Annotated[Path, typer.Option("--to", help="The picture.")] = Path("federation.png"), as_json: Json = False,
+) -> None:  # fmt: skip
+    """Draw who holds what: clients by classes, dots as large as the counts.
+
+    Example: fedloom data plot --data digits --clients 20 --partition dirichlet:0.1 --to federation.png
+    """
+    fields = fields_of(set_, data=data, data_dir=data_dir, clients=clients, partition=partition, seed=seed)
+    values = api.raw_recipe(recipe, fields)
+    values.pop("compare", None)
+    task = make_task(Recipe.parse(values))
+    plot_federation(task.dataset, task.federation, to)
+    if as_json:
+        show_json({"picture": str(to), "clients": task.clients, "classes": task.classes})
+    else:
+        out.print(f"drawn: {to}", highlight=False)
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one message and exit code 2."""
+    debug = "--debug" in sys.argv
+    if debug:
+        sys.argv.remove("--debug")
+    try:
+        app()
+    except UserError as error:
+        if debug:
+            raise
+        err.print(f"[bold red]error:[/bold red] {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

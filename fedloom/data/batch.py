@@ -1,0 +1,89 @@
+"""A batch: indices into the resident dataset; pixels, views and labels appear only when a loss reads them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedloom.data.augment import Augment, sobel
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """A dataset on one device, with the way from stored bytes to what a network sees."""
+
+    images: Tensor  # uint8 [N, C, H, W]
+    labels: Tensor  # int64 [N]
+    mean: Tensor  # [C, 1, 1]
+    std: Tensor
+    augment: Augment
+    views: Augment
+
+    def to(self, device: torch.device) -> "Pixels":
+        """The same on another device."""
+        images, labels, mean, std = (tensor.to(device) for tensor in self.tensors())
+        return Pixels(images, labels, mean, std, self.augment, self.views)
+
+    def image(self, index: Tensor) -> Tensor:
+        """Pixels in [0, 1]."""
+        return self.images[index].to(self.mean.dtype).div(255)
+
+    def normalise(self, image: Tensor) -> Tensor:
+        """(pixel − mean) / std, per channel."""
+        return (image - self.mean) / self.std
+
+    def plain(self, index: Tensor) -> Tensor:
+        """What a network sees in evaluation."""
+        return self.normalise(self.image(index))
+
+    def tensors(self) -> list[Tensor]:
+        """All that a step may read."""
+        return [self.images, self.labels, self.mean, self.std]
+
+
+class Batch:
+    """Images of one training step. Lazy: labels are never read unless a loss asks for them."""
+
+    def __init__(self, pixels: Pixels, index: Tensor, generator: torch.Generator, views: int = 2):
+        self.size = len(index)
+        self._pixels, self._index, self._generator, self._views = pixels, index, generator, views
+
+    @cached_property
+    def image(self) -> Tensor:
+        """Pixels in [0, 1], not augmented."""
+        return self._pixels.image(self._index)
+
+    @cached_property
+    def x(self) -> Tensor:
+        """The network's input: augmented as the recipe's `data.augment` says, normalised."""
+        return self._pixels.normalise(self._pixels.augment(self.image, self._generator))
+
+    @cached_property
+    def views(self) -> tuple[Tensor, ...]:
+        """Independently augmented copies, as `data.views` says, for contrastive losses."""
+        draw = self._pixels.views
+        return tuple(self._pixels.normalise(draw(self.image, self._generator)) for _ in range(self._views))
+
+    @cached_property
+    def plain(self) -> Tensor:
+        """The input without augmentation."""
+        return self._pixels.normalise(self.image)
+
+    @cached_property
+    def sobel(self) -> Tensor:
+        """The Sobel-filtered copy of the un-augmented image, normalised."""
+        return self._pixels.normalise(sobel(self.image))
+
+    @cached_property
+    def y(self) -> Tensor:
+        """Labels."""
+        return self._pixels.labels[self._index]
+
+
+class FeatureBatch:
+    """Rows of extracted features and their labels, for `fit(…, data=(z, y))`."""
+
+    def __init__(self, data: tuple[Tensor, Tensor], index: Tensor):
+        self.size = len(index)
+        self.x, self.y = data[0][index], data[1][index]

@@ -1,0 +1,1 @@
+"""Accuracy over clients and classes, and how it spreads."""

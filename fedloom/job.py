@@ -1,0 +1,174 @@
+"""A job in, a result out: the whole of what an engine asks a lane to do. Every engine calls `perform`."""
+
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from fedloom.client import Client
+from fedloom.evaluation.scores import Scores, answers
+from fedloom.lane import Lane
+from fedloom.message import Message, pack, unpack
+from fedloom.parts import State, snapshot
+from fedloom.worker import Worker
+
+Kind = Literal["update", "evaluate", "global"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """`update` a client, `evaluate` its personal model, or score the `global` model on some clients' test samples."""
+
+    kind: Kind
+    round: int
+    message: Message
+    client: int = -1
+    memory: State | None = None
+    clients: tuple[int, ...] = ()  # whose test samples a global job scores
+    keep_model: bool = False  # whether an evaluate job returns what is personal in the model
+
+    def to_bytes(self, with_message: bool = True) -> bytes:
+        """For a worker elsewhere; a message that it has already need not travel again."""
+        header = {
+            "kind": self.kind, "round": self.round, "client": self.client, "clients": self.clients,
+            "keep_model": self.keep_model, "new": self.memory is None, "message": with_message,
+        }  # fmt: skip
+        return pack(
+            _prefixed("message", self.message if with_message else {}) | _prefixed("memory", self.memory or {}),
+            header,
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, known: Message | None = None) -> "Job":
+        """The inverse; `known` is the message that was not sent again."""
+        tensors, header = unpack(data)
+        message = Message(_under("message", tensors)) if header.pop("message") else known
+        assert message is not None
+        memory = None if header.pop("new") else _under("memory", tensors)
+        return cls(message=message, memory=memory, **header | {"clients": tuple(header["clients"])})
+
+
+@dataclass
+class Result:
+    """What comes back from a job."""
+
+    client: int
+    message: Message | None = None
+    memory: State | None = None
+    personal: State | None = None
+    scores: list[Scores] = field(default_factory=list)
+    loss: float | None = None
+    seconds: float = 0.0
+
+    def to_bytes(self) -> bytes:
+        """For the way back from a worker elsewhere."""
+        groups = {
+            "message": self.message and self.message.tensors,
+            "memory": self.memory,
+            "personal": self.personal,
+        }
+        tensors: State = {}
+        for name, state in groups.items():
+            tensors |= _prefixed(name, state or {})
+        header: dict[str, Any] = {"has": [name for name, state in groups.items() if state is not None]}
+        header |= {
+            "samples": self.message.samples if self.message else 0,
+            "client": self.client,
+            "loss": self.loss,
+        }
+        header |= {"scores": [asdict(s) for s in self.scores], "seconds": self.seconds}
+        return pack(tensors, header)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Result":
+        """The inverse."""
+        tensors, header = unpack(data)
+        states = {name: _under(name, tensors) for name in header["has"]}
+        message = None
+        if "message" in states:
+            message = Message(states["message"], client=header["client"], samples=header["samples"])
+        return cls(
+            client=header["client"],
+            message=message,
+            memory=states.get("memory"),
+            personal=states.get("personal"),
+            scores=[Scores(**s) for s in header["scores"]],
+            loss=header["loss"],
+            seconds=header["seconds"],
+        )
+
+
+def perform(lane: Lane, job: Job) -> Result:
+    """Does a job in this lane. The result depends on the job and the setup alone."""
+    start = perf_counter()
+    result = {"update": _update, "evaluate": _evaluate, "global": _score_global}[job.kind](lane, job)
+    result.seconds = perf_counter() - start
+    return result
+
+
+def _client(lane: Lane, job: Job, purpose: str, memory: State | None) -> Client:
+    """Loads a client into the lane; one without memory is prepared first."""
+    samples = lane.setup.task.samples(job.client)
+    lane.load(job.message, memory)
+    new = memory is None
+    if new:
+        lane.setup.method.prepare(Client(lane, who=job.client, round=0, job="prepare", samples=samples, first=True))
+    kept = {name: tensor for name, tensor in (memory or {}).items() if name.startswith("optim.")}
+    return Client(lane, who=job.client, round=job.round, job=purpose, samples=samples, first=new, kept=kept)
+
+
+def _update(lane: Lane, job: Job) -> Result:
+    method = lane.setup.method
+    client = _client(lane, job, "update", job.memory)
+    method.update(client)
+    return Result(
+        client=job.client,
+        message=Message(snapshot(lane.parts, method.up), client=job.client, samples=client.size),
+        memory=_memory(client),
+        loss=client.last_loss,
+    )
+
+
+def _memory(client: Client) -> State:
+    return snapshot(client.parts, client._lane.setup.method.keeps) | client._kept
+
+
+def _evaluate(lane: Lane, job: Job) -> Result:
+    """The personal model. A client that keeps something but never took part gets it from one transient update."""
+    method, task = lane.setup.method, lane.setup.task
+    memory = job.memory
+    if memory is None and method.keeps:
+        newcomer = _client(lane, job, "newcomer", None)
+        method.update(newcomer)
+        memory = _memory(newcomer)
+    client = _client(lane, job, "personalise", {} if memory is None else memory)
+    method.personalise(client)
+    personal = None
+    if job.keep_model:
+        base = {name: job.message.get(name, value) for name, value in lane.initial.items()}
+        now = snapshot(lane.parts)
+        personal = {name: value.cpu() for name, value in now.items() if not torch.equal(value, base[name].to(value))}
+    lane.parts.eval()
+    scored = answers(lane, task.federation.test[job.client], lambda x: method.predict(client, x))
+    return Result(client=job.client, personal=personal, scores=[scored.of(job.client)])
+
+
+def _score_global(lane: Lane, job: Job) -> Result:
+    task, method = lane.setup.task, lane.setup.method
+    lane.load(job.message, None)
+    lane.parts.eval()
+    holder = Worker(lane, who=-1, round=job.round, job="global", samples=np.empty(0, np.int64))
+    tests = [task.federation.test[c] for c in job.clients]
+    scored = answers(lane, np.concatenate(tests), lambda x: method.predict_global(holder, x))
+    cuts = np.cumsum([len(test) for test in tests])[:-1]
+    return Result(client=-1, scores=[part.of(c) for c, part in zip(job.clients, scored.split(cuts), strict=True)])
+
+
+def _prefixed(prefix: str, state: Any) -> State:
+    return {f"{prefix}/{name}": tensor for name, tensor in state.items()}
+
+
+def _under(prefix: str, tensors: State) -> State:
+    return {name[len(prefix) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(prefix + "/")}

@@ -1,0 +1,149 @@
+"""What a method is: which parts a client holds, what it shares and keeps, how it learns. Never where it runs."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any, ClassVar, dataclass_transform
+
+import torch
+from torch import Tensor
+
+from fedloom.client import Client
+from fedloom.data.batch import Batch
+from fedloom.message import Message
+from fedloom.parts import Part, under
+from fedloom.server import Server
+from fedloom.task import Task
+
+REGISTRY: dict[str, type["Method"]] = {}
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A federated method. Subclass it (or another method), and it is known by its class name in lower case.
+
+    Annotated attributes are hyperparameters; there is no other state. Everything that a client or the server remembers
+    is a part that `build` returns.
+    """
+
+    shares: ClassVar[tuple[str, ...]] = ("model",)
+    """Parts that travel both ways and are averaged."""
+    sends: ClassVar[tuple[str, ...]] = ()
+    """Parts that go up only."""
+    receives: ClassVar[tuple[str, ...]] = ()
+    """Parts that come down only."""
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """Parts that are the client's own between rounds."""
+    by: ClassVar[Mapping[str, str]] = {}
+    """Averaging weights other than the sample count: {"means": "counts"}."""
+    sums: ClassVar[tuple[str, ...]] = ()
+    """What is added up instead of averaged."""
+    has_global: ClassVar[bool] = True
+    """Whether there is one model for everybody, to be evaluated beside the personal ones."""
+    pooled: ClassVar[bool] = False
+    """Whether all data are trained on in one place (no federation at all)."""
+    paper: ClassVar[str] = ""
+    """Where it comes from."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        dataclass(frozen=True, kw_only=True)(cls)
+        cls.__setattr__ = _refuse  # type: ignore[method-assign, assignment]
+        cls.name = cls.__name__.lower()
+        if not cls.__name__.startswith("_"):
+            REGISTRY[cls.name] = cls
+
+    name: ClassVar[str] = "method"
+
+    @property
+    def up(self) -> tuple[str, ...]:
+        """Parts that a client sends."""
+        return (*self.shares, *self.sends)
+
+    @property
+    def down(self) -> tuple[str, ...]:
+        """Parts that a client receives."""
+        return (*self.shares, *self.receives)
+
+    def build(self, task: Task) -> dict[str, Part]:
+        """All state that a step may read, as named modules and tensors."""
+        return {"model": task.model()}
+
+    def prepare(self, client: Client) -> None:
+        """Once per client, before its first update."""
+
+    def update(self, client: Client) -> None:
+        """A client's work in a round."""
+        client.fit("model", self.loss)
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """What `update` minimises."""
+        return client.objective(client.model, batch)
+
+    def combine(self, server: Server, messages: Iterator[Message]) -> None:
+        """What the server makes of a round's messages: a one-pass iterator, so that memory stays constant."""
+        server.move(server.average(messages, by=self.by, sums=self.sums))
+
+    def message_for(self, server: Server, client: int) -> Mapping[str, Tensor]:
+        """What the server sends to a client."""
+        return {name: value for name, value in server.state.items() if under(name, self.down)}
+
+    def personalise(self, client: Client) -> None:
+        """Makes the personal model out of what was learnt; before personal evaluation, for every client."""
+
+    def predict(self, client: Client, x: Tensor) -> Tensor:
+        """Logits of a client's personal model."""
+        logits: Tensor = client.model(x)
+        return logits
+
+    def predict_global(self, server: Any, x: Tensor) -> Tensor:
+        """Logits of the model for everybody."""
+        logits: Tensor = server.model(x)
+        return logits
+
+    @classmethod
+    def overrides(cls, name: str) -> bool:
+        """Whether this method has its own version of a base method."""
+        return getattr(cls, name) is not getattr(Method, name)
+
+    @property
+    def personal_is_global(self) -> bool:
+        """Whether every client is served by the one shared model as it is."""
+        own = ("personalise", "predict", "message_for", "predict_global")
+        return self.has_global and not self.keeps and not any(self.overrides(name) for name in own)
+
+
+def _refuse(method: Method, attribute: str, value: object) -> None:
+    raise AttributeError(f"a method is frozen: '{attribute}' changes, so it belongs into a part (see build)")
+
+
+@torch.no_grad()
+def class_means(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Mean representation and number of samples of every class ([C, k] and [C]; zeros for absent classes)."""
+    member = torch.nn.functional.one_hot(y, classes).to(z.dtype)
+    counts = member.sum(0)
+    return member.T @ z / counts.clamp_min(1)[:, None], counts
+
+
+def hyperparameters(method: type[Method]) -> dict[str, Any]:
+    """Names and defaults."""
+    return {f.name: f.default for f in fields(method)}
+
+
+def field_docs(method: type[Method]) -> dict[str, str]:
+    """The string below each hyperparameter in the source, by name."""
+    found: dict[str, str] = {}
+    for cls in reversed(method.__mro__):
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+        except (OSError, TypeError):  # made at run time, or built in
+            continue
+        assert isinstance(body, ast.ClassDef)
+        for field, doc in pairwise(body.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(doc, ast.Expr):
+                found[field.target.id] = str(ast.literal_eval(doc.value))
+    return found

@@ -1,0 +1,108 @@
+"""Parts: everything a client or the server holds, as one tree of modules and tensors with flat, dotted names.
+
+What is kept, sent, stored and compared is always the same shape: `{"model.head.weight": tensor, …}`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+State = dict[str, Tensor]
+Part = nn.Module | Tensor
+
+
+class Parts(nn.Module):
+    """A method's parts as one module: modules become children, plain tensors become buffers."""
+
+    def __init__(self, parts: Mapping[str, Part]):
+        super().__init__()
+        for name, part in parts.items():
+            if isinstance(part, Tensor):
+                self.register_buffer(name, part)
+            else:
+                self.add_module(name, part)
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers by their dotted names (the live tensors, not copies)."""
+        return dict(self.named_parameters()) | dict(self.named_buffers())
+
+
+def under(name: str, prefixes: Iterable[str]) -> bool:
+    """Whether a dotted name is one of these parts or lies inside one."""
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def as_paths(parts: str | Sequence[str]) -> tuple[str, ...]:
+    """One path or several, as a tuple."""
+    return (parts,) if isinstance(parts, str) else tuple(parts)
+
+
+def snapshot(parts: Parts, paths: Iterable[str] | None = None) -> State:
+    """Copies of the tensors under these paths (all of them by default)."""
+    paths = None if paths is None else tuple(paths)
+    return {
+        name: tensor.detach().clone()
+        for name, tensor in parts.named_tensors().items()
+        if paths is None or under(name, paths)
+    }
+
+
+def nbytes(state: Mapping[str, Tensor]) -> int:
+    """Size of the tensors' contents."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+
+def tensors_of(part: Part) -> list[Tensor]:
+    """Parameters, then buffers."""
+    return [part] if isinstance(part, Tensor) else [*part.parameters(), *part.buffers()]
+
+
+def parameters_of(part: Part) -> list[Tensor]:
+    """What a gradient can reach."""
+    return [part] if isinstance(part, Tensor) else list(part.parameters())
+
+
+@torch.no_grad()
+def copy_(target: Part, source: Part | Mapping[str, Tensor]) -> None:
+    """Overwrites a part in place, with a part of the same shape or with named tensors (those that it names)."""
+    if isinstance(source, Mapping):
+        assert isinstance(target, nn.Module), "named tensors go into a module"
+        own = dict(target.named_parameters()) | dict(target.named_buffers())
+        for name, value in source.items():
+            own[name].copy_(value)
+        return
+    for mine, theirs in zip(tensors_of(target), tensors_of(source), strict=True):
+        mine.copy_(theirs)
+
+
+@torch.no_grad()
+def lerp_(target: Part, source: Part, weight: float | Tensor) -> None:
+    """target ← target + weight · (source − target), exact at 0 and 1. Integer buffers are taken from the source."""
+    for mine, theirs in zip(tensors_of(target), tensors_of(source), strict=True):
+        if mine.is_floating_point():
+            mine.lerp_(theirs, torch.as_tensor(weight, dtype=mine.dtype, device=mine.device))
+        else:
+            mine.copy_(theirs)
+
+
+@torch.no_grad()
+def clamp_(target: Part, low: float, high: float) -> None:
+    """Clips every parameter into [low, high], in place."""
+    for tensor in parameters_of(target):
+        tensor.clamp_(low, high)
+
+
+def filled(module: nn.Module, value: float) -> nn.Module:
+    """A copy of a module whose parameters all have this value."""
+    module = deepcopy(module)
+    for parameter in module.parameters():
+        nn.init.constant_(parameter, value)
+    return module
+
+
+def squared_distance(part: Part, reference: Part) -> Tensor:
+    """‖part − reference‖² over parameters; no gradient reaches the reference."""
+    pairs = zip(parameters_of(part), parameters_of(reference), strict=True)
+    return torch.stack([(mine - theirs.detach()).square().sum() for mine, theirs in pairs]).sum()

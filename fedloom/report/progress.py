@@ -1,0 +1,67 @@
+"""Progress of a run: a live bar in a terminal, plain lines elsewhere. Always on stderr."""
+
+from time import monotonic
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class RunProgress:
+    """Call it with each round's record."""
+
+    def __init__(self, title: str, rounds: int, console: Console):
+        self.title, self.rounds, self.console = title, rounds, console
+        self._start = self._last = monotonic()
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[told]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=console,
+            )
+            self._task = self._bar.add_task(title, total=rounds, told="")
+            self._bar.start()
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        """One more round."""
+        done = record["round"]
+        told = accuracies(record)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, told=told)
+            if done == self.rounds:
+                self._bar.stop()
+            return
+        now = monotonic()
+        if done in (1, self.rounds) or done % max(1, self.rounds // 10) == 0 or now - self._last > 15:
+            self._last = now
+            left = (now - self._start) / done * (self.rounds - done)
+            self.console.print(f"{self.title}  round {done}/{self.rounds}  {told}  {left:.0f} s left", highlight=False)
+
+    def stop(self) -> None:
+        """Ends the live display, also after an error."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def accuracies(record: dict[str, Any]) -> str:
+    """Loss and accuracies of a round, as far as they are known."""
+    shown = []
+    if record.get("loss") is not None:
+        shown.append(f"loss {record['loss']:.3f}")
+    for name, label in (("global_accuracy", "global"), ("personal_accuracy", "clients")):
+        if record.get(name) is not None:
+            shown.append(f"{label} {100 * record[name]:.1f}%")
+    return "  ".join(shown)

@@ -1,0 +1,45 @@
+"""The table of a comparison: methods in rows, means over seeds."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+
+def comparison_table(summaries: Iterable[dict[str, Any]], title: str = "") -> Table:
+    """Mean client accuracy, its spread over clients, global accuracy, MB sent, seconds. Percent; ± is over seeds."""
+    table = Table(title=title or None)
+    table.add_column("method", style="bold")
+    for name in (
+        "client accuracy",
+        "spread over clients",
+        "worst tenth",
+        "global accuracy",
+        "MB up/client/round",
+        "s",
+    ):
+        table.add_column(name, justify="right")
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for summary in summaries:
+        groups.setdefault(summary["method"], []).append(summary)
+    for method, runs in groups.items():
+        table.add_row(
+            method,
+            percent([r["personal_accuracy"] for r in runs]),
+            percent([r["personal_std"] for r in runs], spread=False),
+            percent([r["personal_worst"] for r in runs], spread=False),
+            percent([r["global_accuracy"] for r in runs]),
+            f"{np.mean([r['up_bytes'] for r in runs]) / 1e6:.3f}",
+            f"{np.mean([r['seconds'] for r in runs]):.1f}",
+        )
+    return table
+
+
+def percent(values: list[float | None], *, spread: bool = True) -> str:
+    """`87.3 ± 0.4`, or a dash where there is nothing."""
+    known = [100 * value for value in values if value is not None]
+    if not known:
+        return "–"
+    mean = f"{np.mean(known):.1f}"
+    return f"{mean} ± {np.std(known):.1f}" if spread and len(known) > 1 else mean

@@ -1,0 +1,111 @@
+"""The server: the shared state, what it remembers of each client, and the one place where averaging happens."""
+
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.lane import Lane
+from fedloom.message import Message
+from fedloom.parts import State, as_paths, snapshot, under
+from fedloom.worker import Told, Worker
+
+By = Mapping[str, str]
+
+
+class Server(Worker):
+    """Holds `state` (what goes down to clients) between rounds; `clients` is its memory of each of them."""
+
+    def __init__(self, lane: Lane, *, federation: int, clients: MutableMapping[int, State] | None = None):
+        super().__init__(lane, who=-1, round=0, job="server", samples=np.empty(0, np.int64))
+        self._state = snapshot(lane.parts, lane.setup.method.down)
+        self._clients: MutableMapping[int, State] = {} if clients is None else clients
+        self._federation = federation
+
+    @property
+    def state(self) -> State:
+        """The shared parts, by name."""
+        return self._state
+
+    @property
+    def clients(self) -> MutableMapping[int, State]:
+        """What the server remembers of each client."""
+        return self._clients
+
+    @property
+    def federation(self) -> int:
+        """How many clients could take part."""
+        return self._federation
+
+    def begin(self, round: int) -> None:
+        """Starts a round: randomness is keyed by it."""
+        self._round = round
+        self._uses = {}
+
+    def average(
+        self,
+        messages: Iterable[Message],
+        parts: str | tuple[str, ...] | None = None,
+        *,
+        by: By | Literal["uniform"] | None = None,
+        sums: tuple[str, ...] = (),
+    ) -> State:
+        """The weighted mean of what was sent, in one pass and constant memory.
+
+        Weights are the clients' sample counts; `by={"means": "counts"}` takes the tensor `counts` of the same message
+        as the (row-wise) weights of `means`; `by="uniform"` weighs all alike. Names in `sums` are added up. Integer
+        tensors take the maximum. Where nothing was sent the server's old value stays. Sums run in float64, so that the
+        mean of equal values is that value.
+        """
+        paths = None if parts is None else as_paths(parts)
+        rows: By = by if isinstance(by, Mapping) else {}
+        totals: State = {}
+        weights: State = {}
+        for message in messages:
+            for name, value in message.items():
+                if paths is not None and not under(name, paths):
+                    continue
+                if not value.is_floating_point():
+                    totals[name] = torch.maximum(totals.get(name, value), value)
+                    continue
+                if name in rows:
+                    weight = message[rows[name]].double().reshape(-1, *[1] * (value.dim() - 1))
+                else:
+                    weight = value.new_tensor(1.0 if by == "uniform" else message.samples, dtype=torch.float64)
+                share = value.double() if name in sums else weight * value
+                totals[name] = totals[name].add_(share) if name in totals else share
+                weights[name] = weights[name] + weight if name in weights else weight
+        return {name: self._mean(name, total, weights.get(name), name in sums) for name, total in totals.items()}
+
+    def _mean(self, name: str, total: Tensor, weight: Tensor | None, summed: bool) -> Tensor:
+        if weight is None:
+            return total
+        old = self._state.get(name)
+        if summed:
+            sent, mean = total > 0, total
+        else:
+            sent, mean = (
+                (weight > 0).expand_as(total),
+                total / weight.clamp_min(torch.finfo(weight.dtype).tiny),
+            )
+        dtype = torch.float32 if old is None else old.dtype
+        return mean.to(dtype) if old is None else torch.where(sent, mean.to(dtype), old)
+
+    def move(self, new: Mapping[str, Tensor], by: float | Mapping[str, float] = 1.0) -> None:
+        """state ← state + by · (new − state); `by` may differ per part ({prefix: number}, 1 elsewhere)."""
+        for name, value in new.items():
+            if isinstance(by, Mapping):
+                step = next((weight for prefix, weight in by.items() if under(name, (prefix,))), 1.0)
+            else:
+                step = by
+            whole = step == 1.0 or not value.is_floating_point()
+            self._state[name] = value if whole else torch.lerp(self._state[name], value, step)
+
+    def fit(self, parts: str | tuple[str, ...], loss: Any, **options: Any) -> Told:
+        """Trains parts at the server (on `data=`), from its state, and puts them back into it."""
+        self._lane.load(self._state, None)
+        told = super().fit(parts, loss, **options)
+        self._state |= snapshot(self._lane.parts, as_paths(parts))
+        return told

@@ -1,0 +1,98 @@
+"""What is remembered of each client: a store with a bound on RAM that spills the least recently used to disk."""
+
+import shutil
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from fedloom.parts import State, nbytes
+
+
+class ClientStore(MutableMapping[int, State]):
+    """client → named tensors. As many clients as the disk holds, in `budget` bytes of RAM.
+
+    Files go to `folder` (a temporary one by default, removed by `close`).
+    """
+
+    def __init__(self, budget: int, folder: Path | None = None):
+        self.budget = budget
+        self._folder = folder
+        self._temporary: Path | None = None
+        self._warm: OrderedDict[int, State] = OrderedDict()
+        self._size = 0
+        self._spilled: set[int] = set()
+
+    def __getitem__(self, client: int) -> State:
+        if client in self._warm:
+            self._warm.move_to_end(client)
+            return self._warm[client]
+        if client not in self._spilled:
+            raise KeyError(client)
+        state = load_file(self._path(client))
+        self._admit(client, state)
+        return state
+
+    def __setitem__(self, client: int, state: State) -> None:
+        self._forget_warm(client)
+        self._spilled.discard(client)
+        self._admit(client, state)
+
+    def __delitem__(self, client: int) -> None:
+        if client not in self:
+            raise KeyError(client)
+        self._forget_warm(client)
+        if client in self._spilled:
+            self._spilled.remove(client)
+            self._path(client).unlink(missing_ok=True)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._warm or client in self._spilled
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._warm.keys() | self._spilled))
+
+    def __len__(self) -> int:
+        return len(self._warm.keys() | self._spilled)
+
+    @property
+    def resident(self) -> int:
+        """Bytes of tensors in RAM."""
+        return self._size
+
+    def close(self) -> None:
+        """Forgets everything; removes the temporary folder."""
+        self._warm.clear()
+        self._spilled.clear()
+        self._size = 0
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+
+    def _admit(self, client: int, state: State) -> None:
+        self._warm[client] = state
+        self._size += nbytes(state)
+        while self._size > self.budget and len(self._warm) > 1:
+            self._evict(next(iter(self._warm)))
+
+    def _evict(self, client: int) -> None:
+        state = self._warm.pop(client)
+        self._size -= nbytes(state)
+        if client not in self._spilled:
+            path = self._path(client)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file({name: t.contiguous().cpu() for name, t in state.items()}, path)
+            self._spilled.add(client)
+
+    def _forget_warm(self, client: int) -> None:
+        if client in self._warm:
+            self._size -= nbytes(self._warm.pop(client))
+
+    def _path(self, client: int) -> Path:
+        if self._folder is None and self._temporary is None:
+            self._temporary = Path(tempfile.mkdtemp(prefix="fedloom-memory-"))
+        folder = self._folder or self._temporary
+        assert folder is not None
+        return folder / f"{client // 1000:04d}" / f"{client:07d}.safetensors"

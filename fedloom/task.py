@@ -1,0 +1,97 @@
+"""The task: what is to be learnt, by whom, from what. It knows nothing of methods."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedloom.data import Dataset, Federation
+from fedloom.data.augment import Augment, parse_augment
+from fedloom.data.batch import Batch, Pixels
+from fedloom.models import SplitModel, build
+
+EVERYONE = -1
+"""The client that stands for all data in one place."""
+
+Objective = Callable[[Any, Batch], Tensor]
+
+
+def labelled(model: Any, batch: Batch) -> Tensor:
+    """Cross-entropy with the labels."""
+    return cross_entropy(model(batch.x), batch.y)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Data, who holds what, the network, and what it is trained on."""
+
+    dataset: Dataset
+    federation: Federation
+    model_name: str = "mlp"
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    augment: Augment = field(default_factory=lambda: parse_augment([]))
+    views: Augment = field(default_factory=lambda: parse_augment([]))
+    normalise: str = "half"
+    objective: Objective = labelled
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.dataset.classes)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height, width."""
+        channels, height, width = self.dataset.images.shape[1:]
+        return channels, height, width
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are, newcomers included."""
+        return len(self.federation.train)
+
+    def model(self) -> SplitModel:
+        """A freshly initialised network."""
+        return build(self.model_name, shape=self.shape, classes=self.classes, **self.model_options)
+
+    @cached_property
+    def features(self) -> int:
+        """Width of the representation."""
+        with torch.random.fork_rng(devices=[]):
+            return self.model().features
+
+    @cached_property
+    def largest_client(self) -> int:
+        """Training samples of the largest client."""
+        return max(len(samples) for samples in self.federation.train)
+
+    @cached_property
+    def _everything(self) -> np.ndarray:
+        held_out = set(self.federation.newcomers)
+        return np.concatenate([s for c, s in enumerate(self.federation.train) if c not in held_out])
+
+    def samples(self, client: int) -> np.ndarray:
+        """Positions of a client's training samples."""
+        return self._everything if client == EVERYONE else self.federation.train[client]
+
+    @cached_property
+    def pixels(self) -> Pixels:
+        """The dataset with its normalisation, on the CPU."""
+        mean, std = channel_statistics(self.dataset, self.normalise)
+        return Pixels(self.dataset.images, self.dataset.labels, mean, std, self.augment, self.views)
+
+
+def channel_statistics(dataset: Dataset, how: str) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation per channel: 0.5 (`half`), or measured on up to 10,000 training images."""
+    channels = dataset.images.shape[1]
+    if how == "half":
+        return torch.full((channels, 1, 1), 0.5), torch.full((channels, 1, 1), 0.5)
+    train = (~dataset.test).nonzero()[:, 0]
+    some = dataset.images[train[:: max(1, len(train) // 10_000)]].double().div(255)
+    mean, std = some.mean((0, 2, 3)), some.std((0, 2, 3))
+    return mean.float().reshape(-1, 1, 1), std.float().clamp_min(1e-3).reshape(-1, 1, 1)
