@@ -1,13 +1,16 @@
 """Runs and comparisons from Python; the command line calls these."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
+from fedloom.errors import UserError
 from fedloom.experiment import Experiment, Record, make_task
-from fedloom.recipe import Recipe, Section, assign, read_yaml
+from fedloom.recipe import Recipe, Section, assign, checked, read_yaml
 from fedloom.storage.folder import RunFolder
 
 SHORT = {
@@ -39,12 +42,20 @@ class Comparison(Section):
 def raw_recipe(source: str | Path | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe's values before they are checked: a file, a shipped name or a mapping, then single fields over it.
 
-    Fields go by their short name (`rounds`) or their path (`training.rounds`).
+    Fields go by their short name (`rounds`) or their path (`training.rounds`). Another `method` or `model` takes
+    nothing of the settings of the one that it replaces.
     """
-    values = dict(source) if isinstance(source, Mapping) else read_yaml(source) if source is not None else {}
+    values = deepcopy(dict(source)) if isinstance(source, Mapping) else read_yaml(source) if source is not None else {}
     for name, value in fields.items():
-        assign(values, SHORT.get(name, name), str(value) if isinstance(value, Path) else value)
+        if name in ("method", "model") and _name(values.get(name)) != value:
+            values[name] = deepcopy(value)
+        else:
+            assign(values, SHORT.get(name, name), str(value) if isinstance(value, Path) else value)
     return values
+
+
+def _name(section: Any) -> Any:
+    return section.get("name") if isinstance(section, Mapping) else section
 
 
 def run(
@@ -72,21 +83,50 @@ def compare(
 ) -> list[Record]:
     """Runs several methods with several seeds on the same federation; returns the summaries, method by method.
 
+    Methods and seeds are those given, else the recipe's `compare` section's, else the recipe's own method and seed.
     `on_run(recipe)` is called before each run and returns what is told of its rounds.
     """
     values = raw_recipe(recipe, fields)
-    given = values.pop("compare", {})
-    if methods is not None:
-        given["methods"] = list(methods)
-    if seeds is not None:
-        given["seeds"] = list(seeds)
-    comparison = Comparison.model_validate(given)
+    comparison = _comparison(values, methods, seeds)
+    if stray := [name for name in fields if name.startswith("method.")]:
+        raise UserError(
+            f"{stray[0]} = {fields[stray[0]]!r}: a comparison has several methods; write hyperparameters beside each "
+            "of them in a recipe, compare: {methods: [fedavg, {name: fedprox, mu: 0.1}]}"
+        )
     folder = Path(values.pop("out", None) or RunFolder.fresh(Path("runs"), "compare"))
     recipes: list[Recipe] = []
     for method in comparison.methods:
         for seed in comparison.seeds:
-            named = {"name": method} if isinstance(method, str) else method
-            out = folder / f"{len(recipes):02d}-{named.get('name')}-s{seed}"
-            recipes.append(Recipe.parse(values | {"method": named, "seed": seed, "out": str(out)}))
-    tasks = {seed: make_task(next(r for r in recipes if r.seed == seed)) for seed in comparison.seeds}
-    return [Experiment(one, task=tasks[one.seed], on_round=on_run(one) if on_run else None).run() for one in recipes]
+            out = folder / f"{len(recipes):02d}-{_name(method)}-s{seed}"
+            recipes.append(Recipe.parse(values | {"method": method, "seed": seed, "out": str(out)}))
+    tasks = {one.seed: make_task(one) for one in recipes[: len(comparison.seeds)]}
+    labels = [label for label in _labels(comparison.methods) for _ in comparison.seeds]
+    summaries = []
+    for label, one in zip(labels, recipes, strict=True):
+        experiment = Experiment(one, task=tasks[one.seed], on_round=on_run(one) if on_run else None)
+        summaries.append(experiment.run() | {"label": label})
+    return summaries
+
+
+def _comparison(values: dict[str, Any], methods: Iterable[Any] | None, seeds: Iterable[int] | None) -> Comparison:
+    """Takes the `compare` section out of a recipe's values, with what was given instead."""
+    given = values.pop("compare", None) or {}
+    if not isinstance(given, Mapping):
+        raise UserError(f"compare = {given!r}: must be a section with the fields {', '.join(Comparison.model_fields)}")
+    own: dict[str, Any] = {"methods": [values["method"]]} if "method" in values else {}
+    own |= {"seeds": [values["seed"]]} if "seed" in values else {}
+    chosen = {"methods": methods and list(methods), "seeds": seeds and list(seeds)}
+    return checked(
+        Comparison, own | dict(given) | {name: what for name, what in chosen.items() if what is not None}, "compare"
+    )
+
+
+def _labels(methods: Iterable[str | dict[str, Any]]) -> list[str]:
+    """What tells methods apart: the name, and where it comes twice the hyperparameters."""
+    methods = list(methods)
+    times = Counter(map(_name, methods))
+    labels = []
+    for method in methods:
+        settings = method if isinstance(method, Mapping) and times[_name(method)] > 1 else {}
+        labels.append(" ".join([str(_name(method)), *(f"{n}={v}" for n, v in settings.items() if n != "name")]))
+    return labels

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedloom import api, methods
@@ -130,7 +131,7 @@ def compare(
         set_, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model, rounds=rounds,
         epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, engine=engine, out=out_dir,
     )  # fmt: skip
-    chosen = None if names is None else names.split(",")
+    chosen = None if names is None else [name.strip() for name in names.split(",")]
     numbers = None if seeds is None else [_seed(text) for text in seeds.split(",")]
     with watching() as start:
         summaries = api.compare(recipe, methods=chosen, seeds=numbers, on_run=start, **fields)
@@ -146,12 +147,12 @@ def _seed(text: str) -> int:
 def report(summaries: list[dict[str, Any]], as_json: bool, value: dict[str, Any]) -> None:
     """A table, or JSON; and where everything is."""
     for note in dict.fromkeys(note for summary in summaries for note in summary["notes"]):
-        err.print(f"note: {note}", highlight=False)
+        err.print(f"note: {note}", highlight=False, markup=False)
     if as_json:
         show_json(value)
         return
     out.print(comparison_table(summaries))
-    out.print(f"run folder: {value['run_dir']}", highlight=False, soft_wrap=True)
+    out.print(f"run folder: {value['run_dir']}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command(name="methods")
@@ -200,13 +201,14 @@ def method_info(name: str) -> dict[str, Any]:
 
 def explain(row: dict[str, Any]) -> None:
     """One method, in full."""
-    out.print(f"[bold]{row['name']}[/bold]  {row['what']}")
+    out.print(f"[bold]{row['name']}[/bold]  {escape(row['what'])}", highlight=False)
     for name in ("paper", "shares", "sends", "receives", "keeps"):
         value = row[name] if isinstance(row[name], str) else ", ".join(row[name])
         if value:
-            out.print(f"  {name}: {value}", highlight=False)
+            out.print(f"  {name}: {value}", highlight=False, markup=False)
     for parameter in row["parameters"]:
-        out.print(f"  {parameter['name']} = {parameter['default']}  {parameter['what']}", highlight=False)
+        line = f"  {parameter['name']} = {parameter['default']}  {parameter['what']}"
+        out.print(line, highlight=False, markup=False)
 
 
 @app.command()
@@ -220,11 +222,12 @@ def datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
         show_json({"datasets": json.loads(json.dumps(rows, default=str))})
         return
     table = Table()
-    for column in ("dataset", "what", "classes", "here", "files"):
+    for column in ("dataset", "what", "classes", "here", "in the data folder"):
         table.add_column(column)
     for row in rows:
         here = "yes" if row["found"] else "–"
-        table.add_row(row["name"], row["description"], str(row["classes"]), here, "\n".join(map(str, row["files"])))
+        places = dict.fromkeys(Path(file).parts[0] for layout in row["files"] for file in layout)
+        table.add_row(row["name"], row["description"], str(row["classes"]), here, "\n".join(places))
     out.print(table)
     out.print("Also: a folder of class folders, a folder of clients' folders, an .npz file; a+b combines styles.")
 
@@ -261,11 +264,15 @@ def plot(
     values = api.raw_recipe(recipe, fields)
     values.pop("compare", None)
     task = make_task(Recipe.parse(values))
-    plot_federation(task.dataset, task.federation, to)
+    try:
+        plot_federation(task.dataset, task.federation, to)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"--to {to}: cannot be written: {reason}; for example --to federation.png") from error
     if as_json:
         show_json({"picture": str(to), "clients": task.clients, "classes": task.classes})
     else:
-        out.print(f"drawn: {to}", highlight=False)
+        out.print(f"drawn: {to}", highlight=False, markup=False, soft_wrap=True)
 
 
 def main() -> None:
@@ -278,7 +285,7 @@ def main() -> None:
     except UserError as error:
         if debug:
             raise
-        err.print(f"[bold red]error:[/bold red] {error}", highlight=False, soft_wrap=True)
+        err.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
 
 

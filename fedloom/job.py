@@ -64,21 +64,19 @@ class Result:
 
     def to_bytes(self) -> bytes:
         """For the way back from a worker elsewhere."""
-        groups = {
-            "message": self.message and self.message.tensors,
-            "memory": self.memory,
-            "personal": self.personal,
-        }
+        sent = None if self.message is None else self.message.tensors
+        groups = {"message": sent, "memory": self.memory, "personal": self.personal}
         tensors: State = {}
         for name, state in groups.items():
             tensors |= _prefixed(name, state or {})
-        header: dict[str, Any] = {"has": [name for name, state in groups.items() if state is not None]}
-        header |= {
-            "samples": self.message.samples if self.message else 0,
+        header: dict[str, Any] = {
+            "has": [name for name, state in groups.items() if state is not None],
+            "samples": 0 if self.message is None else self.message.samples,
             "client": self.client,
             "loss": self.loss,
+            "scores": [asdict(s) for s in self.scores],
+            "seconds": self.seconds,
         }
-        header |= {"scores": [asdict(s) for s in self.scores], "seconds": self.seconds}
         return pack(tensors, header)
 
     @classmethod

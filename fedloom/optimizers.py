@@ -30,7 +30,7 @@ class Optimizer:
         self.parameters = parameters
         self.settings = settings
         device = parameters[0].device if parameters else None
-        self.count = torch.zeros((), device=device)
+        self.count = torch.zeros((), device=device, dtype=torch.float64)  # 1 − 0.999^t needs the digits
         uses_first = settings.name == "adam" or settings.momentum > 0
         self.first = [torch.zeros_like(p) for p in parameters] if uses_first else []
         self.second = [torch.zeros_like(p) for p in parameters] if settings.name == "adam" else []
@@ -72,11 +72,12 @@ class Optimizer:
         torch._foreach_lerp_(first, grads, 1 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
-        scale = (1 - beta2**self.count).sqrt()
+        scale = (1 - beta2**self.count).sqrt().to(first[0].dtype)
+        rate = (lr / (1 - beta1**self.count)).to(first[0].dtype)
         denominator = torch._foreach_sqrt(second)
         torch._foreach_div_(denominator, scale)
         torch._foreach_add_(denominator, self.settings.eps)
-        descend_(parameters, list(torch._foreach_div(first, denominator)), lr / (1 - beta1**self.count))
+        descend_(parameters, list(torch._foreach_div(first, denominator)), rate)
 
 
 @torch.no_grad()

@@ -1,9 +1,12 @@
 """The recipe: the validated description of an experiment. YAML ⇄ pydantic; nothing runs before it is whole."""
 
-from collections.abc import Iterable, Mapping
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import (
@@ -15,6 +18,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from fedloom import methods, models
 from fedloom.data import parse_partition
@@ -39,10 +43,18 @@ def _checked(parse: Any) -> AfterValidator:
     """Keeps the written form, once it has been read without complaint."""
 
     def check(value: Any) -> Any:
-        parse(value)
+        try:
+            parse(value)
+        except UserError as error:
+            raise ValueError(str(error)) from None
         return value
 
     return AfterValidator(check)
+
+
+def _refusal(sentence: str) -> PydanticCustomError:
+    """A complaint that names its field itself; pydantic collects it with the others."""
+    return PydanticCustomError("refusal", "{sentence}", {"sentence": sentence})
 
 
 class MethodSettings(BaseModel):
@@ -54,7 +66,10 @@ class MethodSettings(BaseModel):
 
     @model_validator(mode="after")
     def _exists(self) -> "MethodSettings":
-        methods.get(self.name, **self.parameters)
+        try:
+            methods.get(self.name, **self.parameters)
+        except UserError as error:
+            raise _refusal(str(error)) from None
         return self
 
     @property
@@ -76,8 +91,17 @@ class ModelSettings(BaseModel):
 
     @model_validator(mode="after")
     def _exists(self) -> "ModelSettings":
-        models.check(self.name, self.options)
+        self._check("name", self.name, {})
+        for option, value in self.options.items():
+            self._check(option, value, {option: value})
         return self
+
+    def _check(self, field: str, value: Any, options: dict[str, Any]) -> None:
+        try:
+            models.check(self.name, options)
+        except UserError as error:
+            problem = str(error).removeprefix(f"model '{value}' ")
+            raise _refusal(f"model.{field} = {value!r}: {problem}") from None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -114,10 +138,13 @@ class DataSettings(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> "DataSettings":
-        held_out = self.newcomers if self.newcomers >= 1 else self.newcomers * self.clients
+        if self.newcomers >= 1 and self.newcomers != int(self.newcomers):
+            raise _refusal(f"data.newcomers = {self.newcomers:g}: must be a whole number, or a share below 1")
+        held_out = self.newcomers if self.newcomers >= 1 else round(self.newcomers * self.clients)
         if held_out >= self.clients and self.partition != "natural":
-            raise UserError(
-                f"data.newcomers = {self.newcomers:g} leaves none of data.clients = {self.clients} to train: lower it"
+            raise _refusal(
+                f"data.newcomers = {self.newcomers:g}: leaves none of data.clients = {self.clients} to train; "
+                f"it can be {self.clients - 1} at most"
             )
         return self
 
@@ -162,17 +189,20 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _engine_exists(self) -> "Recipe":
-        if self.engine.name not in ENGINES:
-            raise UserError(f"engine.name = '{self.engine.name}' is unknown: {nearest(self.engine.name, ENGINES)}")
+        name = self.engine.name
+        if name not in ENGINES:
+            raise _refusal(f"engine.name = '{name}' is unknown: {nearest(name, ENGINES)}")
+        if self.engine.device == "cuda" and not ENGINES[name].gpu:
+            able = ", ".join(sorted(engine for engine in ENGINES if ENGINES[engine].gpu))
+            raise _refusal(f"engine.device = 'cuda': the engine '{name}' works on CPUs; engine.name can be {able}")
         return self
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> "Recipe":
         """Checks; a mistake becomes one sentence that names the field, the value and the nearest valid choice."""
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            raise UserError("\n".join(_sentence(e) for e in error.errors())) from None
+        return checked(
+            cls, {name: {} if value is None and name in _SECTIONS else value for name, value in values.items()}
+        )
 
     @classmethod
     def load(cls, source: str | Path) -> "Recipe":
@@ -198,21 +228,48 @@ class Recipe(Section):
         return str(yaml.safe_dump(_plain(self.resolved()), sort_keys=False, allow_unicode=True, width=100))
 
 
+_SECTIONS = tuple(name for name, field in Recipe.model_fields.items() if isinstance(field.default, BaseModel))
+
+Checked = TypeVar("Checked", bound=BaseModel)
+
+
+def checked(kind: type[Checked], values: Any, path: str = "") -> Checked:
+    """The values as this part of a recipe, or all that is wrong with them, a sentence each."""
+    try:
+        section = kind.model_validate(values)
+    except ValidationError as error:
+        raise UserError("\n".join(_sentence(kind, e, path) for e in error.errors())) from None
+    if misread := list(_misread(values, section, path)):
+        raise UserError("\n".join(misread))
+    return section
+
+
+def shipped() -> dict[str, Traversable]:
+    """Recipes that come with the package, by name (`demo`; in a folder, `folder/name`)."""
+    return dict(sorted(_recipes(files("fedloom") / "recipes", "")))
+
+
+def _recipes(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if entry.is_dir():
+            yield from _recipes(entry, f"{prefix}{entry.name}/")
+        elif entry.name.endswith(".yaml"):
+            yield prefix + entry.name.removesuffix(".yaml"), entry
+
+
 def read_yaml(source: str | Path) -> dict[str, Any]:
     """A recipe's raw values."""
-    path = Path(source)
-    shipped = files("fedloom") / "recipes" / f"{source}.yaml"
-    if not path.exists() and shipped.is_file():
-        text = shipped.read_text(encoding="utf-8")
-    else:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            names = sorted(p.name.removesuffix(".yaml") for p in (files("fedloom") / "recipes").iterdir())
-            raise UserError(f"recipe '{source}' cannot be read: {reason}; shipped: {', '.join(names)}") from None
+    path: Path | Traversable = Path(source)
+    known = shipped()
+    if str(source) in known and not Path(source).is_file():
+        path = known[str(source)]
     try:
-        values = yaml.safe_load(text)
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UserError(f"recipe '{source}' cannot be read: {reason}; shipped: {nearest(source, known)}") from None
+    try:
+        values = _load(text)
     except yaml.YAMLError as error:
         raise UserError(f"recipe '{source}' is not YAML: {error}") from None
     if not isinstance(values, dict):
@@ -220,43 +277,102 @@ def read_yaml(source: str | Path) -> dict[str, Any]:
     return values
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-3 as the number it is; PyYAML asks for 1.0e-3."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def _load(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
 def read_assignment(text: str) -> tuple[str, Any]:
     """`a.b=c` → the path and the value, read as YAML."""
     path, equals, value = text.partition("=")
-    if not equals or not path:
+    if not equals or not all(path.strip().split(".")):
         raise UserError(f"--set {text}: write field=value, for example --set training.rounds=5")
-    return path.strip(), yaml.safe_load(value)
+    try:
+        return path.strip(), _load(value)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        raise UserError(f"--set {text}: the value is not YAML ({problem}); write it as in a recipe") from None
 
 
 def assign(values: dict[str, Any], path: str, value: Any) -> None:
     """Sets `a.b.c` in nested mappings."""
     *sections, last = path.split(".")
-    for section in sections:
-        inner = values.setdefault(section, {})
-        if isinstance(inner, str):  # the short form, `method: fedavg`
+    for depth, section in enumerate(sections, 1):
+        inner = values.get(section)
+        if inner is None:
+            inner = values[section] = {}
+        elif isinstance(inner, str):  # the short form, `method: fedavg`
             inner = values[section] = {"name": inner}
         if not isinstance(inner, dict):
-            raise UserError(f"{path}: '{section}' has no fields of its own")
+            raise UserError(f"{path} = {value!r}: '{'.'.join(sections[:depth])}' is {inner!r}, which has no fields")
         values = inner
     values[last] = value
 
 
-def _sentence(error: Any) -> str:
-    field = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        choices = nearest(error["loc"][-1], _siblings(error["loc"]))
-        return f"{field} = {error['input']!r}: there is no such field; {choices}"
+def _sentence(kind: type[BaseModel], error: Any, path: str) -> str:
+    """What pydantic found, in our words: field, value, remedy."""
+    if error["type"] == "refusal":
+        return str(error["msg"])
+    field = ".".join(str(part) for part in (path, *error["loc"]) if part != "")
+    if error["type"] in ("extra_forbidden", "invalid_key"):
+        if error["loc"] == ("compare",):
+            return "compare: this recipe describes a comparison of methods; run it with `fedloom compare`"
+        value = "" if error["type"] == "invalid_key" else f" = {error['input']!r}"
+        return f"{field}{value}: there is no such field; {nearest(error['loc'][-1], _fields(kind, error['loc'][:-1]))}"
     cause = error.get("ctx", {}).get("error")
-    if isinstance(cause, Exception):
-        message = str(cause)
-        return message if message.startswith(f"{field}") or " = " in message else f"{field}: {message}"
-    return f"{field} = {error['input']!r}: {error['msg']}"
+    if cause is None:
+        return f"{field} = {error['input']!r}: {_remedy(kind, error)}"
+    message = str(cause).removeprefix(f"{error['loc'][-1]} '{error['input']}': ")
+    return f"{field}: {message}" if f"'{error['input']}'" in message else f"{field} = {error['input']!r}: {message}"
 
 
-def _siblings(path: Iterable[Any]) -> list[str]:
-    section: Any = Recipe
-    *parents, _ = path
-    for name in parents:
+_BOUNDS = {"greater_than_equal": "at least {ge:g}", "greater_than": "above {gt:g}",
+           "less_than_equal": "at most {le:g}", "less_than": "below {lt:g}"}  # fmt: skip
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text", "path": "a path",
+          "tuple": "a list, such as [a, b]"}  # fmt: skip
+
+
+def _remedy(kind: type[BaseModel], error: Any) -> str:
+    """What a value should have been, by pydantic's name of the error."""
+    what, context = error["type"], error.get("ctx", {})
+    if what in _BOUNDS:
+        return f"must be {_BOUNDS[what].format(**context)}"
+    if what == "literal_error":
+        choices = re.findall(r"'([^']*)'", context["expected"])
+        return f"is unknown; {nearest(error['input'], choices)}"
+    if what == "model_type":
+        fields = _fields(kind, error["loc"])
+        return f"must be {'a name or ' if 'name' in fields else ''}a section with the fields {', '.join(fields)}"
+    if what in ("too_short", "too_long"):
+        return f"must have {context.get('min_length', context.get('max_length'))} entries"
+    word = _KINDS.get(what.split("_")[0])
+    return f"must be {word}" if word else str(error["msg"])
+
+
+def _misread(values: Any, section: Any, path: str) -> Iterator[str]:
+    """Values that pydantic takes and nobody means: true as the number 1, infinity, not a number."""
+    for name, value in values.items() if isinstance(values, Mapping) else ():
+        field, read = f"{path}.{name}".lstrip("."), getattr(section, str(name), None)
+        if isinstance(value, Mapping):
+            yield from _misread(value, read, field)
+        elif isinstance(value, bool) and not isinstance(read, bool):
+            yield f"{field} = {value!r}: must be a number, not a switch"
+        elif isinstance(read, float) and not math.isfinite(read):
+            yield f"{field} = {value!r}: must be a finite number"
+
+
+def _fields(kind: type[BaseModel], path: Iterable[Any]) -> list[str]:
+    """Names of the fields of a section."""
+    section: Any = kind
+    for name in path:
         section = section.model_fields[name].annotation
     return list(section.model_fields)
 

@@ -74,7 +74,7 @@ class Server(Worker):
                     weight = message[rows[name]].double().reshape(-1, *[1] * (value.dim() - 1))
                 else:
                     weight = value.new_tensor(1.0 if by == "uniform" else message.samples, dtype=torch.float64)
-                share = value.double() if name in sums else weight * value
+                share = value.double() if name in sums else value.double() * weight
                 totals[name] = totals[name].add_(share) if name in totals else share
                 weights[name] = weights[name] + weight if name in weights else weight
         return {name: self._mean(name, total, weights.get(name), name in sums) for name, total in totals.items()}

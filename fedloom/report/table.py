@@ -22,7 +22,7 @@ def comparison_table(summaries: Iterable[dict[str, Any]], title: str = "") -> Ta
         table.add_column(name, justify="right")
     groups: dict[str, list[dict[str, Any]]] = {}
     for summary in summaries:
-        groups.setdefault(summary["method"], []).append(summary)
+        groups.setdefault(summary.get("label", summary["method"]), []).append(summary)
     for method, runs in groups.items():
         table.add_row(
             method,

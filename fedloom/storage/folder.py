@@ -60,7 +60,7 @@ class RunFolder:
         """Named tensors as safetensors, under models/."""
         path = self.path / "models" / f"{name}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in state.items()}, path)
+        save_file({key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.items()}, path)
 
     def close(self) -> None:
         """No more rounds."""

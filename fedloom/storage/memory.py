@@ -36,17 +36,13 @@ class ClientStore(MutableMapping[int, State]):
         return state
 
     def __setitem__(self, client: int, state: State) -> None:
-        self._forget_warm(client)
-        self._spilled.discard(client)
+        self._forget(client)
         self._admit(client, state)
 
     def __delitem__(self, client: int) -> None:
         if client not in self:
             raise KeyError(client)
-        self._forget_warm(client)
-        if client in self._spilled:
-            self._spilled.remove(client)
-            self._path(client).unlink(missing_ok=True)
+        self._forget(client)
 
     def __contains__(self, client: object) -> bool:
         return client in self._warm or client in self._spilled
@@ -83,12 +79,17 @@ class ClientStore(MutableMapping[int, State]):
         if client not in self._spilled:
             path = self._path(client)
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_file({name: t.contiguous().cpu() for name, t in state.items()}, path)
+            # copies: safetensors refuses tensors that are views of the same memory
+            save_file({name: t.detach().cpu().clone().contiguous() for name, t in state.items()}, path)
             self._spilled.add(client)
 
-    def _forget_warm(self, client: int) -> None:
+    def _forget(self, client: int) -> None:
         if client in self._warm:
             self._size -= nbytes(self._warm.pop(client))
+        if client in self._spilled:
+            self._spilled.remove(client)
+            # a tensor that was loaded from the file may still be mapped to it: unlinked, never overwritten
+            self._path(client).unlink(missing_ok=True)
 
     def _path(self, client: int) -> Path:
         if self._folder is None and self._temporary is None:

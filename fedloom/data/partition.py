@@ -1,0 +1,305 @@
+"""Who gets which sample: named ways of dividing labels among clients, written `name` or `name:value`.
+
+Each is a function of a `Pool` and its values that gives every sample's owner (−1: nobody's).
+"""
+
+import heapq
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fedloom.errors import UserError, nearest
+
+REDRAWS = 100
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What there is to divide."""
+
+    labels: np.ndarray
+    """int64 [N]"""
+    clients: int
+    rng: np.random.Generator
+    groups: np.ndarray | None = None
+    """int64 [N], for divisions by domain"""
+    minimum: int = 1
+    """samples that random sizes must leave every client"""
+    notes: list[str] = field(default_factory=list)
+    """what was done that the user should know; divisions add to it"""
+
+
+Divide = Callable[..., np.ndarray]
+PARTITIONS: dict[str, Divide] = {}
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A division with its values: call it with a pool for a list of positions per client."""
+
+    spec: str
+    divide: Divide
+    values: tuple[float, ...]
+
+    @property
+    def by_group(self) -> bool:
+        """Whether a client's samples are all of one group."""
+        return self.divide in (domain, natural)
+
+    def __call__(self, pool: Pool) -> list[np.ndarray]:
+        """Positions into the pool per client, ascending; each position at most once."""
+        if pool.clients < 1:
+            raise UserError(f"clients: {pool.clients} is too few, there must be at least 1")
+        clients = self._count(pool)
+        if clients > len(pool.labels):
+            raise UserError(
+                f"clients: {clients} clients cannot share {len(pool.labels)} samples; "
+                f"use {len(pool.labels)} clients or fewer"
+            )
+        if clients != pool.clients:
+            pool.notes.append(f"partition '{self.spec}' makes {clients} clients (not {pool.clients})")
+        owner = self.divide(replace(pool, clients=clients), *self.values)
+        if unused := int((owner < 0).sum()):
+            pool.notes.append(f"partition '{self.spec}' leaves {unused} of {len(owner)} samples unused")
+        order = np.argsort(owner, kind="stable")[unused:]
+        ends = np.cumsum(np.bincount(owner[order], minlength=clients))
+        return np.split(order, ends[:-1])
+
+    def _count(self, pool: Pool) -> int:
+        if not self.by_group:
+            return pool.clients
+        groups = len(np.unique(_grouped(pool)))
+        if self.divide is natural:
+            return groups
+        if self.values:
+            return groups * int(self.values[0])
+        if pool.clients % groups:
+            raise UserError(
+                f"partition 'domain': {pool.clients} clients cannot be spread evenly over {groups} domains; "
+                f"use a multiple of {groups}, or domain:{max(1, pool.clients // groups)}"
+            )
+        return pool.clients
+
+
+def parse_partition(spec: str) -> Partition:
+    """`dirichlet:0.1` → the division and its values, checked against what the division takes.
+
+    >>> parse_partition("domain:5:0.5").values
+    (5, 0.5)
+    """
+    name, *texts = spec.split(":")
+    if name not in PARTITIONS:
+        raise UserError(f"unknown partition '{name}': {nearest(name, PARTITIONS)}")
+    wanted = list(inspect.signature(PARTITIONS[name]).parameters.values())[1:]
+    needed = [p for p in wanted if p.default is inspect.Parameter.empty]
+    form = ":".join([name, *(p.name if p in needed else f"[{p.name}]" for p in wanted)])
+    if not len(needed) <= len(texts) <= len(wanted):
+        raise UserError(f"partition '{spec}': it is written {form}, with {len(texts)} value(s) given")
+    values = tuple(_value(spec, text, p) for text, p in zip(texts, wanted, strict=False))
+    return Partition(spec, PARTITIONS[name], values)
+
+
+def _value(spec: str, text: str, parameter: inspect.Parameter) -> Any:
+    kind = parameter.annotation
+    try:
+        value = kind(text)
+    except ValueError:
+        value = 0
+    if not 0 < value < float("inf"):
+        words = "a whole number of at least 1" if kind is int else "a number above 0"
+        raise UserError(f"partition '{spec}': {parameter.name} must be {words}, not '{text}'")
+    return value
+
+
+def _partition(function: Divide) -> Divide:
+    """Registers a division under its name; its values are the parameters after the pool."""
+    PARTITIONS[function.__name__.replace("_", "-")] = function
+    return function
+
+
+@_partition
+def iid(pool: Pool) -> np.ndarray:
+    """At random, in sizes that differ by one at most."""
+    return pool.rng.permutation(np.arange(len(pool.labels)) % pool.clients)
+
+
+@_partition
+def dirichlet(pool: Pool, alpha: float) -> np.ndarray:
+    """Each class is cut by its own proportions over clients ~ Dir(alpha) (Hsu et al., 2019)."""
+    classes, sizes = np.unique(pool.labels, return_counts=True)
+
+    def draw() -> np.ndarray:
+        shares = pool.rng.dirichlet(np.full(pool.clients, alpha), len(classes))
+        return np.stack([_cut(share, size, pool.rng) for share, size in zip(shares, sizes, strict=True)])
+
+    counts = _draw_large_enough(pool, draw)
+    owner = np.empty(len(pool.labels), np.int64)
+    for label, count in zip(classes, counts, strict=True):
+        members = pool.rng.permutation(np.flatnonzero(pool.labels == label))
+        owner[members] = np.repeat(np.arange(pool.clients), count)
+    return _top_up(pool, owner)
+
+
+@_partition
+def quantity(pool: Pool, beta: float) -> np.ndarray:
+    """Sizes ~ Dir(beta), labels at random (Li et al., 2022)."""
+
+    def draw() -> np.ndarray:
+        return _cut(pool.rng.dirichlet(np.full(pool.clients, beta)), len(pool.labels), pool.rng)[None]
+
+    sizes = _draw_large_enough(pool, draw)[0]
+    owner = np.empty(len(pool.labels), np.int64)
+    owner[pool.rng.permutation(len(owner))] = np.repeat(np.arange(pool.clients), sizes)
+    return _top_up(pool, owner)
+
+
+@_partition
+def equal_dirichlet(pool: Pool, beta: float) -> np.ndarray:
+    """All clients equally large; each draws class proportions ~ Dir(beta) and fills itself from what is left.
+
+    Where a class has run out, the proportions are renormalised over the classes that still have samples.
+    """
+    classes, left = np.unique(pool.labels, return_counts=True)
+    stock = [pool.rng.permutation(np.flatnonzero(pool.labels == label)) for label in classes]
+    shares = pool.rng.dirichlet(np.full(len(classes), beta), pool.clients)
+    owner = np.full(len(pool.labels), -1)
+    for client, share in enumerate(shares):
+        wanted = len(pool.labels) // pool.clients
+        while wanted:
+            share = share * (left > 0)
+            # A share that has underflowed to 0 everywhere says nothing: then whatever is left is as good.
+            share = share / share.sum() if share.sum() > 0 else left / left.sum()
+            taken = np.minimum(pool.rng.multinomial(wanted, share), left)
+            for c in np.flatnonzero(taken):
+                owner[stock[c][left[c] - taken[c] : left[c]]] = client
+            left = left - taken
+            wanted -= int(taken.sum())
+    return owner
+
+
+@_partition
+def pathological(pool: Pool, classes: int) -> np.ndarray:
+    """Each client holds exactly that many classes; each class is split evenly among its holders.
+
+    Every class has as many holders as any other, give or take one. (PFLlib splits a class in random uneven
+    portions; here uneven sizes are a division of their own, `quantity`.)
+    """
+    labels = np.unique(pool.labels)
+    if classes > len(labels):
+        raise UserError(f"partition 'pathological:{classes}': there are only {len(labels)} classes")
+    held = np.zeros(len(labels), np.int64)
+    holders: list[list[int]] = [[] for _ in labels]
+    for client, luck in enumerate(pool.rng.random((pool.clients, len(labels)))):
+        for c in np.argsort(held + luck)[:classes]:  # luck < 1 decides only between equally held classes
+            held[c] += 1
+            holders[c].append(client)
+    owner = np.full(len(pool.labels), -1)
+    for label, clients in zip(labels, holders, strict=True):
+        members = pool.rng.permutation(np.flatnonzero(pool.labels == label))
+        if len(members) < len(clients):
+            raise UserError(
+                f"partition 'pathological:{classes}': class {label} has {len(members)} samples for "
+                f"{len(clients)} clients that should hold it; use fewer than {pool.clients} clients"
+            )
+        if clients:
+            owner[members] = pool.rng.permutation(clients)[np.arange(len(members)) % len(clients)]
+    return owner
+
+
+@_partition
+def shards(pool: Pool, each: int) -> np.ndarray:
+    """Sorted by label and cut into clients × each equal shards, dealt at random (McMahan et al., 2017)."""
+    count = pool.clients * each
+    if count > len(pool.labels):
+        raise UserError(f"partition 'shards:{each}': {count} shards cannot be cut from {len(pool.labels)} samples")
+    shuffled = pool.rng.permutation(len(pool.labels))
+    by_label = shuffled[np.argsort(pool.labels[shuffled], kind="stable")]
+    dealt = pool.rng.permutation(count) % pool.clients
+    owner = np.empty(len(pool.labels), np.int64)
+    owner[by_label] = dealt[np.arange(len(owner)) * count // len(owner)]
+    return owner
+
+
+@_partition
+def domain(pool: Pool, each: int = 0, beta: float = 0.0) -> np.ndarray:
+    """That many clients for each domain, with samples at random, or with equal Dirichlet(beta) inside it."""
+    domains = np.unique(_grouped(pool))
+    owner = np.empty(len(pool.labels), np.int64)
+    each = each or pool.clients // len(domains)
+    for index, group in enumerate(domains):
+        members = np.flatnonzero(pool.groups == group)
+        if len(members) < each:
+            raise UserError(f"partition 'domain:{each}': domain {group} has only {len(members)} samples")
+        inner = replace(pool, labels=pool.labels[members], clients=each, groups=None)
+        local = equal_dirichlet(inner, beta) if beta else iid(inner)
+        owner[members] = np.where(local < 0, -1, index * each + local)
+    return owner
+
+
+@_partition
+def natural(pool: Pool) -> np.ndarray:
+    """One client per group: the number of clients follows from the data."""
+    return np.unique(_grouped(pool), return_inverse=True)[1].astype(np.int64)
+
+
+def _grouped(pool: Pool) -> np.ndarray:
+    if pool.groups is None:
+        raise UserError("partitions 'domain' and 'natural' need data with groups: styles, or clients as folders")
+    return pool.groups
+
+
+def _cut(share: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Whole numbers that add up to the size and are size × share on average."""
+    # Without the random offset the first client would lose half a sample of each class, and the last gain it.
+    ends = np.floor(np.cumsum(share) / share.sum() * size + rng.random()).astype(np.int64)
+    ends[-1] = size
+    return np.diff(np.minimum(ends, size), prepend=0)
+
+
+def _draw_large_enough(pool: Pool, draw: Callable[[], np.ndarray]) -> np.ndarray:
+    """Draws counts [·, clients] until every client has the minimum, or REDRAWS times."""
+    minimum = _attainable(pool)
+    for _ in range(REDRAWS):
+        counts = draw()
+        short = int((counts.sum(0) < minimum).sum())
+        # Where 30 are short, the odds that a draw has none are about e^-30: large federations would draw in vain.
+        if short == 0 or short > 30:
+            break
+    return counts
+
+
+def _attainable(pool: Pool) -> int:
+    # Half the mean, so that sizes stay uneven where the minimum asked for is more than there is.
+    return min(pool.minimum, max(1, len(pool.labels) // (2 * pool.clients)))
+
+
+def _top_up(pool: Pool, owner: np.ndarray) -> np.ndarray:
+    """Gives clients below the minimum random samples of whoever is largest at the moment."""
+    minimum = _attainable(pool)
+    sizes = np.bincount(owner, minlength=pool.clients)
+    needs = np.maximum(minimum - sizes, 0)
+    if not needs.any():
+        return owner
+    largest = [(-int(size), client) for client, size in enumerate(sizes)]
+    heapq.heapify(largest)
+    gives = np.zeros(pool.clients, np.int64)
+    for _ in range(int(needs.sum())):
+        size, client = largest[0]
+        heapq.heapreplace(largest, (size + 1, client))
+        gives[client] += 1
+    # In random order, a sample is given away if it is among the first `gives` of its owner's.
+    order = pool.rng.permutation(len(owner))
+    order = order[np.argsort(owner[order], kind="stable")]
+    rank = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    given = order[rank < np.repeat(gives, sizes)]
+    topped = owner.copy()
+    topped[pool.rng.permutation(given)] = np.repeat(np.arange(pool.clients), needs)
+    pool.notes.append(
+        f"{int((needs > 0).sum())} of {pool.clients} clients were below {minimum} samples"
+        f"{'' if minimum == pool.minimum else f' (the minimum of {pool.minimum} is out of reach)'}: "
+        f"{len(given)} samples were moved to them from the largest"
+    )
+    return topped

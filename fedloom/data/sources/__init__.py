@@ -1,0 +1,91 @@
+"""Where datasets come from: original files in a data folder, one's own files, or the Hugging Face hub."""
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+from fedloom.data import hub
+from fedloom.data.dataset import Dataset, combine, resize
+from fedloom.data.sources import cifar, digits, idx, npz, svhn, tree, usps  # noqa: F401  (importing registers)
+from fedloom.data.sources.source import SOURCES, Source, SourceInfo, data_folder
+from fedloom.errors import UserError, nearest
+
+__all__ = ["SOURCES", "Source", "SourceInfo", "data_folder", "describe", "load"]
+
+
+def load(name: str, *, folder: Path | str | None = None, size: int | None = None) -> Dataset:
+    """A dataset by name, several joined as styles (`mnist+usps+svhn`), an image folder or an `.npz` file.
+
+    A path may be relative to where one is or to the data folder. With a `size`, images come as size × size.
+    """
+    if size is not None and size < 1:
+        raise UserError(f"data.size: {size} is not a number of pixels")
+    root = data_folder(folder)
+    if name in SOURCES:
+        dataset = _load_source(SOURCES[name], root, size)
+    elif (path := _own_files(name, root)) is not None:
+        dataset = tree.read_tree(path, size) if path.is_dir() else _read_file(path)
+    elif "+" in name:
+        return combine([load(part, folder=root, size=size) for part in name.split("+")], size)
+    elif "/" in name or "\\" in name or name.endswith(".npz"):
+        raise UserError(f"dataset '{name}': there is no such folder or file, here or in the data folder {root}")
+    else:
+        raise UserError(f"unknown dataset '{name}': {nearest(name, SOURCES)}, or a path to images or an .npz file")
+    return replace(dataset, images=resize(dataset.images, size)) if size else dataset
+
+
+def describe(folder: Path | str | None = None) -> list[SourceInfo]:
+    """What there is to load by name, and whether its files are in the data folder."""
+    root = data_folder(folder)
+    return [
+        SourceInfo(
+            name=name,
+            description=source.description,
+            classes=len(source.classes) or source.count,
+            found=source.where(root) is not None or _kept(source, root).exists(),
+            files=source.layouts,
+            command=source.how(root),
+            hub=source.remote.repo if source.remote else None,
+        )
+        for name, source in sorted(SOURCES.items())
+    ]
+
+
+def _load_source(source: Source, root: Path, size: int | None) -> Dataset:
+    if (place := source.where(root)) is not None:
+        return source.read(place, size)
+    if source.remote is None:
+        raise source.missing(root)
+    # What the hub gave once is kept in the data folder: decoding it again takes longer than reading this.
+    kept = _kept(source, root, size)
+    if kept.exists():
+        return replace(npz.read_npz(kept), name=source.name)
+    if not hub.installed():
+        raise source.missing(root, "with fedloom[hub] installed it is fetched from the Hugging Face hub")
+    try:
+        if isinstance(source.remote, hub.Files):
+            hub.download(source.remote, root)
+            return source.read(root, size)
+        dataset = hub.fetch(source.remote, source.name, source.classes, size)
+    except hub.UnreachableError as error:
+        raise source.missing(root, str(error)) from error
+    with contextlib.suppress(OSError):  # a data folder that cannot be written to is no reason to fail
+        npz.write_npz(kept, dataset)
+    return dataset
+
+
+def _kept(source: Source, root: Path, size: int | None = None) -> Path:
+    return root / "hub" / (f"{source.name}-{size}.npz" if size else f"{source.name}.npz")
+
+
+def _own_files(name: str, root: Path) -> Path | None:
+    for path in (Path(name).expanduser(), root / name):
+        if path.exists():
+            return path
+    return None
+
+
+def _read_file(path: Path) -> Dataset:
+    if path.suffix != ".npz":
+        raise UserError(f"dataset '{path}': a file must be an .npz; images go in a folder with a folder per class")
+    return npz.read_npz(path)

@@ -1,0 +1,99 @@
+"""What a source is: a name, the original files, how to get them, and how to read them."""
+
+import os
+import shlex
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from fedloom.data import hub
+from fedloom.data.dataset import Dataset
+from fedloom.errors import UserError
+
+SOURCES: dict[str, "Source"] = {}
+
+
+class Source(ABC):
+    """A subclass that has a name is a dataset that `load` knows; nothing else is needed to add one."""
+
+    name: ClassVar[str] = ""
+    description: ClassVar[str]
+    """one line"""
+    classes: ClassVar[tuple[str, ...]] = ()
+    """names of the labels, in order; empty where the files say"""
+    count: ClassVar[int] = 0
+    """number of classes, where `classes` is empty"""
+    layouts: ClassVar[tuple[tuple[str, ...], ...]]
+    """alternative sets of files (or folders) relative to the data folder; each may also be there as .gz"""
+    command: ClassVar[str] = ""
+    """the shell command that gets them into {folder}"""
+    also: ClassVar[tuple[Path, ...]] = ()
+    """further data folders, where a distribution's package puts the files"""
+    remote: ClassVar[hub.Table | hub.Files | None] = None
+
+    def __init_subclass__(cls) -> None:
+        if "name" in cls.__dict__:
+            SOURCES[cls.name] = cls()
+
+    @abstractmethod
+    def read(self, folder: Path, size: int | None) -> Dataset:
+        """The dataset out of the files in this data folder; a source may leave resizing to `load`."""
+
+    def where(self, folder: Path) -> Path | None:
+        """The first data folder that holds all files of a layout."""
+        for place in (folder, *self.also):
+            if self.layout(place) is not None:
+                return place
+        return None
+
+    def layout(self, folder: Path) -> tuple[str, ...] | None:
+        """The first layout that is complete in this folder."""
+        for files in self.layouts:
+            if all(present(folder / file) for file in files):
+                return files
+        return None
+
+    def missing(self, folder: Path, reason: str = "") -> UserError:
+        """What to say where the files are not there: which, where, and the one command that gets them."""
+        expected = ", or ".join(", ".join(files) for files in self.layouts)
+        words = f"dataset '{self.name}' is not in the data folder {folder}: expected there {expected}"
+        if reason:
+            words += f"; {reason}"
+        return UserError(f"{words}\nget it with: {self.how(folder)}")
+
+    def how(self, folder: Path) -> str:
+        """The command that gets the files into this data folder."""
+        return self.command.format(folder=shlex.quote(str(folder)))
+
+
+def present(path: Path) -> bool:
+    """Whether the file or folder is there, as it is or gzipped."""
+    return path.exists() or path.with_name(path.name + ".gz").exists()
+
+
+def data_folder(folder: Path | str | None = None) -> Path:
+    """Where original files are looked for: the argument, then $FEDLOOM_DATA, then the user's cache."""
+    if folder is not None:
+        return Path(folder).expanduser()
+    if chosen := os.environ.get("FEDLOOM_DATA"):
+        return Path(chosen).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "fedloom" / "data"
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """A line of `fedloom datasets`."""
+
+    name: str
+    description: str
+    classes: int
+    found: bool
+    """the files are in the data folder (or come with a package)"""
+    files: tuple[tuple[str, ...], ...]
+    """alternative sets of files, relative to the data folder"""
+    command: str
+    """gets them"""
+    hub: str | None
+    """where `fedloom[hub]` fetches it"""

@@ -1,0 +1,115 @@
+"""Folders of pictures: classes as folders, clients or styles as folders of class folders."""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from fedloom.data import hub
+from fedloom.data.dataset import Dataset
+from fedloom.data.decode import decode
+from fedloom.data.sources.source import Source
+from fedloom.errors import UserError
+
+PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+
+
+def read_tree(
+    root: Path, size: int | None, train: Collection[str] = ("train",), test: Collection[str] = ("test",)
+) -> Dataset:
+    """class/picture, or client/class/picture (clients become groups), perhaps all under train/ and test/.
+
+    Where the top folders are exactly those named in `train` and `test` they are the official split. What is
+    not a picture by its ending, or hidden, is passed over.
+    """
+    files = _pictures(root)
+    if not files:
+        raise UserError(f"{root}: there are no pictures in it ({', '.join(sorted(PICTURES))})")
+    is_split = {file[0] for file in files} == {*train, *test}
+    inner = [file[1:] if is_split else file for file in files]
+    depths = {len(file) for file in inner}
+    if len(depths) > 1 or not depths <= {2, 3}:
+        shallow, deep = min(files, key=len), max(files, key=len)
+        raise UserError(
+            f"{root}: expected class/picture or client/class/picture throughout, "
+            f"but there are {'/'.join(shallow)} and {'/'.join(deep)}"
+        )
+    classes = tuple(sorted({file[-2] for file in inner}))
+    group_names = tuple(sorted({file[0] for file in inner})) if depths == {3} else ()
+    label_of = {name: label for label, name in enumerate(classes)}
+    group_of = {name: group for group, name in enumerate(group_names)}
+    paths = [str(root.joinpath(*file)) for file in files]
+    return Dataset(
+        name=root.resolve().name,
+        images=decode(paths, lambda index: Image.open(paths[index]), size),
+        labels=torch.tensor([label_of[file[-2]] for file in inner]),
+        test=torch.tensor([is_split and file[0] in test for file in files]),
+        classes=classes,
+        groups=torch.tensor([group_of[file[0]] for file in inner]) if group_names else None,
+        group_names=group_names,
+    )
+
+
+class _Tree(Source):
+    root: str
+    train: tuple[str, ...] = ()
+    test: tuple[str, ...] = ()
+
+    def read(self, folder: Path, size: int | None) -> Dataset:
+        """Decodes the pictures."""
+        found = read_tree(folder / self.root, size, self.train, self.test)
+        return Dataset(
+            self.name, found.images, found.labels, found.test, found.classes, found.groups, found.group_names
+        )
+
+
+class Cinic10(_Tree):
+    """`cinic10/{train,valid,test}`; the validation part counts as training data."""
+
+    name = "cinic10"
+    description = "CINIC-10: 270,000 colour pictures of 32×32, CIFAR-10's classes out of CIFAR-10 and ImageNet"
+    count = 10
+    root = "cinic10"
+    train, test = ("train", "valid"), ("test",)
+    layouts = (("cinic10/train", "cinic10/valid", "cinic10/test"),)
+    command = (
+        "mkdir -p {folder}/cinic10 && curl -L "
+        "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz | tar xz -C {folder}/cinic10"
+    )
+    remote = hub.Table("flwrlabs/cinic10", train=("train", "validation"))
+
+
+class OfficeHome(_Tree):
+    """`OfficeHomeDataset_10072016/`, four styles; it has no official test set."""
+
+    name = "office-home"
+    description = "Office-Home: 15,588 pictures of 65 kinds of things in 4 styles, of many sizes (set data.size)"
+    count = 65
+    root = "OfficeHomeDataset_10072016"
+    layouts = (tuple(f"OfficeHomeDataset_10072016/{s}" for s in ("Art", "Clipart", "Product", "Real World")),)
+    command = "pip install 'fedloom[hub]' (it is then fetched from the Hugging Face hub)"
+    remote = hub.Table("flwrlabs/office-home", group="domain", test=())
+
+
+class Adaptiope(_Tree):
+    """`Adaptiope/`, three styles; it has no official test set."""
+
+    name = "adaptiope"
+    description = "Adaptiope: 36,900 pictures of 123 kinds of things in 3 styles, of many sizes (set data.size)"
+    count = 123
+    root = "Adaptiope"
+    layouts = (tuple(f"Adaptiope/{s}" for s in ("synthetic", "product_images", "real_life")),)
+    command = "unzip Adaptiope.zip -d {folder} (the archive that https://gitlab.com/tringwald/adaptiope links to)"
+
+
+def _pictures(root: Path) -> list[tuple[str, ...]]:
+    found = []
+    for folder, inner, files in os.walk(root, followlinks=True):
+        inner[:] = [name for name in inner if not name.startswith(".")]
+        parts = Path(folder).relative_to(root).parts
+        found += [
+            (*parts, file) for file in files if not file.startswith(".") and Path(file).suffix.lower() in PICTURES
+        ]
+    return sorted(found)

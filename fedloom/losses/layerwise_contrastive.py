@@ -1,0 +1,54 @@
+"""FedIntR's regulariser: model-contrastive losses of several layers, weighted by similarity (its Eq. 2–6)."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedloom.errors import UserError, nearest
+
+
+def layerwise_contrastive(
+    zs: Sequence[Tensor],
+    zs_global: Sequence[Tensor],
+    zs_previous: Sequence[Tensor],
+    tau: float,
+    similarity: Literal["sample", "batch"] = "sample",
+    weights: Literal["softmax", "average"] = "softmax",
+) -> Tensor:
+    """Holds each layer near the global model's, the more so where it is near already; without the factor μ.
+
+        R = Σ_k α_k ℓ_k                          Eq. 5
+        ℓ_k = −log σ((s_g^k − s_p^k)/τ)          Eq. 2, s_g^k = cos(z^k, z_g^k), s_p^k = cos(z^k, z_p^k)
+        α = softmax over the layers of s_g^k/τ   Eq. 4
+
+    Gradients flow through α, as in the authors' code.
+
+    Args:
+        zs: K projected layers of the model in training, each [B, D_k]; widths may differ.
+        zs_global: the same of the received model; without gradient.
+        zs_previous: the same of the client's previous model; without gradient.
+        tau: temperature, of the losses and of the weights.
+        similarity: "sample", everything per sample and then the mean; "batch", the mean of each cosine first.
+        weights: "softmax", Eq. 4–5; "average", α_k = 1/K (Eq. 6).
+    """
+    if similarity not in ("sample", "batch"):
+        raise UserError(f"similarity '{similarity}' is unknown: {nearest(similarity, ['sample', 'batch'])}")
+    if weights not in ("softmax", "average"):
+        raise UserError(f"weights '{weights}' is unknown: {nearest(weights, ['softmax', 'average'])}")
+    to_global = _cosines(zs, zs_global)
+    to_previous = _cosines(zs, zs_previous)
+    if similarity == "batch":
+        to_global, to_previous = to_global.mean(1, keepdim=True), to_previous.mean(1, keepdim=True)
+    losses = -F.logsigmoid((to_global - to_previous) / tau)  # Eq. 2
+    if weights == "average":
+        return losses.mean()  # Eq. 6
+    alpha = F.softmax(to_global / tau, dim=0)  # Eq. 4
+    return (alpha * losses).sum(0).mean()  # Eq. 5
+
+
+def _cosines(zs: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """Cosine per layer and sample [K, B] (Eq. 3)."""
+    return torch.stack([F.cosine_similarity(z, other, dim=1) for z, other in zip(zs, others, strict=True)])

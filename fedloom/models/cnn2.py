@@ -1,0 +1,46 @@
+"""FedCRL's network (§V-A4), which is the small CNN of FedAvg (McMahan et al., 2017) and of PFLlib."""
+
+from collections import OrderedDict
+
+from torch import nn
+
+from fedloom.models.base import Shape, SplitModel, register
+from fedloom.randomness import Dropout
+
+
+@register("cnn2")
+class CNN2(SplitModel):
+    """Two 5×5 convolutions (32, 64) and a layer of 128 features, with dropout: FedCRL's network.
+
+    FedCRL gives a dropout rate (Table I) and no place for it. Here it acts on the flattened maps, before the
+    layer that makes the representation: what is contrasted with class means stays whole, and the head stays
+    one linear layer. Kernel sizes and widths are PFLlib's.
+    """
+
+    smallest = 16
+    taps = ("extractor.pool1", "extractor.pool2", "extractor.relu3")
+
+    def __init__(self, shape: Shape, classes: int, *, features: int = 128, dropout: float = 0.3):
+        super().__init__()
+        channels, height, width = shape
+        self.features = features
+        self.extractor = nn.Sequential(
+            OrderedDict(
+                conv1=nn.Conv2d(channels, 32, 5),
+                relu1=nn.ReLU(),
+                pool1=nn.MaxPool2d(2),
+                conv2=nn.Conv2d(32, 64, 5),
+                relu2=nn.ReLU(),
+                pool2=nn.MaxPool2d(2),
+                flatten=nn.Flatten(),
+                dropout=Dropout(dropout),
+                fc3=nn.Linear(64 * _left(height) * _left(width), features),
+                relu3=nn.ReLU(),
+            )
+        )
+        self.head = nn.Linear(features, classes)
+
+
+def _left(side: int) -> int:
+    """Pixels of a side after two rounds of an unpadded 5×5 convolution and a pooling by two."""
+    return ((side - 4) // 2 - 4) // 2

@@ -1,0 +1,37 @@
+"""FedCRC's network: four convolutional layers and one fully connected layer, which is the head (its §IV)."""
+
+from torch import nn
+
+from fedloom.models.base import Shape, SplitModel, register
+
+
+@register("cnn4")
+class CNN4(SplitModel):
+    """Four padded 3×3 convolutions (32, 64, 128, 256) and global average pooling: FedCRC's network.
+
+    The paper gives no widths; these, the pooling by two after the first three and the average at the end (so
+    that 8×8 and 64×64 images fit the same weights) are ours. `norm` puts batch-norm after each convolution.
+    """
+
+    smallest = 8
+    taps = ("extractor.pool1", "extractor.pool2", "extractor.pool3", "extractor.flatten")
+
+    def __init__(self, shape: Shape, classes: int, *, norm: bool = False):
+        super().__init__()
+        self.features = 256
+        self.extractor = nn.Sequential()
+        before = shape[0]
+        for layer, width in enumerate((32, 64, 128, self.features), start=1):
+            convolution = nn.Conv2d(before, width, 3, padding=1)
+            # He's, not torch's default, which shrinks the signal at every layer: 4 epochs of 3,000 MNIST images
+            # at lr 0.01 end at about 90% with it and at 19% without.
+            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+            self.extractor.add_module(f"conv{layer}", convolution)
+            if norm:
+                self.extractor.add_module(f"bn{layer}", nn.BatchNorm2d(width))
+            self.extractor.add_module(f"relu{layer}", nn.ReLU())
+            pool = nn.MaxPool2d(2) if layer < 4 else nn.AdaptiveAvgPool2d(1)
+            self.extractor.add_module(f"pool{layer}", pool)
+            before = width
+        self.extractor.add_module("flatten", nn.Flatten())
+        self.head = nn.Linear(self.features, classes)

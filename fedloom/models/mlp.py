@@ -1,0 +1,29 @@
+"""A multilayer perceptron for small images."""
+
+from torch import nn
+
+from fedloom.models.base import Shape, SplitModel, register
+
+
+@register("mlp")
+class MLP(SplitModel):
+    """Two fully connected layers (128, 64) for small images such as the 8×8 digits; ours.
+
+    `norm` adds batch-norm after the first layer: the smallest model whose buffers have to travel.
+    """
+
+    taps = ("extractor.relu1", "extractor.relu2")
+
+    def __init__(self, shape: Shape, classes: int, *, hidden: int = 128, features: int = 64, norm: bool = False):
+        super().__init__()
+        channels, height, width = shape
+        self.features = features
+        self.extractor = nn.Sequential()
+        self.extractor.add_module("flatten", nn.Flatten())
+        self.extractor.add_module("fc1", nn.Linear(channels * height * width, hidden))
+        if norm:
+            self.extractor.add_module("bn1", nn.BatchNorm1d(hidden))
+        self.extractor.add_module("relu1", nn.ReLU())
+        self.extractor.add_module("fc2", nn.Linear(hidden, features))
+        self.extractor.add_module("relu2", nn.ReLU())
+        self.head = nn.Linear(features, classes)

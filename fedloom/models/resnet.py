@@ -1,0 +1,74 @@
+"""ResNet-18 and ResNet-34 in the ImageNet layout (He et al., 2016, Table 1)."""
+
+from typing import ClassVar
+
+from torch import nn
+
+from fedloom.models.base import Shape, SplitModel, register
+from fedloom.models.residual import BasicBlock, initialise
+
+
+class ResNet(SplitModel):
+    """Four stages of basic blocks (64, 128, 256, 512), a stride of two and a projection between stages.
+
+    Images under 64 px get a 3×3 stem without stride and without max-pooling: the usual one would leave 32×32
+    images one pixel for the last stage.
+    """
+
+    blocks: ClassVar[tuple[int, int, int, int]]
+    taps = (
+        "extractor.relu1",
+        "extractor.stage1",
+        "extractor.stage2",
+        "extractor.stage3",
+        "extractor.stage4",
+    )
+
+    def __init__(self, shape: Shape, classes: int):
+        super().__init__()
+        channels, height, width = shape
+        small = min(height, width) < 64
+        stem = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        if not small:
+            stem = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        self.features = 512
+        self.extractor = nn.Sequential()
+        self.extractor.add_module("conv1", stem)
+        self.extractor.add_module("bn1", nn.BatchNorm2d(64))
+        self.extractor.add_module("relu1", nn.ReLU())
+        if not small:
+            self.extractor.add_module("pool1", nn.MaxPool2d(3, stride=2, padding=1))
+        self.extractor.add_module("stage1", _stage(64, 64, 1, self.blocks[0]))
+        self.extractor.add_module("stage2", _stage(64, 128, 2, self.blocks[1]))
+        self.extractor.add_module("stage3", _stage(128, 256, 2, self.blocks[2]))
+        self.extractor.add_module("stage4", _stage(256, 512, 2, self.blocks[3]))
+        self.extractor.add_module("pool", nn.AdaptiveAvgPool2d(1))
+        self.extractor.add_module("flatten", nn.Flatten())
+        self.head = nn.Linear(self.features, classes)
+        initialise(self)
+
+
+@register("resnet18")
+class ResNet18(ResNet):
+    """ResNet-18, 512 features (He et al., 2016); a small-image stem under 64 px."""
+
+    blocks = (2, 2, 2, 2)
+
+
+@register("resnet34")
+class ResNet34(ResNet):
+    """ResNet-34, 512 features (He et al., 2016); a small-image stem under 64 px."""
+
+    blocks = (3, 4, 6, 3)
+
+
+def _stage(before: int, width: int, stride: int, blocks: int) -> nn.Sequential:
+    first = BasicBlock(before, width, stride, _shortcut(before, width, stride))
+    return nn.Sequential(first, *(BasicBlock(width, width, 1, nn.Identity()) for _ in range(blocks - 1)))
+
+
+def _shortcut(before: int, width: int, stride: int) -> nn.Module:
+    """Option B of the paper: a 1×1 projection where the shape changes."""
+    if before == width:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))

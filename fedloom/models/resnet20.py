@@ -1,0 +1,55 @@
+"""ResNet-20 for CIFAR (He et al., 2016, §4.2)."""
+
+from collections import OrderedDict
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedloom.models.base import Shape, SplitModel, register
+from fedloom.models.residual import BasicBlock, initialise
+
+
+@register("resnet20")
+class ResNet20(SplitModel):
+    """CIFAR ResNet-20: three stages of three blocks (16, 32, 64), shortcuts without parameters.
+
+    The taps are FedIntR's: the first convolution (after its batch-norm and ReLU) and the three stage ends.
+    """
+
+    taps = ("extractor.relu1", "extractor.stage1", "extractor.stage2", "extractor.stage3")
+
+    def __init__(self, shape: Shape, classes: int):
+        super().__init__()
+        self.features = 64
+        self.extractor = nn.Sequential(
+            OrderedDict(
+                conv1=nn.Conv2d(shape[0], 16, 3, padding=1, bias=False),
+                bn1=nn.BatchNorm2d(16),
+                relu1=nn.ReLU(),
+                stage1=_stage(16, 16, 1),
+                stage2=_stage(16, 32, 2),
+                stage3=_stage(32, 64, 2),
+                pool=nn.AdaptiveAvgPool2d(1),
+                flatten=nn.Flatten(),
+            )
+        )
+        self.head = nn.Linear(self.features, classes)
+        initialise(self)
+
+
+class PaddedShortcut(nn.Module):
+    """Option A of the paper: every second pixel, the new channels zero."""
+
+    def __init__(self, more: int):
+        super().__init__()
+        self.more = more
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, C, H, W] → [B, C + more, H/2, W/2], half of the zero channels on either side."""
+        return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.more // 2, self.more - self.more // 2))
+
+
+def _stage(before: int, width: int, stride: int) -> nn.Sequential:
+    shortcut = nn.Identity() if before == width else PaddedShortcut(width - before)
+    first = BasicBlock(before, width, stride, shortcut)
+    return nn.Sequential(first, *(BasicBlock(width, width, 1, nn.Identity()) for _ in range(2)))

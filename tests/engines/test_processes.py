@@ -1,0 +1,67 @@
+import os
+import signal
+
+import pytest
+from conftest import tiny_run, tiny_task
+
+from fedloom.engines import EngineSettings, Processes
+from fedloom.engines.processes import WorkerError
+from fedloom.job import Job
+from fedloom.lane import Setup
+from fedloom.message import Message
+from fedloom.methods import Method, get
+from fedloom.training import Training
+
+
+class _Failing(Method):
+    def update(self, client):
+        raise ZeroDivisionError("on purpose")
+
+
+def engine_of(method, workers=2):
+    return Processes(Setup(tiny_task(), method, Training(), seed=0), EngineSettings(name="processes", workers=workers))
+
+
+def jobs(engine, count):
+    message = Message(engine.home.initial)
+    return [Job("update", 1, message, client=c) for c in range(count)]
+
+
+def test_results_come_in_the_order_of_the_jobs():
+    with engine_of(get("fedavg")) as engine:
+        assert [r.client for r in engine.run(jobs(engine, 6))] == list(range(6))
+        assert [r.client for r in engine.run(reversed(jobs(engine, 6)))] == list(range(5, -1, -1))
+        assert list(engine.run([])) == []
+
+
+def test_a_failing_client_is_named_with_its_traceback():
+    with (
+        engine_of(_Failing()) as engine,
+        pytest.raises(WorkerError, match=r"client 0 failed in round 1:[\s\S]*on purpose"),
+    ):
+        list(engine.run(jobs(engine, 1)))
+
+
+def test_a_killed_worker_is_noticed():
+    with engine_of(get("fedavg"), workers=1) as engine:
+        os.kill(engine._workers[0].process.pid, signal.SIGKILL)
+        with pytest.raises((WorkerError, BrokenPipeError)):
+            list(engine.run(jobs(engine, 2)))
+
+
+def test_no_process_is_left_behind():
+    with engine_of(get("fedavg")) as engine:
+        processes = [worker.process for worker in engine._workers]
+    assert not any(process.is_alive() for process in processes)
+
+
+def test_a_method_of_the_users_script_runs_in_the_workers():
+    class Mine(Method):
+        pass
+
+    try:
+        assert tiny_run("mine", engine="processes").history[-1]["global_accuracy"] is not None
+    finally:
+        from fedloom.methods import REGISTRY
+
+        del REGISTRY["mine"]

@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_task
+
+from fedloom.lane import Lane, Setup
+from fedloom.message import Message
+from fedloom.methods import get
+from fedloom.server import Server
+from fedloom.training import Training
+
+
+@pytest.fixture
+def server():
+    setup = Setup(tiny_task(), get("fedavg"), Training(), seed=0)
+    server = Server(Lane(setup), federation=6)
+    server.state.clear()
+    return server
+
+
+def test_the_average_is_weighted_by_samples(server):
+    messages = [
+        Message({"w": torch.tensor([1.0, 0.0])}, samples=3),
+        Message({"w": torch.tensor([5.0, 4.0])}, samples=1),
+    ]
+    assert server.average(messages)["w"].tolist() == [2.0, 1.0]
+    assert server.average(messages, by="uniform")["w"].tolist() == [3.0, 2.0]
+
+
+def test_the_average_of_equal_values_is_that_value_bit_for_bit(server):
+    value = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    mean = server.average(Message({"w": value}, samples=n) for n in (3, 7, 11, 13))
+    assert torch.equal(mean["w"], value)
+
+
+def test_integers_take_the_maximum_and_sums_add_up(server):
+    messages = [
+        Message({"n": torch.tensor(4), "counts": torch.tensor([1.0, 0.0])}, samples=1),
+        Message({"n": torch.tensor(9), "counts": torch.tensor([2.0, 5.0])}, samples=1),
+    ]
+    mean = server.average(messages, sums=("counts",))
+    assert mean["n"].item() == 9
+    assert mean["counts"].tolist() == [3.0, 5.0]
+
+
+def test_rows_weigh_by_their_counts_and_keep_the_old_value_where_nothing_was_sent(server):
+    server.state["means"] = torch.tensor([[9.0, 9.0], [9.0, 9.0], [7.0, 8.0]])
+    messages = [
+        Message({"means": torch.tensor([[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]]), "counts": torch.tensor([1.0, 1.0, 0.0])}),
+        Message({"means": torch.tensor([[4.0, 1.0], [0.0, 0.0], [0.0, 0.0]]), "counts": torch.tensor([2.0, 0.0, 0.0])}),
+    ]
+    mean = server.average(messages, by={"means": "counts"}, sums=("counts",))
+    assert mean["means"].tolist() == [[3.0, 1.0], [2.0, 2.0], [7.0, 8.0]]
+
+
+def test_only_the_named_parts_are_averaged(server):
+    messages = [Message({"a.w": torch.ones(1), "b.w": torch.ones(1)}, samples=1)]
+    assert set(server.average(messages, "a")) == {"a.w"}
+
+
+def test_the_average_takes_one_pass_in_constant_memory(server):
+    seen = []
+
+    def stream():
+        for i in range(50):
+            message = Message({"w": torch.full((10,), float(i))}, samples=1)
+            seen.append(i)
+            yield message
+
+    assert np.isclose(server.average(stream())["w"][0].item(), 24.5)
+    assert seen == list(range(50))
+
+
+def test_move_goes_part_of_the_way_per_part(server):
+    server.state.update({"f.w": torch.zeros(2), "h.w": torch.zeros(2), "n": torch.tensor(1)})
+    server.move({"f.w": torch.ones(2), "h.w": torch.ones(2), "n": torch.tensor(5)}, {"h": 0.25})
+    assert server.state["f.w"].tolist() == [1.0, 1.0]
+    assert server.state["h.w"].tolist() == [0.25, 0.25]
+    assert server.state["n"].item() == 5
