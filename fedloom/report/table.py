@@ -9,17 +9,11 @@ from rich.table import Table
 
 def comparison_table(summaries: Iterable[dict[str, Any]], title: str = "") -> Table:
     """Mean client accuracy, its spread over clients, global accuracy, MB sent, seconds. Percent; ± is over seeds."""
-    table = Table(title=title or None)
-    table.add_column("method", style="bold")
-    for name in (
-        "client accuracy",
-        "spread over clients",
-        "worst tenth",
-        "global accuracy",
-        "MB up/client/round",
-        "s",
-    ):
-        table.add_column(name, justify="right")
+    caption = "clients: mean accuracy over clients · spread: std over clients · MB up: per client and round"
+    table = Table(title=title or None, caption=caption)
+    table.add_column("method", style="bold", overflow="fold")
+    for name in ("clients %", "spread", "worst 10%", "global %", "MB up", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
     groups: dict[str, list[dict[str, Any]]] = {}
     for summary in summaries:
         groups.setdefault(summary.get("label", summary["method"]), []).append(summary)
