@@ -6,7 +6,7 @@ export OMP_NUM_THREADS := 1
 .PHONY: demo test lint types unit clean
 
 demo: $(VENV)/.user
-	$(BIN)/fedloom compare --recipe demo
+	$(BIN)/fedloom compare demo
 
 test: lint types unit
 

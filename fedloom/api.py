@@ -8,9 +8,11 @@ from typing import Any
 
 from pydantic import Field
 
+from fedloom.checking import checked
 from fedloom.errors import UserError
 from fedloom.experiment import Experiment, Record, make_task
-from fedloom.recipe import Recipe, Section, assign, checked, read_yaml
+from fedloom.raw import assign, read_yaml
+from fedloom.recipe import Recipe, Section
 from fedloom.storage.folder import RunFolder
 
 SHORT = {

@@ -18,7 +18,8 @@ from fedloom.data import describe
 from fedloom.data.plot import plot_federation
 from fedloom.errors import UserError
 from fedloom.experiment import make_task
-from fedloom.recipe import Recipe, read_assignment
+from fedloom.raw import read_assignment
+from fedloom.recipe import Recipe
 from fedloom.report.progress import RunProgress
 from fedloom.report.table import comparison_table
 from fedloom.storage.folder import without_nan
@@ -182,7 +183,7 @@ def list_methods(
 
 def method_info(name: str) -> dict[str, Any]:
     """What `methods --json` says of one."""
-    method = methods.method_class(name)
+    method = methods.get(name)
     return {
         "name": method.name,
         "what": (method.__doc__ or "").split("\n")[0],
@@ -193,8 +194,8 @@ def method_info(name: str) -> dict[str, Any]:
         "global": method.has_global,
         "paper": method.paper,
         "parameters": [
-            {"name": n, "default": default, "what": methods.field_docs(method).get(n, "")}
-            for n, default in methods.hyperparameters(method).items()
+            {"name": n, "default": default, "what": methods.field_docs(type(method)).get(n, "")}
+            for n, default in methods.hyperparameters(type(method)).items()
         ],
     }
 

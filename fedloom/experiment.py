@@ -1,6 +1,7 @@
 """The round loop: sample → engine → combine → evaluate → record. It knows no device and no method by name."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -21,7 +22,7 @@ from fedloom.recipe import DataSettings, Recipe
 from fedloom.server import Server
 from fedloom.storage.folder import RunFolder
 from fedloom.storage.memory import ClientStore
-from fedloom.task import EVERYONE, Task
+from fedloom.task import EVERYONE, Task, group_of_clients
 
 Record = dict[str, Any]
 ACCURACIES = (
@@ -58,6 +59,7 @@ def make_task(recipe: Recipe) -> Task:
         augment=parse_augment(data.augment),
         views=parse_augment(data.views),
         normalise=data.normalise,
+        objective=recipe.make_objective(),
     )
 
 
@@ -70,8 +72,8 @@ class Experiment:
 
     def __init__(self, recipe: Recipe, *, task: Task | None = None, on_round: Callable[[Record], None] | None = None):
         self.recipe = recipe
-        self.task = task or make_task(recipe)
-        self.method = recipe.method.make()
+        self.task = replace(task, objective=recipe.make_objective()) if task else make_task(recipe)
+        self.method = recipe.make_method()
         self.on_round = on_round
         self.setup = Setup(self.task, self.method, recipe.training, recipe.seed)
         self.history: list[Record] = []
@@ -91,25 +93,22 @@ class Experiment:
     def run(self) -> Record:
         """All rounds; returns the summary, which is also in the run folder with everything else."""
         start = perf_counter()
-        self.folder = RunFolder(self.recipe.out or RunFolder.fresh(Path("runs"), self.label))
-        self.folder.describe(self.recipe.to_yaml())
         budget = self.recipe.storage.memory_mb * 2**20
-        self.memory = ClientStore(budget)
-        remembered = ClientStore(budget)
-        try:
-            with make_engine(self.setup, self.recipe.engine) as engine:
-                self.server = Server(engine.home, federation=len(self.trainers), clients=remembered)
-                for round in range(1, self.recipe.training.rounds + 1):
-                    record = self.round(engine, round)
-                    self.history.append(record)
-                    self.folder.record(record)
-                    if self.on_round is not None:
-                        self.on_round(record)
+        with (
+            make_engine(self.setup, self.recipe.engine) as engine,
+            closing(RunFolder(self.recipe.out or RunFolder.fresh(Path("runs"), self.label))) as self.folder,
+            closing(ClientStore(budget)) as self.memory,
+            closing(ClientStore(budget)) as remembered,
+        ):
+            self.folder.describe(self.recipe.to_yaml())
+            self.server = Server(engine.home, federation=len(self.trainers), clients=remembered)
+            for round in range(1, self.recipe.training.rounds + 1):
+                record = self.round(engine, round)
+                self.history.append(record)
+                self.folder.record(record)
+                if self.on_round is not None:
+                    self.on_round(record)
             return self._finish(perf_counter() - start)
-        finally:
-            self.folder.close()
-            self.memory.close()
-            remembered.close()
 
     @property
     def label(self) -> str:
@@ -180,7 +179,9 @@ class Experiment:
         record: Record = {"global_accuracy": None}
         newcomers = set(self.task.federation.newcomers)
         shared: list[Scores] = []
-        if self.method.has_global:
+        if self.method.overrides("generalise"):
+            record |= self._generalise(engine, round)
+        elif self.method.has_global:
             shared = self._score_shared(engine, round)
             record["global_accuracy"] = pooled([s for s in shared if s.client not in newcomers])
         self.scores = shared if self.method.personal_is_global else self._score_personal(engine, round, final)
@@ -205,6 +206,17 @@ class Experiment:
             jobs.append(Job("global", round, message, clients=tuple(group)))
         scored = {s.client: s for result in engine.run(jobs) for s in result.scores}
         return [replace(scored[first[id(tests[c])]], client=c) for c in self.evaluated]
+
+    def _generalise(self, engine: Engine, round: int) -> Record:
+        """The global representation, judged in every style: the mean over styles, and each of them."""
+        message = Message(self.server.state)
+        names = self.task.dataset.group_names or (self.task.dataset.name,)
+        members: dict[int, list[int]] = {}
+        for client, group in enumerate(group_of_clients(self.task)):
+            members.setdefault(group, []).append(client)
+        jobs = [Job("generalise", round, message, client=g, clients=tuple(members[g])) for g in sorted(members)]
+        styles = {names[result.client]: result.scores[0].accuracy for result in engine.run(jobs)}
+        return {"global_accuracy": float(np.mean(list(styles.values()))), "styles": styles}
 
     def _score_personal(self, engine: Engine, round: int, final: bool) -> list[Scores]:
         """Each client's own model. Who keeps something but has not taken part yet waits for the final evaluation."""

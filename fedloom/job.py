@@ -14,19 +14,23 @@ from fedloom.message import Message, pack, unpack
 from fedloom.parts import State, snapshot
 from fedloom.worker import Worker
 
-Kind = Literal["update", "evaluate", "global"]
+Kind = Literal["update", "evaluate", "global", "generalise"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """`update` a client, `evaluate` its personal model, or score the `global` model on some clients' test samples."""
+    """What a lane is asked to do.
+
+    `update` a client; `evaluate` its personal model; score the `global` model on some clients' test samples; or
+    `generalise`: let the method complete the global representation with these clients' data, then score it on theirs.
+    """
 
     kind: Kind
     round: int
     message: Message
     client: int = -1
     memory: State | None = None
-    clients: tuple[int, ...] = ()  # whose test samples a global job scores
+    clients: tuple[int, ...] = ()  # whose test samples (and training samples) a global job is about
     keep_model: bool = False  # whether an evaluate job returns what is personal in the model
 
     def to_bytes(self, with_message: bool = True) -> bytes:
@@ -101,7 +105,7 @@ class Result:
 def perform(lane: Lane, job: Job) -> Result:
     """Does a job in this lane. The result depends on the job and the setup alone."""
     start = perf_counter()
-    result = {"update": _update, "evaluate": _evaluate, "global": _score_global}[job.kind](lane, job)
+    result = WORK[job.kind](lane, job)
     result.seconds = perf_counter() - start
     return result
 
@@ -123,14 +127,14 @@ def _update(lane: Lane, job: Job) -> Result:
     method.update(client)
     return Result(
         client=job.client,
-        message=Message(snapshot(lane.parts, method.up), client=job.client, samples=client.size),
+        message=Message(lane.outgoing(), client=job.client, samples=client.size),
         memory=_memory(client),
         loss=client.last_loss,
     )
 
 
 def _memory(client: Client) -> State:
-    return snapshot(client.parts, client._lane.setup.method.keeps) | client._kept
+    return client._lane.kept() | client._kept
 
 
 def _evaluate(lane: Lane, job: Job) -> Result:
@@ -162,6 +166,21 @@ def _score_global(lane: Lane, job: Job) -> Result:
     scored = answers(lane, np.concatenate(tests), lambda x: method.predict_global(holder, x))
     cuts = np.cumsum([len(test) for test in tests])[:-1]
     return Result(client=-1, scores=[part.of(c) for c, part in zip(job.clients, scored.split(cuts), strict=True)])
+
+
+def _generalise(lane: Lane, job: Job) -> Result:
+    task, method = lane.setup.task, lane.setup.method
+    lane.load(job.message, None)
+    samples = np.concatenate([task.samples(c) for c in job.clients])
+    everybody = Client(lane, who=job.client, round=job.round, job="generalise", samples=samples, first=False)
+    method.generalise(everybody)
+    lane.parts.eval()
+    tests = {id(task.federation.test[c]): task.federation.test[c] for c in job.clients}
+    scored = answers(lane, np.concatenate(list(tests.values())), lambda x: method.predict_global(everybody, x))
+    return Result(client=job.client, scores=[scored.of(job.client)])
+
+
+WORK = {"update": _update, "evaluate": _evaluate, "global": _score_global, "generalise": _generalise}
 
 
 def _prefixed(prefix: str, state: Any) -> State:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.data.batch import Pixels
+from fedloom.models import SplitModel
 from fedloom.optimizers import Optimizer
 from fedloom.parts import Parts, State, snapshot, under
 from fedloom.randomness import Dropout, key
@@ -122,6 +123,22 @@ class Lane:
             if isinstance(module, Dropout):
                 module.generator = self.generator
         self.sites: dict[Hashable, Site] = {}
+        self.private = tuple(n for n, module in self.parts.named_modules() if getattr(module, "stays_local", False))
+        """Paths inside shared parts that never leave a client: slow copies, queues."""
+
+    def outgoing(self) -> State:
+        """What a client sends."""
+        sent = snapshot(self.parts, self.setup.method.up)
+        return {name: tensor for name, tensor in sent.items() if not under(name, self.private)}
+
+    def downward(self) -> State:
+        """What a server holds for its clients, at the values that the parts have now."""
+        held = snapshot(self.parts, self.setup.method.down)
+        return {name: tensor for name, tensor in held.items() if not under(name, self.private)}
+
+    def kept(self) -> State:
+        """What stays with a client between rounds."""
+        return snapshot(self.parts, (*self.setup.method.keeps, *self.private))
 
     def load(self, message: Mapping[str, Tensor], memory: State | None) -> None:
         """Makes this lane a client's: initial values ← received ← memory."""
@@ -139,6 +156,14 @@ class Lane:
     def parameters(self, paths: tuple[str, ...]) -> list[Tensor]:
         """Trainable tensors under these paths."""
         return [p for name, p in self.parts.named_parameters() if under(name, paths)]
+
+    def networks_in(self, paths: tuple[str, ...]) -> list[SplitModel]:
+        """Networks of which some part is under these paths."""
+        return [
+            module
+            for name, module in self.parts.named_modules()
+            if isinstance(module, SplitModel) and (under(name, paths) or any(under(path, (name,)) for path in paths))
+        ]
 
     def site(self, where: Hashable, optimized: Iterable[tuple[str, ...]]) -> Site:
         """The call site's statistics and optimizers, made on first use, zeroed on each."""

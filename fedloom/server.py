@@ -20,7 +20,7 @@ class Server(Worker):
 
     def __init__(self, lane: Lane, *, federation: int, clients: MutableMapping[int, State] | None = None):
         super().__init__(lane, who=-1, round=0, job="server", samples=np.empty(0, np.int64))
-        self._state = snapshot(lane.parts, lane.setup.method.down)
+        self._state = lane.downward()
         self._clients: MutableMapping[int, State] = {} if clients is None else clients
         self._federation = federation
 

@@ -1,6 +1,6 @@
 """The task: what is to be learnt, by whom, from what. It knows nothing of methods."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -8,22 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
+from fedloom import objectives
 from fedloom.data import Dataset, Federation
 from fedloom.data.augment import Augment, parse_augment
-from fedloom.data.batch import Batch, Pixels
+from fedloom.data.batch import Pixels
 from fedloom.models import SplitModel, build
+from fedloom.objectives import Objective
 
 EVERYONE = -1
 """The client that stands for all data in one place."""
-
-Objective = Callable[[Any, Batch], Tensor]
-
-
-def labelled(model: Any, batch: Batch) -> Tensor:
-    """Cross-entropy with the labels."""
-    return cross_entropy(model(batch.x), batch.y)
 
 
 @dataclass(frozen=True)
@@ -37,7 +31,7 @@ class Task:
     augment: Augment = field(default_factory=lambda: parse_augment([]))
     views: Augment = field(default_factory=lambda: parse_augment([]))
     normalise: str = "half"
-    objective: Objective = labelled
+    objective: Objective = field(default_factory=lambda: objectives.get("labels"))
 
     @property
     def classes(self) -> int:
@@ -56,8 +50,9 @@ class Task:
         return len(self.federation.train)
 
     def model(self) -> SplitModel:
-        """A freshly initialised network."""
-        return build(self.model_name, shape=self.shape, classes=self.classes, **self.model_options)
+        """A freshly initialised network, with the head that the objective trains."""
+        network = build(self.model_name, shape=self.shape, classes=self.classes, **self.model_options)
+        return self.objective.equip(network)
 
     @cached_property
     def features(self) -> int:
@@ -95,3 +90,11 @@ def channel_statistics(dataset: Dataset, how: str) -> tuple[Tensor, Tensor]:
     some = dataset.images[train[:: max(1, len(train) // 10_000)]].double().div(255)
     mean, std = some.mean((0, 2, 3)), some.std((0, 2, 3))
     return mean.float().reshape(-1, 1, 1), std.float().clamp_min(1e-3).reshape(-1, 1, 1)
+
+
+def group_of_clients(task: Task) -> list[int]:
+    """Which style (or other group of the dataset) each client belongs to; 0 for all where there are none."""
+    groups = task.dataset.groups
+    if groups is None:
+        return [0] * task.clients
+    return [int(groups[samples[0]]) if len(samples) else -1 for samples in task.federation.train]

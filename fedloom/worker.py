@@ -93,9 +93,10 @@ class Worker:
         """Mean training loss of the last fit."""
         return None if self._loss is None else float(self._loss)
 
-    def objective(self, model: Any, batch: Batch) -> Tensor:
-        """What the recipe trains on: cross-entropy with labels, or an unsupervised loss."""
-        return self._lane.setup.task.objective(model, batch)
+    @property
+    def objective(self) -> Any:
+        """What the recipe trains on, `objective(model, batch)`: cross-entropy with labels, or an unsupervised loss."""
+        return self._lane.setup.task.objective
 
     def fit(
         self,
@@ -235,7 +236,7 @@ class Worker:
         order = numpy_generator(*seed, "order")
 
         site = self._site = lane.site((type(self).__name__, *where), optimized)
-        site.lr.fill_(training.lr(self._round) if lr is None else lr)
+        site.lr.fill_(training.lr(max(1, self._round)) if lr is None else lr)
         if kept:
             self._restore(site, kept)
         if data is None:
@@ -248,6 +249,8 @@ class Worker:
         if fraction < 1:
             index = index[torch.from_numpy(order.permutation(len(index))[: max(1, int(fraction * len(index)))])]
         lane.train_only(paths, norms=min(size, len(index)) > 1)
+        objective = lane.setup.task.objective
+        followed = lane.networks_in(paths)
 
         def take(indices: Indices) -> None:
             self._inside = True
@@ -259,6 +262,8 @@ class Worker:
                 self._batch_size = sum(batch.size for batch in drawn)
                 site.samples.add_(self._batch_size)
                 step(*drawn)
+                for model in followed:
+                    objective.follow(model)
             finally:
                 self._inside = False
 

@@ -1,19 +1,11 @@
-"""A tiny federation that has every awkward client: one-class, smaller than a batch, never taking part."""
+"""Single-threaded tests, each in a folder of its own."""
 
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
-
-from fedloom.data import Dataset, Federation
-from fedloom.data.augment import parse_augment
-from fedloom.experiment import Experiment
-from fedloom.recipe import Recipe
-from fedloom.task import Task
 
 torch.set_num_threads(1)
 
@@ -21,65 +13,3 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-def tiny_dataset(samples: int = 240, classes: int = 4, shape: tuple[int, int, int] = (1, 8, 8)) -> Dataset:
-    rng = np.random.default_rng(0)
-    labels = torch.from_numpy(rng.integers(0, classes, samples))
-    centres = rng.integers(40, 215, (classes, *shape))
-    images = np.clip(centres[labels.numpy()] + rng.normal(0, 40, (samples, *shape)), 0, 255)
-    return Dataset(
-        name="tiny",
-        images=torch.from_numpy(images.astype(np.uint8)),
-        labels=labels,
-        test=torch.zeros(samples, dtype=torch.bool),
-        classes=tuple(f"class {c}" for c in range(classes)),
-    )
-
-
-def tiny_task(model: str = "mlp", augment: tuple[str, ...] = ("crop:1", "noise:0.05"), **options: object) -> Task:
-    """Six clients: 0–3 ordinary, 4 has one class and 5 samples (less than a batch), 5 has a single sample."""
-    dataset = tiny_dataset()
-    order = np.random.default_rng(1).permutation(len(dataset.labels))
-    of_one_class = order[dataset.labels.numpy()[order] == 2][:8]
-    rest = order[~np.isin(order, of_one_class)]
-    cuts = np.split(rest[2:], [70, 121, 170])
-    train = [part[: len(part) * 3 // 4] for part in cuts] + [of_one_class[:5], rest[:1]]
-    test = [part[len(part) * 3 // 4 :] for part in cuts] + [of_one_class[5:], rest[1:2]]
-    return Task(
-        dataset,
-        Federation([np.sort(t) for t in train], [np.sort(t) for t in test]),
-        model_name=model,
-        model_options=options or {"norm": True},
-        augment=parse_augment(augment),
-        views=parse_augment(augment),
-    )
-
-
-def tiny_run(
-    method: str | dict, *, engine: str = "inline", workers: int | None = 2, task: Task | None = None, **fields
-):
-    """A finished experiment. Three rounds with part of the clients; fields go by their paths with `__` for dots."""
-    values = {
-        "method": method,
-        "engine": {"name": engine, "workers": workers, "device": "cpu"},
-        "training": {
-            "rounds": 3, "fraction": 0.6, "batch_size": 16, "schedule": "step:3=0.5",
-            "optimizer": {"lr": 0.05, "momentum": 0.9},
-        },
-        "seed": 3,
-    }  # fmt: skip
-    recipe = Recipe.parse(values)
-    if fields:
-        recipe = recipe.with_(**{name.replace("__", "."): value for name, value in fields.items()})
-    experiment = Experiment(recipe, task=task or tiny_task())
-    experiment.run()
-    return experiment
-
-
-def same_state(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def without_times(history: list[dict]) -> list[dict]:
-    return [{k: v for k, v in record.items() if "seconds" not in k} for record in history]

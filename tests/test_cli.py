@@ -75,8 +75,8 @@ def test_local_has_no_global_accuracy() -> None:
 
 def test_run_without_json_prints_the_table_and_the_folder(tmp_path: Path) -> None:
     result = invoke("run", *TINY, "--out", "here/[it]")  # brackets are no markup
-    assert "client accuracy" in result.stdout
-    assert "fedavg" in result.stdout
+    rows = [line for line in result.stdout.splitlines() if line.startswith("│ fedavg")]
+    assert len(rows) == 1
     assert result.stdout.splitlines()[-1] == "run folder: here/[it]"
     assert (tmp_path / "here" / "[it]" / "summary.json").exists()
 
@@ -157,13 +157,13 @@ def test_methods_as_json_have_the_promised_shape() -> None:
     said = last_line(invoke("methods", "--json"))
     assert said.keys() == {"methods"}
     by_name = {method["name"]: method for method in said["methods"]}
-    assert by_name.keys() == methods.REGISTRY.keys()
+    assert by_name.keys() == methods.REGISTRY.keys() >= {"local", "centralized", "fedavg", "fedprox"}
     for method in said["methods"]:
         assert method.keys() >= {"name", "shares", "keeps", "paper", "parameters"}
         assert all(parameter.keys() >= {"name", "default"} for parameter in method["parameters"])
     assert by_name["fedavg"]["shares"] == ["model"]
     assert by_name["local"]["keeps"] == ["model"]
-    assert [p["name"] for p in by_name["fedprox"]["parameters"]] == ["mu", "norm"]
+    assert {p["name"] for p in by_name["fedprox"]["parameters"]} >= {"mu", "norm"}
     assert all(p["what"] for p in by_name["fedprox"]["parameters"])
 
 
@@ -175,7 +175,7 @@ def test_methods_lists_all_and_explains_one() -> None:
     assert "mu = 0.1" in explained
     assert "paper: Li et al." in explained
     tuned = last_line(invoke("methods", "fedavg+ft", "--json"))["methods"][0]
-    assert {p["name"] for p in tuned["parameters"]} == {"ft_parts", "ft_epochs", "ft_lr"}
+    assert {p["name"] for p in tuned["parameters"]} >= {"ft_parts", "ft_epochs", "ft_lr"}
 
 
 def test_datasets_say_what_is_here() -> None:

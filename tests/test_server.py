@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_task
+from tiny import tiny_task
 
 from fedloom.lane import Lane, Setup
 from fedloom.message import Message

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_task
+from tiny import tiny_task
 from torch.nn.functional import cross_entropy
 
 from fedloom.client import Client

@@ -9,12 +9,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedloom.errors import UserError, nearest
 from fedloom.methods.base import REGISTRY, Method, field_docs, hyperparameters
-from fedloom.methods.finetune import _FineTuned
+from fedloom.methods.finetune import FineTuned
+from fedloom.methods.heads import Headed, LogReg, Mlp, Probed, Svm
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-EXTRAS: dict[str, type[Method]] = {"ft": _FineTuned}
+EXTRAS: dict[str, type[Method]] = {
+    "ft": FineTuned, "linear": Headed, "mlp": Mlp, "svm": Svm, "logreg": LogReg, "probe": Probed,
+}  # fmt: skip
+"""What can be added to a method's name."""
 
 
 @cache
@@ -30,13 +34,18 @@ def method_class(name: str) -> type[Method]:
         addition = EXTRAS[extra]
         if getattr(addition, "needs_global", False) and not found.has_global:
             raise UserError(f"method.name = '{name}': {base} has no global model that '+{extra}' could start from")
-        found = type(
-            f"_{found.__name__}_{extra}",
-            (addition, found),
-            {"__doc__": f"{found.__doc__} {addition.__doc__}"},
-        )
-        found.name = name.lower()
+        found = _added(found, addition, extra)
     return found
+
+
+def _added(base: type[Method], addition: type[Method], extra: str) -> type[Method]:
+    docs = f"{(base.__doc__ or '').splitlines()[0]} {(addition.__doc__ or '').splitlines()[0]}"
+
+    class Added(addition, base, abstract=True):  # type: ignore[misc, valid-type, call-arg]
+        __doc__ = docs
+
+    Added.name = f"{base.name}+{extra}"
+    return Added
 
 
 def get(name: str, **parameters: Any) -> Method:
@@ -55,4 +64,4 @@ def get(name: str, **parameters: Any) -> Method:
         raise UserError(f"method.{field} = {first['input']!r}: {first['msg']}") from None
 
 
-__all__ = ["EXTRAS", "REGISTRY", "Method", "field_docs", "get", "hyperparameters", "method_class"]
+__all__ = ["EXTRAS", "REGISTRY", "Headed", "Method", "field_docs", "get", "hyperparameters", "method_class"]

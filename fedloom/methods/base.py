@@ -46,15 +46,19 @@ class Method:
     """Whether there is one model for everybody, to be evaluated beside the personal ones."""
     pooled: ClassVar[bool] = False
     """Whether all data are trained on in one place (no federation at all)."""
+    objective: ClassVar[str] = "labels"
+    """What it is trained on unless the recipe says otherwise."""
+    learns_from: ClassVar[tuple[str, ...]] = ("labels", "views")
+    """What it can be trained on."""
     paper: ClassVar[str] = ""
     """Where it comes from."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, abstract: bool = False, **options: Any) -> None:
         super().__init_subclass__(**options)
         dataclass(frozen=True, kw_only=True)(cls)
         cls.__setattr__ = _refuse  # type: ignore[method-assign, assignment]
         cls.name = cls.__name__.lower()
-        if not cls.__name__.startswith("_"):
+        if not abstract:
             REGISTRY[cls.name] = cls
 
     name: ClassVar[str] = "method"
@@ -94,6 +98,14 @@ class Method:
 
     def personalise(self, client: Client) -> None:
         """Makes the personal model out of what was learnt; before personal evaluation, for every client."""
+
+    def represent(self, client: Client, x: Tensor) -> Tensor:
+        """A client's representation of inputs, as heads that are put on it later see it."""
+        z: Tensor = client.model.extractor(x)
+        return z
+
+    def generalise(self, client: Client) -> None:
+        """Completes the global representation for evaluation, on a whole style's data (methods that need it)."""
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
         """Logits of a client's personal model."""

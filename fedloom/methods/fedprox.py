@@ -21,6 +21,14 @@ class FedProx(FedAvg):
     norm: Literal["squared", "l2"] = "squared"
     """`l2` is μ/2 Σ ‖w_t − w_t,global‖ over tensors, unsquared: what FedIntR compared against."""
 
+    start: Literal["global", "own"] = "global"
+    """`own`: a client goes on from its own model, as FedStyle's appendix has it, and keeps that."""
+
+    @property
+    def keeps(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Its own model, where it starts from it."""
+        return ("model",) if self.start == "own" else ()
+
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Local loss and proximal term."""
         return super().loss(client, batch) + self.mu / 2 * self.distance(client)

@@ -6,7 +6,7 @@ from fedloom.client import Client
 from fedloom.methods.base import Method
 
 
-class _FineTuned(Method):
+class FineTuned(Method, abstract=True):
     """Afterwards every client trains the shared model a little on its own data, and keeps that to itself."""
 
     needs_global: ClassVar[bool] = True

@@ -48,7 +48,9 @@ class RunProgress:
         if done in (1, self.rounds) or done % max(1, self.rounds // 10) == 0 or now - self._last > 15:
             self._last = now
             left = (now - self._start) / done * (self.rounds - done)
-            self.console.print(f"{self.title}  round {done}/{self.rounds}  {told}  {left:.0f} s left", highlight=False, soft_wrap=True)
+            self.console.print(
+                f"{self.title}  round {done}/{self.rounds}  {told}  {left:.0f} s left", highlight=False, soft_wrap=True
+            )
 
     def stop(self) -> None:
         """Ends the live display, also after an error."""

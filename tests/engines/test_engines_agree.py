@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import same_state, tiny_dataset, tiny_run, tiny_task, without_times
+from tiny import same_state, tiny_dataset, tiny_run, tiny_task, without_times
 
 from fedloom.methods import REGISTRY
 

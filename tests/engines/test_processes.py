@@ -2,7 +2,7 @@ import os
 import signal
 
 import pytest
-from conftest import tiny_run, tiny_task
+from tiny import tiny_run, tiny_task
 
 from fedloom.engines import EngineSettings, Processes
 from fedloom.engines.processes import WorkerError

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import tiny_task
+from tiny import tiny_task
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout
 

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from conftest import same_state, tiny_run, tiny_task
+from tiny import same_state, tiny_run, tiny_task
 
 from fedloom.errors import UserError
 from fedloom.methods import Method, get, hyperparameters, method_class

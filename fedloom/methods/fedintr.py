@@ -1,0 +1,56 @@
+"""FedIntR: local training regularised on intermediate representations (Alg. 1)."""
+
+from copy import deepcopy
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedloom.client import Client
+from fedloom.data.batch import Batch
+from fedloom.losses import layerwise_contrastive
+from fedloom.methods.fedavg import FedAvg
+from fedloom.models.projected import Tapped
+from fedloom.parts import Part, copy_
+from fedloom.task import Task
+
+
+class FedIntR(FedAvg):
+    """FedAvg whose local layers stay near the global model's and move away from the last local model's."""
+
+    paper = "Tun et al., Federated Learning with Intermediate Representation Regularization"
+    keeps = ("previous",)
+    learns_from = ("labels",)
+
+    mu: float = 1.0
+    """Weight of the regulariser (the paper tunes it per dataset in 0.1–10)."""
+    tau: float = 0.5
+    """Temperature."""
+    taps: tuple[str, ...] = ()
+    """Layers to read, by their names in the model; the model's own taps by default."""
+    width: int = 256
+    """Width of the projection heads."""
+    similarity: Literal["sample", "batch"] = "sample"
+    """`sample` is Eq. 2; `batch` averages the cosine over the batch before the logarithm, as the authors' code does."""
+    weights: Literal["softmax", "average"] = "softmax"
+    """Layer weights: Eq. 4, or all alike (the ablation, Eq. 6)."""
+
+    def build(self, task: Task) -> dict[str, Part]:
+        """The model with its projections, and the client's last one."""
+        model = Tapped(task.model(), self.taps, task.shape, self.width)
+        return {"model": model, "previous": deepcopy(model)}
+
+    def update(self, client: Client) -> None:
+        """Trains, then remembers the local model for the next time (line 11)."""
+        client.fit("model", self.loss)
+        copy_(client.previous, client.model)
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Cross-entropy and the weighted sum over layers."""
+        logits, z = client.model.layers(batch.x)
+        with torch.no_grad():
+            _, z_global = client.received.model.layers(batch.x)
+            _, z_previous = client.previous.layers(batch.x)
+        regulariser = layerwise_contrastive(z, z_global, z_previous, self.tau, self.similarity, self.weights)  # Eq. 2–4
+        return cross_entropy(logits, batch.y) + self.mu * regulariser  # Eq. 5

@@ -1,0 +1,113 @@
+"""FedStyle: a shared content network, and styles that stay private (Alg. 2–4)."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from fedloom.client import Client
+from fedloom.data.batch import Batch, FeatureBatch
+from fedloom.losses import supcon
+from fedloom.methods.heads import Probed
+from fedloom.objectives import SelfSupervised, Views, mlp
+from fedloom.parts import Part
+from fedloom.task import Task
+
+
+class FedStyle(Probed):
+    """Learns without labels: each client extracts its style first, then infuses it into the shared content features.
+
+    Deviations: the generator learns too (Alg. 3 names only the content network); the average is weighted by size.
+    """
+
+    paper = (
+        "Yang et al., More Generalized and Personalized Unsupervised Representation Learning In A Distributed System"
+    )
+    shares = ("model",)
+    keeps = ("style", "style_projector", "generator")
+    objective = "simclr"
+    learns_from = ("views",)
+
+    lam: float = 1.0
+    """Weight λ of the style-infused loss."""
+    tau: float = 0.07
+    """Temperature of the style loss."""
+    style_epochs: int = 10
+    """Epochs of style extraction, before a client's first round."""
+    train_generator: bool = True
+    """Off is Alg. 3 read literally: the generator keeps its random weights."""
+    stylised: bool = True
+    """Whether personal features add the stylised ones (Eq. 4)."""
+    hidden: int = 256
+    """Width inside the generator and the style projector."""
+
+    def build(self, task: Task) -> dict[str, Part]:
+        """Content network f_c, g_c (`model`); style network f_s, g_s; generator G."""
+        k = task.features
+        return super().build(task) | {
+            "style": task.model().extractor,
+            "style_projector": mlp(k, self.hidden, 128),
+            "generator": mlp(2 * k, self.hidden, k),
+        }
+
+    def prepare(self, client: Client) -> None:
+        """Alg. 2: the client's own style against the Sobel filter's."""
+        client.fit(("style", "style_projector"), self.style_loss, epochs=self.style_epochs)
+
+    def style_loss(self, client: Client, batch: Batch) -> Tensor:
+        """Supervised InfoNCE with two classes: the images and their filtered copies."""
+        z = client.style_projector(client.style(torch.cat([batch.plain, batch.sobel])))
+        style = torch.cat([torch.zeros_like(z[: batch.size, 0]), torch.ones_like(z[: batch.size, 0])])
+        return supcon(normalize(z, dim=1), style, self.tau, "out")  # Eq. 2
+
+    def update(self, client: Client) -> None:
+        """Alg. 3, with the style network frozen."""
+        learns = ("model", "generator") if self.train_generator else ("model",)
+        client.fit(learns, self.loss)
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """The unsupervised loss on content features, and on style-infused ones."""
+        objective: SelfSupervised = client.objective
+        content = objective.encode(client.model, batch)
+        with torch.no_grad():
+            styles = client.style(batch.plain), client.style(batch.sobel)
+        online = self.infuse(client, content.online, styles)
+        target = None if content.target is None else self.infuse(client, content.target, styles)
+        infused = objective.contrast(client.model, Views(online, target), remember=False)
+        return objective.contrast(client.model, content) + self.lam * infused  # Eq. 3
+
+    def infuse(
+        self, client: Client, views: tuple[Tensor, Tensor], styles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """The first view in the client's style, the second in the filter's (lines 7, 8)."""
+        first, second = (client.generator(torch.cat(pair, 1)) for pair in zip(views, styles, strict=True))
+        return first, second
+
+    def personalise(self, client: Client) -> None:
+        """The classifier, together with the generator, on frozen content and style features."""
+        if not self.stylised:
+            super().personalise(client)
+            return
+        data = client.features(self.content_and_style)
+        client.fit(
+            ("classifier", "generator"), self.personal_loss, data=data,
+            epochs=self.head_epochs, lr=self.head_lr, purpose="head",
+        )  # fmt: skip
+
+    def content_and_style(self, client: Client, x: Tensor) -> Tensor:
+        """h_c and h_s, side by side."""
+        return torch.cat([client.model.extractor(x), client.style(x)], 1)
+
+    def personal_loss(self, client: Client, batch: FeatureBatch) -> Tensor:
+        """Cross-entropy on the stylised features."""
+        return cross_entropy(client.classifier["linear"](self.stylise(client, batch.x)), batch.y)
+
+    def stylise(self, client: Client, both: Tensor) -> Tensor:
+        """Content, and content in the client's style."""
+        content = both[:, : both.shape[1] // 2]
+        return content + client.generator(both)  # Eq. 4
+
+    def represent(self, client: Client, x: Tensor) -> Tensor:
+        """Personal features."""
+        if not self.stylised:
+            return super().represent(client, x)
+        return self.stylise(client, self.content_and_style(client, x))

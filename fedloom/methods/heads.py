@@ -1,0 +1,150 @@
+"""Classifiers on a frozen representation, as something that any method can have: `repper`, or `fedavg+svm`.
+
+RepPer's second stage (Eq. 6, 9) and its Table 3; the linear probes of methods that learn without labels.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedloom.client import Client
+from fedloom.data.batch import FeatureBatch
+from fedloom.methods.base import Method
+from fedloom.objectives import mlp
+from fedloom.parts import Part
+from fedloom.task import Task
+from fedloom.worker import Features
+
+Head = Literal["linear", "mlp", "svm", "logreg"]
+NEVER = -1e9
+
+
+class Headed(Method, abstract=True):
+    """Then every client fits a classifier of its own on the frozen representation, and keeps that to itself."""
+
+    head: Head = "linear"
+    """linear and mlp are trained with cross-entropy; svm and logreg are scikit-learn's, for weak devices."""
+    heads: dict[int, Head] | None = None
+    """Other heads for single clients: {3: svm}."""
+    head_epochs: int = 10
+    """Epochs of a linear or mlp head."""
+    head_lr: float | None = None
+    """Its learning rate; the round's if not given."""
+
+    def build(self, task: Task) -> dict[str, Part]:
+        """The method's parts and the classifiers."""
+        parts = super().build(task)  # first, so that the model starts as it does in every other method
+        kinds = {self.head, *(self.heads or {}).values()}
+        classifier = nn.ModuleDict({"linear": nn.Linear(task.features, task.classes)})
+        if "mlp" in kinds:
+            classifier["mlp"] = mlp(task.features, task.features, task.classes)
+        return parts | {"classifier": classifier}
+
+    def personalise(self, client: Client) -> None:
+        """The extractor is frozen: its features are computed once."""
+        super().personalise(client)
+        self.fit_head(client, self.head_of(client), client.features(self.represent))
+
+    def head_of(self, client: Client) -> Head:
+        """Which head this client has."""
+        return (self.heads or {}).get(client.id, self.head)
+
+    def fit_head(self, client: Client, head: Head, data: Features) -> None:
+        """Eq. 6: the classifier alone."""
+        if head in ("svm", "logreg"):
+            write_linear(client.classifier["linear"], head, *data)
+            return
+        loss = self.mlp_loss if head == "mlp" else self.linear_loss
+        client.fit(
+            f"classifier.{head}", loss, data=data, epochs=self.head_epochs, lr=self.head_lr, purpose="head"
+        )  # Eq. 9
+
+    def linear_loss(self, client: Client, batch: FeatureBatch) -> Tensor:
+        """Cross-entropy of the linear head."""
+        return cross_entropy(client.classifier["linear"](batch.x), batch.y)
+
+    def mlp_loss(self, client: Client, batch: FeatureBatch) -> Tensor:
+        """Cross-entropy of the MLP."""
+        return cross_entropy(client.classifier["mlp"](batch.x), batch.y)
+
+    def predict(self, client: Client, x: Tensor) -> Tensor:
+        """The client's classifier on the client's representation."""
+        return classify(client, self.head_of(client), self.represent(client, x))
+
+
+class Svm(Headed, abstract=True):
+    """Then every client fits a linear SVM on the frozen representation."""
+
+    head: Head = "svm"
+
+
+class LogReg(Headed, abstract=True):
+    """Then every client fits a logistic regression on the frozen representation."""
+
+    head: Head = "logreg"
+
+
+class Mlp(Headed, abstract=True):
+    """Then every client fits a two-layer network on the frozen representation."""
+
+    head: Head = "mlp"
+
+
+class Probed(Headed, abstract=True):
+    """How a representation learnt without labels is judged: linear classifiers on it, frozen.
+
+    Personalisation: a client's own, on its data. Generalisation: one per style on the global representation, on all of
+    that style's data.
+    """
+
+    head_epochs: int = 100
+    """Epochs of the linear classifier: features are computed once, so they are cheap."""
+
+    def generalise(self, client: Client) -> None:
+        """A classifier on the global representation."""
+        self.fit_head(client, self.head, client.features(self.represent_global))
+
+    def represent_global(self, client: Client, x: Tensor) -> Tensor:
+        """What is the same for everybody."""
+        z: Tensor = client.model.extractor(x)
+        return z
+
+    def predict_global(self, server: Any, x: Tensor) -> Tensor:
+        """The style's classifier on the global representation."""
+        return classify(server, self.head, self.represent_global(server, x))
+
+
+def classify(client: Any, head: Head, z: Tensor) -> Tensor:
+    """Logits of the client's classifier."""
+    logits: Tensor = client.classifier["mlp" if head == "mlp" else "linear"](z)
+    return logits
+
+
+@torch.no_grad()
+def write_linear(linear: nn.Linear, head: Head, z: Tensor, y: Tensor) -> None:
+    """Fits scikit-learn's classifier and writes it into a linear layer.
+
+    Classes without samples are never predicted; with one class the answer is constant.
+    """
+    from sklearn.linear_model import LogisticRegression  # here: it takes 70 MB that most runs do not need
+    from sklearn.svm import LinearSVC
+
+    seen, labels = np.unique(y.cpu().numpy(), return_inverse=True)
+    weight = torch.zeros_like(linear.weight)
+    bias = torch.full_like(linear.bias, NEVER)
+    bias[torch.from_numpy(seen).to(bias.device)] = 0
+    if len(seen) > 1:
+        kind = LinearSVC(random_state=0) if head == "svm" else LogisticRegression(max_iter=1000, random_state=0)
+        fitted = kind.fit(z.double().cpu().numpy(), labels)
+        coefficients, intercepts = fitted.coef_, fitted.intercept_
+        if len(seen) == 2:  # scikit-learn gives the second class's side only
+            coefficients = np.concatenate([-coefficients, coefficients]) / 2
+            intercepts = np.concatenate([-intercepts, intercepts]) / 2
+        rows = torch.from_numpy(seen).to(weight.device)
+        weight[rows] = torch.from_numpy(coefficients).to(weight)
+        bias[rows] = torch.from_numpy(intercepts).to(bias)
+    linear.weight.copy_(weight)
+    linear.bias.copy_(bias)

@@ -1,0 +1,50 @@
+"""RepPer: first a common representation, then a classifier for each (Alg. 1)."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from fedloom.client import Client
+from fedloom.data.batch import Batch
+from fedloom.losses import supcon
+from fedloom.methods.heads import Headed
+from fedloom.objectives import mlp
+from fedloom.parts import Part
+from fedloom.task import Task
+
+
+class RepPer(Headed):
+    """Supervised contrastive learning of a shared extractor; then a head per client on it, frozen.
+
+    Deviation: Eq. 4 sums over anchors, we average (the learning rate would depend on the batch size).
+    """
+
+    paper = "Jing et al., A Closer Look at Personalization in Federated Image Classification"
+    shares = ("model.extractor", "projection")
+    has_global = False
+    learns_from = ("labels",)
+
+    tau: float = 0.1
+    """Temperature of the contrastive loss."""
+    positives: Literal["in", "out"] = "in"
+    """`in` is Eq. 5 (the mean over positives inside the logarithm); `out` is Khosla's usual form."""
+    projection: Literal["none", "mlp"] = "none"
+    """The paper has none; `mlp` adds Khosla's, which then travels too (heads still read the representation)."""
+
+    def build(self, task: Task) -> dict[str, Part]:
+        """Extractor, projection (nothing, unless asked for) and the classifiers."""
+        width = task.features
+        return super().build(task) | {
+            "projection": mlp(width, width, 128) if self.projection == "mlp" else nn.Identity()
+        }
+
+    def update(self, client: Client) -> None:
+        """Stage 1, client update."""
+        client.fit(("model.extractor", "projection"), self.loss)  # Eq. 7
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Supervised contrastive loss over two views: 2B anchors."""
+        r = client.projection(client.model.extractor(torch.cat(batch.views)))
+        return supcon(normalize(r, dim=1), torch.cat([batch.y, batch.y]), self.tau, self.positives)  # Eq. 5

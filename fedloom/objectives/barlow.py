@@ -1,0 +1,19 @@
+"""Barlow Twins (Zbontar et al., 2021)."""
+
+from torch import Tensor
+
+from fedloom.losses import barlow_twins
+from fedloom.models import SplitModel
+from fedloom.objectives.base import SelfSupervised, Views
+
+
+class Barlow(SelfSupervised):
+    """The cross-correlation of two views' projections should be the identity."""
+
+    lambd: float = 0.005
+    """Weight of the off-diagonal terms."""
+
+    def contrast(self, model: SplitModel, views: Views, *, remember: bool = True) -> Tensor:
+        """Barlow Twins between the projections."""
+        first, second = views.online
+        return barlow_twins(model.head(first), model.head(second), self.lambd)

@@ -1,0 +1,19 @@
+"""SimCLR (Chen et al., 2020)."""
+
+from torch import Tensor
+
+from fedloom.losses import nt_xent
+from fedloom.models import SplitModel
+from fedloom.objectives.base import SelfSupervised, Views
+
+
+class SimCLR(SelfSupervised):
+    """Two views of an image attract, all other images repel."""
+
+    tau: float = 0.07
+    """Temperature."""
+
+    def contrast(self, model: SplitModel, views: Views, *, remember: bool = True) -> Tensor:
+        """NT-Xent between the projections."""
+        first, second = views.online
+        return nt_xent(model.head(first), model.head(second), self.tau)

@@ -1,0 +1,85 @@
+"""Recipes before they are checked: YAML files, shipped ones by name, single fields set by path."""
+
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedloom.errors import UserError, nearest
+
+
+def shipped() -> dict[str, Traversable]:
+    """Recipes that come with the package, by name (`demo`; in a folder, `folder/name`)."""
+    return dict(sorted(_recipes(files("fedloom") / "recipes", "")))
+
+
+def _recipes(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if entry.is_dir():
+            yield from _recipes(entry, f"{prefix}{entry.name}/")
+        elif entry.name.endswith(".yaml"):
+            yield prefix + entry.name.removesuffix(".yaml"), entry
+
+
+def read_yaml(source: str | Path) -> dict[str, Any]:
+    """A recipe's raw values."""
+    path: Path | Traversable = Path(source)
+    known = shipped()
+    if str(source) in known and not Path(source).is_file():
+        path = known[str(source)]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UserError(f"recipe '{source}' cannot be read: {reason}; shipped: {nearest(source, known)}") from None
+    try:
+        values = _load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"recipe '{source}' is not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"recipe '{source}' must be a mapping of sections, not {type(values).__name__}")
+    return values
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-3 as the number it is; PyYAML asks for 1.0e-3."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def _load(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
+def read_assignment(text: str) -> tuple[str, Any]:
+    """`a.b=c` → the path and the value, read as YAML."""
+    path, equals, value = text.partition("=")
+    if not equals or not all(path.strip().split(".")):
+        raise UserError(f"--set {text}: write field=value, for example --set training.rounds=5")
+    try:
+        return path.strip(), _load(value)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        raise UserError(f"--set {text}: the value is not YAML ({problem}); write it as in a recipe") from None
+
+
+def assign(values: dict[str, Any], path: str, value: Any) -> None:
+    """Sets `a.b.c` in nested mappings."""
+    *sections, last = path.split(".")
+    for depth, section in enumerate(sections, 1):
+        inner = values.get(section)
+        if inner is None:
+            inner = values[section] = {}
+        elif isinstance(inner, str):  # the short form, `method: fedavg`
+            inner = values[section] = {"name": inner}
+        if not isinstance(inner, dict):
+            raise UserError(f"{path} = {value!r}: '{'.'.join(sections[:depth])}' is {inner!r}, which has no fields")
+        values = inner
+    values[last] = value

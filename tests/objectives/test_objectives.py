@@ -1,0 +1,75 @@
+"""Slow copies follow, queues fill, and what should stay local does."""
+
+import pytest
+import torch
+from tiny import same_state, tiny_run, tiny_task
+
+from fedloom import objectives
+from fedloom.client import Client
+from fedloom.lane import Lane, Setup
+from fedloom.methods import get
+from fedloom.parts import snapshot
+from fedloom.training import Training
+
+
+def client_with(objective, **options):
+    from dataclasses import replace
+
+    task = replace(tiny_task(norm=False), objective=objectives.get(objective, **options))
+    lane = Lane(Setup(task, get("fedavg+probe"), Training(batch_size=16), seed=0))
+    lane.load({}, None)
+    return Client(lane, who=0, round=1, job="update", samples=task.samples(0), first=True)
+
+
+def fit_once(client):
+    client.fit("model", get("fedavg").loss, epochs=1)
+
+
+@pytest.mark.parametrize("objective", ["byol", "moco"])
+def test_the_slow_copy_is_a_moving_average_of_every_step(objective):
+    client = client_with(objective, momentum=0.9)
+    history = [snapshot(client.parts)["model.extractor.fc1.weight"]]
+
+    def loss(client, batch, history=history):
+        history.append(snapshot(client.parts)["model.extractor.fc1.weight"])
+        return client.objective(client.model, batch)
+
+    client.fit("model", loss)
+    after = snapshot(client.parts)
+    slow = history[0]
+    for weights in [*history[2:], after["model.extractor.fc1.weight"]]:
+        slow = 0.9 * slow + 0.1 * weights
+    torch.testing.assert_close(after["model.target.extractor.fc1.weight"], slow, rtol=1e-5, atol=1e-6)
+
+
+def test_the_queue_holds_the_last_keys():
+    client = client_with("moco", keys=32)
+    before = snapshot(client.parts)["model.target.queue"]
+    fit_once(client)
+    after = snapshot(client.parts)
+    assert after["model.target.pointer"].item() == client.size % 32
+    assert not torch.equal(before, after["model.target.queue"])
+    torch.testing.assert_close(after["model.target.queue"].norm(dim=1), torch.ones(32))
+
+
+def test_a_slow_copy_is_no_parameter():
+    client = client_with("byol")
+    assert not any("target" in name for name, _ in client.parts.named_parameters())
+
+
+@pytest.mark.parametrize("objective", ["simclr", "simsiam", "byol", "moco", "barlow"])
+def test_training_lowers_the_loss(objective):
+    client = client_with(objective, **({"keys": 32} if objective == "moco" else {}))
+    first = client.fit("model", get("fedavg").loss, epochs=1)["loss"]  # MoCo's queue is random before
+    if objective == "moco":
+        first = client.fit("model", get("fedavg").loss, epochs=1)["loss"]
+    for _ in range(5):
+        last = client.fit("model", get("fedavg").loss, epochs=5)["loss"]
+    assert last < first
+
+
+@pytest.mark.parametrize("objective", ["simclr", "byol", "moco"])
+def test_engines_agree_without_labels(objective):
+    expected = tiny_run("fedavg", objective=objective)
+    for engine in ("processes", "replay"):
+        assert same_state(tiny_run("fedavg", engine=engine, objective=objective).server.state, expected.server.state)
