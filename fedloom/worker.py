@@ -1,5 +1,6 @@
 """What a client and the server have in common: parts to work on, and ways to train them."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -110,13 +111,14 @@ class Worker:
         batch_size: int | None = None,
         after: Callable[..., None] | None = None,
         keep_optimizer: bool = False,
+        at_least: int = 0,
         purpose: str = "train",
     ) -> Told:
         """Minimises `loss(client, batch)` over these parts; everything else stays frozen.
 
         Epochs, learning rate and batch size are the recipe's unless given. `data` trains on extracted features instead
         of images; `after(client)` runs after every optimizer step (an EMA target); `keep_optimizer` carries momentum
-        over to the client's next round.
+        over to the client's next round; `at_least` so many steps are taken, in more epochs if need be (a small client).
         """
         paths = as_paths(parts)
 
@@ -129,7 +131,9 @@ class Worker:
 
         where = ("fit", paths, _code(loss), after and _code(after), views, data is not None)
         kept = loss.__name__ if keep_optimizer else None
-        return self._train(step, where, paths, [paths], epochs, lr, batch_size, purpose, views, data=data, kept=kept)
+        return self._train(
+            step, where, paths, [paths], epochs, lr, batch_size, purpose, views, data=data, kept=kept, at_least=at_least
+        )
 
     def steps(
         self,
@@ -225,6 +229,7 @@ class Worker:
         batches: int = 1,
         fraction: float = 1.0,
         kept: str | None = None,
+        at_least: int = 0,
     ) -> Told:
         lane, training = self._lane, self._lane.setup.training
         epochs = training.epochs if epochs is None else epochs
@@ -248,6 +253,8 @@ class Worker:
                 data = site.data
         if fraction < 1:
             index = index[torch.from_numpy(order.permutation(len(index))[: max(1, int(fraction * len(index)))])]
+        if epochs and len(index):
+            epochs = max(epochs, math.ceil(at_least / math.ceil(len(index) / size)))
         lane.train_only(paths, norms=min(size, len(index)) > 1)
         objective = lane.setup.task.objective
         followed = lane.networks_in(paths)

@@ -90,7 +90,7 @@ class FedStyle(Probed):
         data = client.features(self.content_and_style)
         client.fit(
             ("classifier", "generator"), self.personal_loss, data=data,
-            epochs=self.head_epochs, lr=self.head_lr, purpose="head",
+            epochs=self.head_epochs, at_least=self.head_steps, lr=self.head_lr, purpose="head",
         )  # fmt: skip
 
     def content_and_style(self, client: Client, x: Tensor) -> Tensor:

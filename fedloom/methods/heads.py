@@ -31,6 +31,8 @@ class Headed(Method, abstract=True):
     """Other heads for single clients: {3: svm}."""
     head_epochs: int = 10
     """Epochs of a linear or mlp head."""
+    head_steps: int = 100
+    """Steps that it takes at least, however small the client: what ten epochs are for the paper's clients."""
     head_lr: float | None = None
     """Its learning rate; the round's if not given."""
 
@@ -53,14 +55,24 @@ class Headed(Method, abstract=True):
         return (self.heads or {}).get(client.id, self.head)
 
     def fit_head(self, client: Client, head: Head, data: Features) -> None:
-        """Eq. 6: the classifier alone."""
+        """Eq. 6: the classifier alone.
+
+        Features are brought to unit root mean square first, and the factor folded into the weights: a contrastive loss
+        leaves their scale open, and step sizes and regularisers should not depend on it.
+        """
+        z, y = data
+        scale = z.square().mean().sqrt().clamp_min(1e-12)
         if head in ("svm", "logreg"):
-            write_linear(client.classifier["linear"], head, *data)
-            return
-        loss = self.mlp_loss if head == "mlp" else self.linear_loss
-        client.fit(
-            f"classifier.{head}", loss, data=data, epochs=self.head_epochs, lr=self.head_lr, purpose="head"
-        )  # Eq. 9
+            write_linear(client.classifier["linear"], head, z / scale, y)
+        else:
+            loss = self.mlp_loss if head == "mlp" else self.linear_loss
+            client.fit(
+                f"classifier.{head}", loss, data=(z / scale, y), epochs=self.head_epochs, at_least=self.head_steps,
+                lr=self.head_lr, purpose="head",
+            )  # Eq. 9  # fmt: skip
+        first = client.classifier["mlp"][0] if head == "mlp" else client.classifier["linear"]
+        with torch.no_grad():
+            first.weight.div_(scale)
 
     def linear_loss(self, client: Client, batch: FeatureBatch) -> Tensor:
         """Cross-entropy of the linear head."""
