@@ -200,3 +200,13 @@ def test_no_epochs_do_not_count_as_a_use():
     other.fit("model", plain)
     a, b = snapshot(client.parts), snapshot(other.parts)
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_small_client_takes_at_least_so_many_steps():
+    client = client_of(who=4)  # five samples
+    assert client.fit("model", plain, epochs=10, at_least=100).steps == 100
+    assert client.fit("model", plain, epochs=10).steps == 10
+    assert client.fit("model", plain, epochs=0, at_least=100).steps == 0
+    large = client_of()
+    batches = -(-large.size // 16)
+    assert large.fit("model", plain, epochs=50, at_least=100).steps == 50 * batches

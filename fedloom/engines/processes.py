@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import traceback
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -51,7 +52,11 @@ class Processes(Engine):
         ours = [here, *(worker.pipe for worker in self._workers)] if self._forks else []
         arguments = (there, self.setup, ours)
         process = self._context.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
-        process.start()
+        with (
+            warnings.catch_warnings()
+        ):  # Python 3.12 warns of any fork beside threads; ours hold nothing a worker needs
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
         there.close()
         return _Worker(process, here)
 

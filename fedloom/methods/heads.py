@@ -149,7 +149,11 @@ def write_linear(linear: nn.Linear, head: Head, z: Tensor, y: Tensor) -> None:
     bias = torch.full_like(linear.bias, NEVER)
     bias[torch.from_numpy(seen).to(bias.device)] = 0
     if len(seen) > 1:
-        kind = LinearSVC(random_state=0) if head == "svm" else LogisticRegression(max_iter=1000, random_state=0)
+        kind = (
+            LinearSVC(random_state=0, max_iter=10_000)
+            if head == "svm"
+            else LogisticRegression(max_iter=1000, random_state=0)
+        )
         fitted = kind.fit(z.double().cpu().numpy(), labels)
         coefficients, intercepts = fitted.coef_, fitted.intercept_
         if len(seen) == 2:  # scikit-learn gives the second class's side only

@@ -128,3 +128,15 @@ def test_the_personal_models_of_local_differ_between_clients(tmp_path):
     tiny_run("local", out=str(tmp_path / "run"))
     one, other = (load_file(tmp_path / "run" / "models" / f"client-0000{c}.safetensors") for c in (0, 1))
     assert not torch.equal(one["model.head.weight"], other["model.head.weight"])
+
+
+@pytest.mark.parametrize("method", ["repper", "fedintr", "fedcrc", "fedcrl", "fedprox", "fedavg+svm", "local"])
+def test_every_method_starts_from_the_same_model(method):
+    from fedloom.lane import Setup
+    from fedloom.training import Training
+
+    def start(name):
+        return Setup(tiny_task(), get(name), Training(), seed=0).build().named_tensors()
+
+    plain, other = start("fedavg"), start(method)
+    assert all(torch.equal(other[name], value) for name, value in plain.items())

@@ -76,7 +76,9 @@ def test_a_written_head_answers_as_scikit_learn_does_and_never_names_an_absent_c
     z, y = features(classes)
     linear = nn.Linear(5, 7)
     write_linear(linear, head, z, y)
-    fitted = (LinearSVC(random_state=0) if head == "svm" else LogisticRegression(max_iter=1000)).fit(z.double(), y)
+    fitted = (LinearSVC(random_state=0, max_iter=10_000) if head == "svm" else LogisticRegression(max_iter=1000)).fit(
+        z.double(), y
+    )
     fresh = torch.randn(500, 5) * 3
     assert np.array_equal(linear(fresh).argmax(1).numpy(), fitted.predict(fresh.double().numpy()))
     assert set(linear(fresh).argmax(1).tolist()) <= set(classes)
