@@ -1,19 +1,23 @@
 """Runs and comparisons from Python; the command line calls these."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
+from rich.console import Console
 
 from fedloom.checking import checked
 from fedloom.errors import UserError
-from fedloom.experiment import Experiment, Record, make_task
+from fedloom.experiment import Experiment, Record, load_dataset, make_task
 from fedloom.raw import assign, read_yaml
 from fedloom.recipe import Recipe, Section
-from fedloom.storage.folder import RunFolder
+from fedloom.report.table import comparison_table
+from fedloom.storage.folder import RunFolder, without_nan
 
 SHORT = {
     "method": "method.name",
@@ -70,7 +74,9 @@ def run(
 
     >>> fedloom.run(method="fedprox", data="digits", rounds=5, **{"method.mu": 0.01})   # doctest: +SKIP
     """
-    if not isinstance(recipe, Recipe):
+    if isinstance(recipe, Recipe):
+        recipe = recipe.with_(**{SHORT.get(name, name): value for name, value in fields.items()})
+    else:
         recipe = Recipe.parse(raw_recipe(recipe, fields))
     return Experiment(recipe, on_round=on_round).run()
 
@@ -89,6 +95,8 @@ def compare(
     `on_run(recipe)` is called before each run and returns what is told of its rounds.
     """
     values = raw_recipe(recipe, fields)
+    methods = [fields["method"]] if methods is None and "method" in fields else methods
+    seeds = [fields["seed"]] if seeds is None and "seed" in fields else seeds
     comparison = _comparison(values, methods, seeds)
     if stray := [name for name in fields if name.startswith("method.")]:
         raise UserError(
@@ -101,13 +109,26 @@ def compare(
         for seed in comparison.seeds:
             out = folder / f"{len(recipes):02d}-{_name(method)}-s{seed}"
             recipes.append(Recipe.parse(values | {"method": method, "seed": seed, "out": str(out)}))
-    tasks = {one.seed: make_task(one) for one in recipes[: len(comparison.seeds)]}
+    dataset = load_dataset(recipes[0])
+    tasks = {one.seed: make_task(one, dataset) for one in recipes[: len(comparison.seeds)]}
+    for one in recipes[:: len(comparison.seeds)]:  # what cannot be built is found before anything runs
+        Experiment(one, task=tasks[one.seed]).setup.build()
     labels = [label for label in _labels(comparison.methods) for _ in comparison.seeds]
     summaries = []
     for label, one in zip(labels, recipes, strict=True):
         experiment = Experiment(one, task=tasks[one.seed], on_round=on_run(one) if on_run else None)
         summaries.append(experiment.run() | {"label": label})
+        (folder / "comparison.json").write_text(json.dumps(without_nan({"runs": summaries}), indent=1) + "\n")
     return summaries
+
+
+def table(summaries: list[Record]) -> str:
+    """The table of a comparison, as text to print."""
+    console = Console(width=100, file=StringIO())
+    console.print(comparison_table(summaries))
+    file = console.file
+    assert isinstance(file, StringIO)
+    return file.getvalue()
 
 
 def _comparison(values: dict[str, Any], methods: Iterable[Any] | None, seeds: Iterable[int] | None) -> Comparison:

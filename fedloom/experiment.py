@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.data import combine, federate, limit, load
+from fedloom.data import Dataset, combine, federate, limit, load
 from fedloom.data.augment import parse_augment
 from fedloom.engines import Engine, make_engine
 from fedloom.evaluation.scores import Scores
@@ -27,18 +27,24 @@ from fedloom.task import EVERYONE, Task, group_of_clients
 Record = dict[str, Any]
 ACCURACIES = (
     "global_accuracy", "personal_accuracy", "personal_weighted", "personal_std", "personal_worst",
-    "newcomer_accuracy", "newcomer_std",
+    "newcomer_accuracy", "newcomer_std", "newcomer_global_accuracy",
 )  # fmt: skip
 GLOBAL_CHUNK = 2048
 """Test samples of one job that scores the shared model: enough to be worth sending, small enough to share out."""
 
 
-def make_task(recipe: Recipe) -> Task:
-    """Loads the data and deals them out."""
+def load_dataset(recipe: Recipe) -> Dataset:
+    """The images that a recipe names, several datasets as styles of one."""
+    data = recipe.data
+    parts = [load(name, folder=data.dir, size=data.size) for name in _names(data)]
+    return parts[0] if len(parts) == 1 else combine(parts, size=data.size)
+
+
+def make_task(recipe: Recipe, dataset: Dataset | None = None) -> Task:
+    """Loads the data, unless they are given, and deals them out."""
     data = recipe.data
     seed = recipe.seed if data.seed is None else data.seed
-    parts = [load(name, folder=data.dir, size=data.size) for name in _names(data)]
-    dataset = parts[0] if len(parts) == 1 else combine(parts, size=data.size)
+    dataset = dataset or load_dataset(recipe)
     if data.limit is not None:
         dataset = limit(dataset, data.limit, seed)
     federation = federate(
@@ -97,10 +103,10 @@ class Experiment:
         with (
             make_engine(self.setup, self.recipe.engine) as engine,
             closing(RunFolder(self.recipe.out or RunFolder.fresh(Path("runs"), self.label))) as self.folder,
-            closing(ClientStore(budget)) as self.memory,
-            closing(ClientStore(budget)) as remembered,
+            closing(ClientStore(budget // 2, inside=self.folder.path)) as self.memory,
+            closing(ClientStore(budget // 2, inside=self.folder.path)) as remembered,
         ):
-            self.folder.describe(self.recipe.to_yaml())
+            self.folder.describe(self.recipe.with_(out=None).to_yaml())  # where it lay is not part of an experiment
             self.server = Server(engine.home, federation=len(self.trainers), clients=remembered)
             for round in range(1, self.recipe.training.rounds + 1):
                 record = self.round(engine, round)
@@ -179,11 +185,12 @@ class Experiment:
         record: Record = {"global_accuracy": None}
         newcomers = set(self.task.federation.newcomers)
         shared: list[Scores] = []
-        if self.method.overrides("generalise"):
+        if self.method.has_global and self.method.overrides("generalise"):
             record |= self._generalise(engine, round)
         elif self.method.has_global:
             shared = self._score_shared(engine, round)
             record["global_accuracy"] = pooled([s for s in shared if s.client not in newcomers])
+            record |= spread([s for s in shared if s.client in newcomers], prefix="newcomer_global")
         self.scores = shared if self.method.personal_is_global else self._score_personal(engine, round, final)
         record["evaluated"] = len(self.scores)
         record |= spread([s for s in self.scores if s.client not in newcomers])
@@ -220,7 +227,7 @@ class Experiment:
 
     def _score_personal(self, engine: Engine, round: int, final: bool) -> list[Scores]:
         """Each client's own model. Who keeps something but has not taken part yet waits for the final evaluation."""
-        waits = bool(self.method.keeps) and not final
+        waits = bool(self.method.personal_parts) and not final
         clients = self._longest_first(c for c in self.evaluated if not waits or c in self.memory)
         message_for = self._messages(clients)
         keep = final and self.recipe.storage.personal_models

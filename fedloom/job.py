@@ -105,7 +105,11 @@ class Result:
 def perform(lane: Lane, job: Job) -> Result:
     """Does a job in this lane. The result depends on the job and the setup alone."""
     start = perf_counter()
-    result = WORK[job.kind](lane, job)
+    try:
+        result = WORK[job.kind](lane, job)
+    except Exception as error:
+        error.add_note(f"(in a job of client {job.client}: {job.kind}, round {job.round})")
+        raise
     result.seconds = perf_counter() - start
     return result
 
@@ -116,6 +120,8 @@ def _client(lane: Lane, job: Job, purpose: str, memory: State | None) -> Client:
     lane.load(job.message, memory)
     new = memory is None
     if new:
+        for network in lane.networks_in(tuple(lane.parts.named_tensors())):
+            lane.setup.task.objective.begin(network)
         lane.setup.method.prepare(Client(lane, who=job.client, round=0, job="prepare", samples=samples, first=True))
     kept = {name: tensor for name, tensor in (memory or {}).items() if name.startswith("optim.")}
     return Client(lane, who=job.client, round=job.round, job=purpose, samples=samples, first=new, kept=kept)
@@ -141,7 +147,7 @@ def _evaluate(lane: Lane, job: Job) -> Result:
     """The personal model. A client that keeps something but never took part gets it from one transient update."""
     method, task = lane.setup.method, lane.setup.task
     memory = job.memory
-    if memory is None and method.keeps:
+    if memory is None and method.personal_parts:
         newcomer = _client(lane, job, "newcomer", None)
         method.update(newcomer)
         memory = _memory(newcomer)

@@ -216,7 +216,7 @@ class Recipe(Section):
                 f"objective.name = '{objective.name}': {found.name} cannot be trained on it; "
                 f"{nearest(objective.name, able)}"
             )
-        if not objective.supervised and not issubclass(found, methods.Headed):
+        if not objective.supervised and not issubclass(found, methods.Probed):
             name += "+probe"
         return methods.get(name, **self.method.parameters)
 

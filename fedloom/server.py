@@ -67,6 +67,9 @@ class Server(Worker):
             for name, value in message.items():
                 if paths is not None and not under(name, paths):
                     continue
+                if under(name, sums):
+                    totals[name] = totals[name] + value if name in totals else value
+                    continue
                 if not value.is_floating_point():
                     totals[name] = torch.maximum(totals.get(name, value), value)
                     continue
@@ -74,24 +77,18 @@ class Server(Worker):
                     weight = message[rows[name]].double().reshape(-1, *[1] * (value.dim() - 1))
                 else:
                     weight = value.new_tensor(1.0 if by == "uniform" else message.samples, dtype=torch.float64)
-                share = value.double() if name in sums else value.double() * weight
+                share = value.double() * weight
                 totals[name] = totals[name].add_(share) if name in totals else share
                 weights[name] = weights[name] + weight if name in weights else weight
-        return {name: self._mean(name, total, weights.get(name), name in sums) for name, total in totals.items()}
+        return {name: self._settled(name, total, weights.get(name)) for name, total in totals.items()}
 
-    def _mean(self, name: str, total: Tensor, weight: Tensor | None, summed: bool) -> Tensor:
-        if weight is None:
-            return total
+    def _settled(self, name: str, total: Tensor, weight: Tensor | None) -> Tensor:
+        """A mean out of a weighted sum; the old value where nothing was sent."""
         old = self._state.get(name)
-        if summed:
-            sent, mean = total > 0, total
-        else:
-            sent, mean = (
-                (weight > 0).expand_as(total),
-                total / weight.clamp_min(torch.finfo(weight.dtype).tiny),
-            )
-        dtype = torch.float32 if old is None else old.dtype
-        return mean.to(dtype) if old is None else torch.where(sent, mean.to(dtype), old)
+        if weight is None:  # a sum or a maximum
+            return total if old is None else torch.where(total != 0, total, old)
+        mean = (total / weight.clamp_min(torch.finfo(weight.dtype).tiny)).float()
+        return mean if old is None else torch.where((weight > 0).expand_as(total), mean.to(old.dtype), old)
 
     def move(self, new: Mapping[str, Tensor], by: float | Mapping[str, float] = 1.0) -> None:
         """state ← state + by · (new − state); `by` may differ per part ({prefix: number}, 1 elsewhere)."""

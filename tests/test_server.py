@@ -77,3 +77,14 @@ def test_move_goes_part_of_the_way_per_part(server):
     assert server.state["f.w"].tolist() == [1.0, 1.0]
     assert server.state["h.w"].tolist() == [0.25, 0.25]
     assert server.state["n"].item() == 5
+
+
+def test_sums_may_be_negative_or_whole_numbers_and_keep_the_old_value_where_nothing_was_sent(server):
+    server.state.update({"d": torch.tensor([9.0, 9.0, 9.0]), "n": torch.tensor([5, 5])})
+    messages = [
+        Message({"d": torch.tensor([-1.0, 2.0, 0.0]), "n": torch.tensor([3, 0])}, samples=1),
+        Message({"d": torch.tensor([-1.0, 2.0, 0.0]), "n": torch.tensor([4, 0])}, samples=1),
+    ]
+    summed = server.average(messages, sums=("d", "n"))
+    assert summed["d"].tolist() == [-2.0, 4.0, 9.0]
+    assert summed["n"].tolist() == [7, 5]

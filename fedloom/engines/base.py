@@ -39,6 +39,7 @@ class Engine(ABC):
         self.settings = settings
         self.device = self._device()
         # Two threads in one process collapse when the other core is busy; and one gives the same sums everywhere.
+        self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         self.home = Lane(setup, device=self.device)
         """Where the server works."""
@@ -58,8 +59,9 @@ class Engine(ABC):
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Does the jobs; yields their results in the same order. Give the longest first."""
 
-    def close(self) -> None:  # noqa: B027 (an engine without processes or devices of its own has nothing to do)
+    def close(self) -> None:
         """Gives back what it holds."""
+        torch.set_num_threads(self._threads)
 
     def __enter__(self) -> "Engine":
         return self

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,9 @@ from fedloom.engines.base import Engine, EngineSettings
 from fedloom.job import Job, Result, perform
 from fedloom.lane import Lane, Setup
 from fedloom.message import Message
+
+AHEAD = 4
+"""Jobs per worker that may be given out before the result whose turn it is."""
 
 
 class WorkerError(RuntimeError):
@@ -38,13 +42,15 @@ class Processes(Engine):
 
     def __init__(self, setup: Setup, settings: EngineSettings):
         super().__init__(setup, settings)
-        setup.task.dataset.images.share_memory_()
-        setup.task.dataset.labels.share_memory_()
-        # Forked workers have the task and the method as they are, also ones defined in a script or a notebook.
-        self._forks = "fork" in multiprocessing.get_all_start_methods()
+        # Forked workers have the data, the task and the method as they are, also one of a script or a notebook.
+        self._forks = sys.platform == "linux"
+        if not self._forks:
+            setup.task.dataset.images.share_memory_()
+            setup.task.dataset.labels.share_memory_()
         self._context = multiprocessing.get_context("fork" if self._forks else "spawn")
+        self._next: tuple[int, Job] | None = None
         self._workers: list[_Worker] = []
-        for _ in range(settings.workers or os.cpu_count() or 1):
+        for _ in range(settings.workers or cores()):
             self._workers.append(self._hire())
 
     def _hire(self) -> _Worker:
@@ -61,28 +67,39 @@ class Processes(Engine):
         return _Worker(process, here)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Idle workers take the next job; results wait until their turn comes."""
+        """Idle workers take the next job; results wait until their turn comes, a bounded number of them."""
         waiting = enumerate(jobs)
         done: dict[int, Result] = {}
         turn = 0
-        for worker in self._workers:
-            self._give(worker, waiting)
-        while busy := [w for w in self._workers if w.job is not None]:
+        idle = list(self._workers)
+        while True:
+            while idle and self._give(idle[-1], waiting, before=turn + AHEAD * len(self._workers)):
+                idle.pop()
+            busy = [w for w in self._workers if w.job is not None]
+            if not busy:
+                return
             for pipe in wait([w.pipe for w in busy]):
                 worker = next(w for w in busy if w.pipe is pipe)
                 assert worker.job is not None
                 done[worker.turn] = self._take(worker, worker.job)
-                self._give(worker, waiting)
+                worker.job = None
+                idle.append(worker)
             while turn in done:
                 yield done.pop(turn)
                 turn += 1
 
-    def _give(self, worker: _Worker, waiting: Iterator[tuple[int, Job]]) -> None:
-        worker.turn, worker.job = next(waiting, (-1, None))
-        if worker.job is not None:
-            same = worker.job.message is worker.message
-            worker.message = worker.job.message
-            worker.pipe.send_bytes(worker.job.to_bytes(with_message=not same))
+    def _give(self, worker: _Worker, waiting: Iterator[tuple[int, Job]], before: int) -> bool:
+        """Hands the worker a job, unless there is none or its turn is too far ahead."""
+        if self._next is None:
+            self._next = next(waiting, None)
+        if self._next is None or self._next[0] >= before:
+            return False
+        worker.turn, worker.job = self._next
+        self._next = None
+        same = worker.job.message is worker.message
+        worker.message = worker.job.message
+        worker.pipe.send_bytes(worker.job.to_bytes(with_message=not same))
+        return True
 
     def _take(self, worker: _Worker, job: Job) -> Result:
         try:
@@ -98,6 +115,7 @@ class Processes(Engine):
 
     def close(self) -> None:
         """Ends the workers."""
+        super().close()
         for worker in self._workers:
             worker.pipe.close()
         for worker in self._workers:
@@ -105,6 +123,11 @@ class Processes(Engine):
             if worker.process.is_alive():
                 worker.process.kill()
         self._workers = []
+
+
+def cores() -> int:
+    """Cores that this process may use (a cluster's scheduler may have left it fewer than there are)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _serve(pipe: Connection, setup: Setup, inherited: list[Connection]) -> None:

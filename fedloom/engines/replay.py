@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -19,15 +20,14 @@ from fedloom.job import Job, Result, perform
 from fedloom.lane import Indices, Lane, Setup, Site
 from fedloom.parts import tensors_of
 
-HOST_READS = (
-    "_local_scalar_dense",
-    "nonzero",
-    "masked_select",
-    "_unique",
-    "unique_dim",
-    "is_nonzero",
-    "equal.default",
-)
+HOST_READS = {
+    f"aten::{name}"
+    for name in (
+        "_local_scalar_dense", "nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive",
+        "is_nonzero", "equal",
+    )
+}  # fmt: skip
+PYTHON_READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
 
 
 class CaptureError(RuntimeError):
@@ -67,7 +67,7 @@ class Tape(TorchDispatchMode):
                 tensor.detach().copy_(again[i])
 
     def _refuse_host_reads(self, func: Any, args: Any) -> None:
-        if any(name in str(func) for name in HOST_READS):
+        if func._schema.name in HOST_READS:
             raise CaptureError(f"{_line()} reads a tensor's value on the host ({func}); use torch.where and masks")
         if str(func).startswith("aten.index.") and any(i is not None and i.dtype == torch.bool for i in args[1]):
             raise CaptureError(f"{_line()} indexes with a boolean mask: its size is not known; use torch.where")
@@ -88,6 +88,15 @@ class Tape(TorchDispatchMode):
             raise CaptureError(
                 f"{_line()} draws from the global random generator ({func}); use fedloom's Dropout, or pass a generator"
             )
+
+
+class NoPythonReads(TorchFunctionMode):
+    """Refuses ways to a tensor's values that are no tensor operations, so that a tape does not see them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in PYTHON_READS:
+            raise CaptureError(f"{_line()} reads a tensor's values in Python ({func.__name__}); use tensor operations")
+        return func(*args, **(kwargs or {}))
 
 
 class Replay:
@@ -118,7 +127,7 @@ class Replay:
         step(buffers)  # warm-up: statistics come into being
         written = [*site.written(), *tensors_of(lane.parts)]
         reads = [site.lr, *buffers, *tensors_of(lane.received), *lane.pixels.tensors(), *(site.data or ())]
-        with Tape([*written, *reads]) as tape:
+        with NoPythonReads(), Tape([*written, *reads]) as tape:
             step(buffers)
         with torch.no_grad():
             for tensor in written:

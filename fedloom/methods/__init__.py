@@ -2,31 +2,35 @@
 
 import importlib
 import pkgutil
-from functools import cache
-from typing import Any
+from dataclasses import MISSING, fields
+from inspect import get_annotations
+from types import new_class
+from typing import Any, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, create_model
 
+from fedloom.checking import checked
 from fedloom.errors import UserError, nearest
 from fedloom.methods.base import REGISTRY, Method, field_docs, hyperparameters
 from fedloom.methods.finetune import FineTuned
-from fedloom.methods.heads import Headed, LogReg, Mlp, Probed, Svm
+from fedloom.methods.heads import Linear, LogReg, Mlp, Probed, Svm
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 EXTRAS: dict[str, type[Method]] = {
-    "ft": FineTuned, "linear": Headed, "mlp": Mlp, "svm": Svm, "logreg": LogReg, "probe": Probed,
+    "ft": FineTuned, "linear": Linear, "mlp": Mlp, "svm": Svm, "logreg": LogReg, "probe": Probed,
 }  # fmt: skip
 """What can be added to a method's name."""
 
 
-@cache
 def method_class(name: str) -> type[Method]:
     """The class of a method, with what `+…` adds to it."""
     base, *extras = name.lower().split("+")
     if base not in REGISTRY:
         raise UserError(f"method.name = '{base}' is unknown: {nearest(base, REGISTRY)}")
+    if repeated := next((extra for i, extra in enumerate(extras) if extra in extras[:i]), None):
+        raise UserError(f"method.name = '{name}': '+{repeated}' stands there twice; once is enough")
     found = REGISTRY[base]
     for extra in extras:
         if extra not in EXTRAS:
@@ -39,29 +43,36 @@ def method_class(name: str) -> type[Method]:
 
 
 def _added(base: type[Method], addition: type[Method], extra: str) -> type[Method]:
+    """The method with the addition's behaviour.
+
+    Where both have a hyperparameter, the addition's default counts only if the addition itself sets it.
+    """
+    own = get_annotations(addition)
+    kept = {f.name: f for f in fields(base) if f.name not in own}
+    body = {"__annotations__": {name: f.type for name, f in kept.items()}} | {
+        name: f.default for name, f in kept.items()
+    }
     docs = f"{(base.__doc__ or '').splitlines()[0]} {(addition.__doc__ or '').splitlines()[0]}"
-
-    class Added(addition, base, abstract=True):  # type: ignore[misc, valid-type, call-arg]
-        __doc__ = docs
-
-    Added.name = f"{base.name}+{extra}"
-    return Added
+    name = f"{base.name}+{extra}"
+    found: Any = new_class(
+        name, (addition, base), {"abstract": True}, lambda space: space.update(body, __doc__=docs, __module__=__name__)
+    )
+    found.name = name
+    return cast(type[Method], found)
 
 
 def get(name: str, **parameters: Any) -> Method:
     """A method with its hyperparameters, checked."""
     found = method_class(name)
-    known = hyperparameters(found)
+    known = {f.name: f for f in fields(found)}
     for parameter, value in parameters.items():
         if parameter not in known:
             choice = nearest(parameter, known) if known else f"{name} has none"
             raise UserError(f"method.{parameter} = {value!r}: {name} has no such hyperparameter: {choice}")
-    try:
-        return TypeAdapter(found).validate_python(parameters)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"method.{field} = {first['input']!r}: {first['msg']}") from None
+    values: Any = {n: (f.type, ... if f.default is MISSING else f.default) for n, f in known.items()}
+    model = create_model(found.__name__, __config__=ConfigDict(extra="forbid"), **values)
+    read = checked(model, parameters, "method")
+    return found(**{n: getattr(read, n) for n in parameters})
 
 
-__all__ = ["EXTRAS", "REGISTRY", "Headed", "Method", "field_docs", "get", "hyperparameters", "method_class"]
+__all__ = ["EXTRAS", "REGISTRY", "Method", "Probed", "field_docs", "get", "hyperparameters", "method_class"]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedloom.client import Client
 from fedloom.data.batch import Batch
+from fedloom.errors import UserError
 from fedloom.message import Message
 from fedloom.parts import Part, under
 from fedloom.server import Server
@@ -38,6 +39,8 @@ class Method:
     """Parts that come down only."""
     keeps: ClassVar[tuple[str, ...]] = ()
     """Parts that are the client's own between rounds."""
+    serves: ClassVar[tuple[str, ...] | None] = None
+    """Kept parts that the personal model reads; all of them unless said otherwise."""
     by: ClassVar[Mapping[str, str]] = {}
     """Averaging weights other than the sample count: {"means": "counts"}."""
     sums: ClassVar[tuple[str, ...]] = ()
@@ -59,6 +62,11 @@ class Method:
         cls.__setattr__ = _refuse  # type: ignore[method-assign, assignment]
         cls.name = cls.__name__.lower()
         if not abstract:
+            shipped = REGISTRY.get(cls.name)
+            if shipped and shipped.__module__.startswith("fedloom.") and shipped.__module__ != cls.__module__:
+                raise UserError(
+                    f"class {cls.__name__}: '{cls.name}' is a method of fedloom already; choose another name"
+                )
             REGISTRY[cls.name] = cls
 
     name: ClassVar[str] = "method"
@@ -126,7 +134,12 @@ class Method:
     def personal_is_global(self) -> bool:
         """Whether every client is served by the one shared model as it is."""
         own = ("personalise", "predict", "message_for", "predict_global")
-        return self.has_global and not self.keeps and not any(self.overrides(name) for name in own)
+        return self.has_global and not self.personal_parts and not any(self.overrides(name) for name in own)
+
+    @property
+    def personal_parts(self) -> tuple[str, ...]:
+        """Kept parts without which a client's model is not its own."""
+        return self.keeps if self.serves is None else self.serves
 
 
 def _refuse(method: Method, attribute: str, value: object) -> None:

@@ -45,10 +45,12 @@ class FedCRL(Method):
 
     def update(self, client: Client) -> None:
         """Local aggregation, local training, class means."""
-        share = exp(-self.gamma * client.reg)  # Eq. 7
+        share = torch.where(client.reg.isinf(), 0, exp(-self.gamma * client.reg))  # Eq. 7
         lerp_(client.model.extractor, client.received.model.extractor, 1 - share)  # Eq. 8
         told = client.fit("model", self.loss, after=self.clip if self.clip_weights else None)  # Eq. 14
-        copy_(client.reg, torch.where(told["known"] > 0, told["reg"] / told["known"], torch.inf))
+        none = torch.zeros_like(client.reg)
+        reg, known = told.get("reg", none), told.get("known", none)
+        copy_(client.reg, torch.where(known > 0, reg / known, torch.inf))
         means, counts = class_means(*client.features(), len(client.counts))  # Eq. 3
         copy_(client.means, means)
         copy_(client.counts, counts)

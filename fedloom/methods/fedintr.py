@@ -20,7 +20,7 @@ class FedIntR(FedAvg):
     """FedAvg whose local layers stay near the global model's and move away from the last local model's."""
 
     paper = "Tun et al., Federated Learning with Intermediate Representation Regularization"
-    keeps = ("previous",)
+    keeps, serves = ("previous",), ()
     learns_from = ("labels",)
 
     mu: float = 1.0

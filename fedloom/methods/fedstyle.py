@@ -9,7 +9,7 @@ from fedloom.data.batch import Batch, FeatureBatch
 from fedloom.losses import supcon
 from fedloom.methods.heads import Probed
 from fedloom.objectives import SelfSupervised, Views, mlp
-from fedloom.parts import Part
+from fedloom.parts import Part, copy_
 from fedloom.task import Task
 
 
@@ -23,7 +23,7 @@ class FedStyle(Probed):
         "Yang et al., More Generalized and Personalized Unsupervised Representation Learning In A Distributed System"
     )
     shares = ("model",)
-    keeps = ("style", "style_projector", "generator")
+    keeps = ("style", "style_projector", "generator", "own")
     objective = "simclr"
     learns_from = ("views",)
 
@@ -47,6 +47,7 @@ class FedStyle(Probed):
             "style": task.model().extractor,
             "style_projector": mlp(k, self.hidden, 128),
             "generator": mlp(2 * k, self.hidden, k),
+            "norm": torch.ones(()),
         }
 
     def prepare(self, client: Client) -> None:
@@ -63,6 +64,7 @@ class FedStyle(Probed):
         """Alg. 3, with the style network frozen."""
         learns = ("model", "generator") if self.train_generator else ("model",)
         client.fit(learns, self.loss)
+        self.remember(client)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """The unsupervised loss on content features, and on style-infused ones."""
@@ -88,18 +90,24 @@ class FedStyle(Probed):
             super().personalise(client)
             return
         data = client.features(self.content_and_style)
+        with torch.no_grad():
+            copy_(client.norm, self.scale(self.stylise(client, data[0])))
         client.fit(
-            ("classifier", "generator"), self.personal_loss, data=data,
+            ("classifier.linear", "generator"), self.personal_loss, data=data,
             epochs=self.head_epochs, at_least=self.head_steps, lr=self.head_lr, purpose="head",
         )  # fmt: skip
+        with torch.no_grad():
+            client.classifier["linear"].weight.div_(client.norm)
+        if self.head_of(client) != "linear":
+            self.fit_head(client, self.head_of(client), client.features(self.represent))
 
     def content_and_style(self, client: Client, x: Tensor) -> Tensor:
         """h_c and h_s, side by side."""
-        return torch.cat([client.model.extractor(x), client.style(x)], 1)
+        return torch.cat([super().represent(client, x), client.style(x)], 1)
 
     def personal_loss(self, client: Client, batch: FeatureBatch) -> Tensor:
         """Cross-entropy on the stylised features."""
-        return cross_entropy(client.classifier["linear"](self.stylise(client, batch.x)), batch.y)
+        return cross_entropy(client.classifier["linear"](self.stylise(client, batch.x) / client.norm), batch.y)
 
     def stylise(self, client: Client, both: Tensor) -> Tensor:
         """Content, and content in the client's style."""

@@ -2,6 +2,8 @@
 
 from typing import ClassVar, Literal
 
+from torch import Tensor
+
 from fedloom.client import Client
 from fedloom.methods.base import Method
 
@@ -25,3 +27,8 @@ class FineTuned(Method, abstract=True):
         client.fit(parts, self.ft_loss, epochs=self.ft_epochs, lr=self.ft_lr, purpose="fine-tune")
 
     ft_loss = Method.loss
+
+    def predict(self, client: Client, x: Tensor) -> Tensor:
+        """What was fine-tuned is what serves the client."""
+        logits: Tensor = client.model(x)
+        return logits

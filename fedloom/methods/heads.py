@@ -3,6 +3,7 @@
 RepPer's second stage (Eq. 6, 9) and its Table 3; the linear probes of methods that learn without labels.
 """
 
+from copy import deepcopy
 from typing import Any, Literal
 
 import numpy as np
@@ -13,8 +14,9 @@ from torch.nn.functional import cross_entropy
 from fedloom.client import Client
 from fedloom.data.batch import FeatureBatch
 from fedloom.methods.base import Method
+from fedloom.models import SplitModel
 from fedloom.objectives import mlp
-from fedloom.parts import Part
+from fedloom.parts import Part, copy_
 from fedloom.task import Task
 from fedloom.worker import Features
 
@@ -35,6 +37,8 @@ class Headed(Method, abstract=True):
     """Steps that it takes at least, however small the client: what ten epochs are for the paper's clients."""
     head_lr: float | None = None
     """Its learning rate; the round's if not given."""
+    scale_features: bool = True
+    """Fit heads on features of unit root mean square; off takes them as they are, whatever their scale."""
 
     def build(self, task: Task) -> dict[str, Part]:
         """The method's parts and the classifiers."""
@@ -61,7 +65,7 @@ class Headed(Method, abstract=True):
         leaves their scale open, and step sizes and regularisers should not depend on it.
         """
         z, y = data
-        scale = z.square().mean().sqrt().clamp_min(1e-12)
+        scale = self.scale(z)
         if head in ("svm", "logreg"):
             write_linear(client.classifier["linear"], head, z / scale, y)
         else:
@@ -74,6 +78,10 @@ class Headed(Method, abstract=True):
         with torch.no_grad():
             first.weight.div_(scale)
 
+    def scale(self, z: Tensor) -> Tensor:
+        """The root mean square of features, or one."""
+        return z.square().mean().sqrt().clamp_min(1e-12) if self.scale_features else z.new_ones(())
+
     def linear_loss(self, client: Client, batch: FeatureBatch) -> Tensor:
         """Cross-entropy of the linear head."""
         return cross_entropy(client.classifier["linear"](batch.x), batch.y)
@@ -85,6 +93,12 @@ class Headed(Method, abstract=True):
     def predict(self, client: Client, x: Tensor) -> Tensor:
         """The client's classifier on the client's representation."""
         return classify(client, self.head_of(client), self.represent(client, x))
+
+
+class Linear(Headed, abstract=True):
+    """Then every client fits a linear classifier on the frozen representation."""
+
+    head: Head = "linear"
 
 
 class Svm(Headed, abstract=True):
@@ -114,6 +128,34 @@ class Probed(Headed, abstract=True):
 
     head_epochs: int = 100
     """Epochs of the linear classifier: features are computed once, so they are cheap."""
+    personal_network: Literal["local", "global"] = "local"
+    """Judge personal features by the client's own last network, or by the aggregated one."""
+
+    @property
+    def keeps(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What the method keeps, and the client's last extractor."""
+        return (*super().keeps, "own")
+
+    def build(self, task: Task) -> dict[str, Part]:
+        """The method's parts, classifiers, and a place for the client's last extractor."""
+        parts = super().build(task)
+        model = parts["model"]
+        assert isinstance(model, SplitModel)
+        return parts | {"own": deepcopy(model.extractor) if self.personal_network == "local" else nn.Identity()}
+
+    def update(self, client: Client) -> None:
+        """As the method does; then the network is remembered."""
+        super().update(client)
+        self.remember(client)
+
+    def remember(self, client: Client) -> None:
+        """Keeps what the client has trained before the server averages it away."""
+        if self.personal_network == "local":
+            copy_(client.own, client.model.extractor)
+
+    def represent(self, client: Client, x: Tensor) -> Tensor:
+        """By the client's own network, or by the aggregated one."""
+        return client.own(x) if self.personal_network == "local" else super().represent(client, x)
 
     def generalise(self, client: Client) -> None:
         """A classifier on the global representation."""

@@ -18,7 +18,8 @@ from fedloom.task import Task
 class RepPer(Headed):
     """Supervised contrastive learning of a shared extractor; then a head per client on it, frozen.
 
-    Deviation: Eq. 4 sums over anchors, we average (the learning rate would depend on the batch size).
+    Deviations: Eq. 4 sums over anchors, we average (the learning rate would depend on the batch size); heads are fitted
+    on features of unit root mean square (`scale_features: false` takes them as they are).
     """
 
     paper = "Jing et al., A Closer Look at Personalization in Federated Image Classification"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedloom.data.batch import Batch
 from fedloom.errors import UserError, nearest
 from fedloom.models import SplitModel
+from fedloom.parts import copy_
 
 OBJECTIVES: dict[str, type["Objective"]] = {}
 
@@ -48,6 +49,9 @@ class Objective:
     def __call__(self, model: SplitModel, batch: Batch) -> Tensor:
         """The loss of a network on a batch."""
         raise NotImplementedError
+
+    def begin(self, model: SplitModel) -> None:
+        """What is due when a client takes part for the first time, with a network that others may have trained."""
 
     def follow(self, model: SplitModel) -> None:
         """What is due after every optimizer step of a network."""
@@ -102,6 +106,12 @@ class Slow(nn.Module):
     def forward(self, views: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Representations, without gradient."""
         return tuple(self.extractor(view) for view in views)
+
+    @torch.no_grad()
+    def start_at(self, extractor: nn.Module, projector: nn.Module) -> None:
+        """slow ← network, batch-norm statistics included."""
+        for mine, theirs in ((self.extractor, extractor), (self.projector, projector)):
+            copy_(mine, dict(theirs.named_parameters()) | dict(theirs.named_buffers()))
 
     @torch.no_grad()
     def follow(self, extractor: nn.Module, projector: nn.Module) -> None:

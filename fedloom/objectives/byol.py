@@ -35,6 +35,10 @@ class BYOL(SelfSupervised):
         z1, z2 = (target.projector(h) for h in views.target)
         return byol(p1, p2, z1, z2)
 
+    def begin(self, model: SplitModel) -> None:
+        """The target starts where the network is."""
+        cast(Slow, model.target).start_at(model.extractor, cast(Predicting, model.head).projector)
+
     def follow(self, model: SplitModel) -> None:
         """The target moves after every step."""
         cast(Slow, model.target).follow(model.extractor, cast(Predicting, model.head).projector)

@@ -55,6 +55,10 @@ class MoCo(SelfSupervised):
             enqueue(encoder.queue, encoder.pointer, keys)
         return loss
 
+    def begin(self, model: SplitModel) -> None:
+        """The key encoder starts where the network is."""
+        cast(KeyEncoder, model.target).start_at(model.extractor, model.head)
+
     def follow(self, model: SplitModel) -> None:
         """The key encoder moves after every step."""
         cast(KeyEncoder, model.target).follow(model.extractor, model.head)

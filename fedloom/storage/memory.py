@@ -14,12 +14,12 @@ from fedloom.parts import State, nbytes
 class ClientStore(MutableMapping[int, State]):
     """client → named tensors. As many clients as the disk holds, in `budget` bytes of RAM.
 
-    Files go to `folder` (a temporary one by default, removed by `close`).
+    Files go to `folder`; by default to a temporary one `inside` a given place, which `close` removes.
     """
 
-    def __init__(self, budget: int, folder: Path | None = None):
+    def __init__(self, budget: int, folder: Path | None = None, inside: Path | None = None):
         self.budget = budget
-        self._folder = folder
+        self._folder, self._inside = folder, inside
         self._temporary: Path | None = None
         self._warm: OrderedDict[int, State] = OrderedDict()
         self._size = 0
@@ -93,7 +93,7 @@ class ClientStore(MutableMapping[int, State]):
 
     def _path(self, client: int) -> Path:
         if self._folder is None and self._temporary is None:
-            self._temporary = Path(tempfile.mkdtemp(prefix="fedloom-memory-"))
+            self._temporary = Path(tempfile.mkdtemp(prefix=".memory-", dir=self._inside))
         folder = self._folder or self._temporary
         assert folder is not None
         return folder / f"{client // 1000:04d}" / f"{client:07d}.safetensors"

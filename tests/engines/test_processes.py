@@ -1,10 +1,12 @@
 import os
 import signal
+import threading
 
 import pytest
+import torch
 from tiny import tiny_run, tiny_task
 
-from fedloom.engines import EngineSettings, Processes
+from fedloom.engines import EngineSettings, Inline, Processes
 from fedloom.engines.processes import WorkerError
 from fedloom.job import Job
 from fedloom.lane import Setup
@@ -13,7 +15,7 @@ from fedloom.methods import Method, get
 from fedloom.training import Training
 
 
-class _Failing(Method):
+class _Failing(Method, abstract=True):
     def update(self, client):
         raise ZeroDivisionError("on purpose")
 
@@ -47,6 +49,44 @@ def test_a_killed_worker_is_noticed():
         os.kill(engine._workers[0].process.pid, signal.SIGKILL)
         with pytest.raises((WorkerError, BrokenPipeError)):
             list(engine.run(jobs(engine, 2)))
+
+
+def test_a_slow_first_client_does_not_let_results_pile_up():
+    given = []
+
+    def lazily(engine):
+        for job in jobs(engine, 6) * 10:
+            given.append(job)
+            yield job
+
+    with engine_of(get("fedavg"), workers=2) as engine:
+        stream = engine.run(lazily(engine))
+        slow = engine._workers[1]
+        os.kill(slow.process.pid, signal.SIGSTOP)
+        try:
+            threading.Timer(2.0, lambda: os.kill(slow.process.pid, signal.SIGCONT)).start()
+            assert len(list(stream)) == 60
+        finally:
+            os.kill(slow.process.pid, signal.SIGCONT)
+    assert len(given) == 60
+
+
+def test_threads_are_given_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        tiny_run("fedavg", training__rounds=1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_error_names_the_client_on_every_engine():
+    setup = Setup(tiny_task(), _Failing(), Training(), seed=0)
+    engine = Inline(setup, EngineSettings(device="cpu"))
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(engine.run(jobs(engine, 1)))
+    assert "client 0" in caught.value.__notes__[0]
 
 
 def test_no_process_is_left_behind():

@@ -47,9 +47,19 @@ def draws_globally(client, batch):
     return cross_entropy(dropout(client.model(batch.x), 0.5), batch.y)
 
 
+def lists(client, batch):
+    return plain(client, batch) * sum(batch.y.tolist())
+
+
+def to_numpy(client, batch):
+    return plain(client, batch) * float(batch.y.numpy().sum())
+
+
 @pytest.mark.parametrize(
     ("loss", "says"),
     [
+        (lists, r"line \d+, `return plain.*tolist.*in Python"),
+        (to_numpy, r"line \d+, `return plain.*numpy.*in Python"),
         (reads_the_host, r"test_replay_refuses.py, line \d+, `return loss \* loss.item\(\)`.*on the host"),
         (branches, r"line \d+, `return loss if loss > 0.*on the host"),
         (masks, r"line \d+, `return cross_entropy.*boolean mask"),

@@ -66,13 +66,20 @@ def test_what_travels_is_the_extractor_means_and_counts():
     assert all(n.startswith("model.extractor.") or n in ("means", "counts") for n in sent)
 
 
-def test_a_client_without_reg_takes_the_global_extractor():
-    """With no training, what a first-timer sends is what it received."""
+def test_without_training_there_is_no_reg_and_the_global_extractor_is_sent_back():
     lane = lane_of(epochs=0)
-    state = {n: t + 1 if n.startswith("model") and t.is_floating_point() else t for n, t in lane.downward().items()}
-    memory = snapshot(lane.parts, ("model", "reg"))
-    with pytest.raises(KeyError):
-        update(lane, Message(state), memory=memory)  # an update without training has no L_Reg to tell
+    down = {n: t + 1 if n.startswith("model") and t.is_floating_point() else t for n, t in lane.downward().items()}
+    result = update(lane, Message(down), memory=snapshot(lane.parts, ("model", "reg")))
+    assert torch.isinf(result.memory["reg"])
+    assert all(torch.equal(result.message[n], down[n]) for n in down if n.startswith("model"))
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.8])
+def test_a_client_without_reg_takes_the_global_extractor_whatever_gamma_is(gamma):
+    lane = lane_of(epochs=0, gamma=gamma)
+    down = {n: t + 1 if n.startswith("model") and t.is_floating_point() else t for n, t in lane.downward().items()}
+    sent = update(lane, Message(down), memory=snapshot(lane.parts, ("model", "reg"))).message
+    assert torch.equal(sent["model.extractor.fc1.weight"], down["model.extractor.fc1.weight"])
 
 
 @pytest.mark.parametrize("reg", [0.0, 0.5, 3.0, float("inf")])
@@ -136,9 +143,26 @@ def test_a_class_nobody_has_sent_is_no_negative():
     assert all(torch.equal(one[n], other[n]) for n in one)
 
 
-def test_a_client_that_missed_rounds_uses_its_own_last_model_and_reg():
-    run = tiny_run("fedcrl", training__rounds=6, training__fraction=0.4)
-    assert all(np.isfinite(r["personal_accuracy"]) for r in run.history)
+def test_what_a_client_mixes_in_after_missed_rounds_is_its_own_last_model_by_its_last_reg():
+    """Keeps of round 2 against a global model of round 5: Eq. 8 with the remembered φ_i and L_Reg."""
+    lane = lane_of()
+    first = update(lane, Message(lane.downward()))
+    second = update(lane, Message(dict(first.message)), memory=first.memory, round=2)
+    later = {n: t + 1 if n.startswith("model") and t.is_floating_point() else t for n, t in first.message.items()}
+    quiet = lane_of(epochs=0)
+    sent = update(quiet, Message(later), memory=second.memory, round=5).message
+    tau = torch.exp(-0.8 * second.memory["reg"])
+    name = "model.extractor.fc1.weight"
+    torch.testing.assert_close(sent[name], tau * second.memory[name] + (1 - tau) * later[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_class_sent_in_an_earlier_round_stays_known():
+    run = tiny_run("fedcrl", training__rounds=1, training__fraction=1.0)
+    before = run.server.state["counts"].clone()
+    assert (before > 0).all()
+    only = Message({"means": torch.ones(4, 64), "counts": torch.tensor([0.0, 3.0, 0.0, 0.0])}, client=4, samples=3)
+    get("fedcrl").combine(run.server, iter([only]))
+    assert run.server.state["counts"].tolist() == [before[0], 3.0, before[2], before[3]]
 
 
 def test_clipping_is_an_option_and_off():

@@ -162,9 +162,48 @@ def test_personalisation_tunes_generator_and_classifier_and_nothing_else():
     tuned = {n for n in personal if n.split(".")[0] in ("classifier", "generator")}
     assert any(not torch.equal(personal[n], memory[n]) for n in tuned if n in memory)
     for name, value in personal.items():
-        if name.startswith("style"):
+        if name.startswith(("style", "own")):
             assert torch.equal(value, memory[name])
         assert not name.startswith("model.")
+
+
+@pytest.mark.parametrize("method", ["fedstyle", "fedavg+probe"])
+def test_personal_features_are_those_of_the_clients_own_network(method):
+    lane = Lane(Setup(styled_task(), get(method), Training(batch_size=16), seed=0))
+    result = perform(lane, Job("update", 1, Message(lane.downward()), client=0))
+    for name, value in result.message.items():
+        if name.startswith("model.extractor."):
+            assert torch.equal(result.memory["own" + name[len("model.extractor") :]], value)
+    shared = Lane(Setup(styled_task(), get(method, personal_network="global"), Training(batch_size=16), seed=0))
+    kept = perform(shared, Job("update", 1, Message(shared.downward()), client=0)).memory
+    assert not any(name.startswith("own") for name in kept)
+
+
+@pytest.mark.parametrize("head", ["linear", "mlp", "svm", "logreg"])
+def test_the_chosen_head_is_the_one_that_answers(head):
+    method = {"name": "fedstyle", "style_epochs": 1, "head": head}
+    run = tiny_run(method, task=styled_task(), training__rounds=1, training__fraction=1.0)
+    assert run.history[-1]["personal_accuracy"] > 0.6
+    assert run.history[-1]["global_accuracy"] > 0.6
+
+
+def test_without_labels_a_head_of_ones_own_choice_judges_the_global_network_too():
+    run = tiny_run("fedavg+svm", task=styled_task(), training__rounds=1, objective="simclr")
+    assert run.method.head == "svm"
+    assert run.history[-1]["global_accuracy"] > 0.6
+
+
+def test_local_has_no_global_accuracy_without_labels_either():
+    assert tiny_run("local", task=styled_task(), objective="simclr").history[-1]["global_accuracy"] is None
+
+
+@pytest.mark.parametrize("objective", ["byol", "moco"])
+def test_a_late_joiners_slow_copy_starts_where_the_network_is(objective):
+    lane = Lane(Setup(styled_task(objective), get("fedavg+probe"), Training(batch_size=16, epochs=0), seed=0))
+    moved = {n: t + 1 if t.is_floating_point() else t for n, t in lane.downward().items()}
+    memory = perform(lane, Job("update", 7, Message(moved), client=0)).memory
+    name = "extractor.fc1.weight"
+    assert torch.equal(memory[f"model.target.{name}"], moved[f"model.{name}"])
 
 
 def test_generalisation_is_judged_in_every_style_and_personalisation_on_the_own_style():

@@ -49,12 +49,12 @@ def test_batch_norm_statistics_are_averaged():
     assert all((v != 0).any() for v in running)
 
 
-def test_with_one_client_fedavg_is_centralized():
-    """The same samples in another client's name differ only in the random order, so compare the result's kind."""
+def test_centralized_trains_on_everything_in_one_place():
     run = tiny_run("centralized")
-    assert run.history[-1]["clients"] == 1
-    assert run.history[-1]["up_bytes"] == 0
-    assert len(run.scores) == 6
+    record = run.history[-1]
+    assert (record["clients"], record["up_bytes"], len(run.scores)) == (1, 0, 6)
+    assert len(run.task.samples(-1)) == sum(len(samples) for samples in run.task.federation.train)
+    assert not same_state(run.server.state, tiny_run("fedavg").server.state)
 
 
 def test_fine_tuning_leaves_the_global_model_alone_and_changes_the_clients():
@@ -63,6 +63,43 @@ def test_fine_tuning_leaves_the_global_model_alone_and_changes_the_clients():
     assert [s.loss for s in plain.scores] != [s.loss for s in tuned.scores]
     head_only = tiny_run({"name": "fedavg+ft", "ft_epochs": 0})
     assert [s.right for s in head_only.scores] == [s.right for s in plain.scores]
+
+
+def test_fine_tuning_serves_what_was_fine_tuned():
+    plain, tuned = tiny_run("fedcrc"), tiny_run("fedcrc+ft")
+    assert [s.loss for s in plain.scores] != [s.loss for s in tuned.scores]
+
+
+def test_a_method_can_be_redefined_but_not_one_of_ours():
+    try:
+
+        class Again(Method):
+            sign: float = 1.0
+
+        assert get("again").sign == 1.0
+
+        class Again(Method):  # noqa: F811
+            sign: float = -1.0
+
+        assert get("again").sign == -1.0
+        with pytest.raises(UserError, match="'fedprox' is a method of fedloom already"):
+
+            class FedProx(Method):
+                pass
+
+    finally:
+        from fedloom.methods import REGISTRY
+
+        del REGISTRY["again"]
+
+
+def test_hyperparameters_are_checked_as_the_recipe_is():
+    with pytest.raises(UserError, match=r"method.mu = True: must be a number, not a switch"):
+        get("fedprox", mu=True)
+    with pytest.raises(UserError, match=r"method.norm = 'l3': is unknown; did you mean 'l2'"):
+        get("fedprox", norm="l3")
+    with pytest.raises(UserError, match=r"'\+ft' stands there twice"):
+        get("fedavg+ft+ft")
 
 
 def test_fine_tuning_needs_a_global_model():
@@ -107,7 +144,6 @@ def test_a_method_takes_ten_lines():
         from fedloom.methods import REGISTRY
 
         del REGISTRY["shrunk"]
-        method_class.cache_clear()
 
 
 def test_newcomers_never_train_and_are_reported_apart():

@@ -11,7 +11,7 @@ from torch import nn
 from fedloom.job import Job, perform
 from fedloom.lane import Lane, Setup
 from fedloom.message import Message
-from fedloom.methods import get
+from fedloom.methods import REGISTRY, get, hyperparameters
 from fedloom.methods.heads import write_linear
 from fedloom.training import Training
 
@@ -55,11 +55,21 @@ def test_heads_can_differ_between_clients():
 
 
 @pytest.mark.parametrize("head", ["linear", "mlp", "svm", "logreg"])
-def test_heads_work_on_the_extractor_of_any_method(head):
-    plain, headed = tiny_run("fedavg"), tiny_run(f"fedavg+{head}")
+@pytest.mark.parametrize("method", sorted(set(REGISTRY) - {"repper", "fedstyle", "centralized"}))
+def test_heads_work_on_the_extractor_of_any_method(method, head):
+    short = {"training__rounds": 1}
+    plain, headed = tiny_run(method, **short), tiny_run(f"{method}+{head}", **short)
     assert same_state(plain.server.state, headed.server.state)
     assert plain.history[-1]["global_accuracy"] == headed.history[-1]["global_accuracy"]
     assert [s.loss for s in plain.scores] != [s.loss for s in headed.scores]
+
+
+@pytest.mark.parametrize("head", ["linear", "mlp", "svm", "logreg"])
+@pytest.mark.parametrize("method", ["repper", "fedstyle"])
+def test_an_added_head_changes_the_head_and_no_other_hyperparameter(method, head):
+    plain, headed = get(method), get(f"{method}+{head}")
+    differing = {n for n in hyperparameters(type(plain)) if getattr(plain, n) != getattr(headed, n)}
+    assert differing == (set() if head == "linear" else {"head"})
 
 
 def features(classes, n=60, width=5, seed=0):
