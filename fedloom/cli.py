@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -235,20 +236,27 @@ def datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 @app.command(name="recipe")
 def print_recipe(
-    recipe: RecipeFile = None, method: MethodFlag = None, data: DataFlag = None, model: ModelFlag = None,
-    set_: Set = None, as_json: Json = False,
+    recipe: RecipeFile = None, method: MethodFlag = None, data: DataFlag = None, data_dir: DataDir = None,
+    clients: Clients = None, partition: Partition = None, model: ModelFlag = None, rounds: Rounds = None,
+    epochs: Epochs = None, batch_size: BatchSize = None, lr: Lr = None, fraction: Fraction = None,
+    seed: Seed = None, engine: EngineFlag = None, out_dir: Out = None, set_: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
     """Print the full resolved recipe: every field with its value.
 
-    Example: fedloom recipe --method fedprox --set training.rounds=50 > my.yaml
+    Example: fedloom recipe --method fedprox --rounds 50 > my.yaml
     """
-    values = api.raw_recipe(recipe, fields_of(set_, method=method, data=data, model=model))
-    values.pop("compare", None)
+    fields = fields_of(
+        set_, method=method, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model,
+        rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, seed=seed, engine=engine,
+        out=out_dir,
+    )  # fmt: skip
+    values = api.raw_recipe(recipe, fields)
+    comparison = {"compare": values.pop("compare")} if "compare" in values else {}
     resolved = Recipe.parse(values)
     if as_json:
-        show_json(resolved.resolved())
+        show_json(resolved.resolved() | comparison)
     else:
-        sys.stdout.write(resolved.to_yaml())
+        sys.stdout.write(resolved.to_yaml() + (yaml.safe_dump(comparison) if comparison else ""))
 
 
 @data_app.command(name="plot")
