@@ -1,17 +1,18 @@
 """One single-threaded worker process per core; data are shared, jobs and results travel as bytes."""
 
-import multiprocessing
 import os
 import sys
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import ClassVar
 
 import torch
+import torch.multiprocessing as multiprocessing
 
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.job import Job, Result, perform
@@ -42,8 +43,8 @@ class Processes(Engine):
 
     def __init__(self, setup: Setup, settings: EngineSettings):
         super().__init__(setup, settings)
-        # Forked workers have the data, the task and the method as they are, also one of a script or a notebook.
-        self._forks = sys.platform == "linux"
+        # Forked workers have the data, the task and the method as they are, also one of a notebook.
+        self._forks = sys.platform == "linux" and fork_works()
         if not self._forks:
             setup.task.dataset.images.share_memory_()
             setup.task.dataset.labels.share_memory_()
@@ -123,6 +124,27 @@ class Processes(Engine):
             if worker.process.is_alive():
                 worker.process.kill()
         self._workers = []
+
+
+@contextmanager
+def quiet_fork() -> Iterator[None]:
+    """Python 3.12 warns of any fork beside threads; ours hold nothing that a worker needs."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+def fork_works() -> bool:
+    """Whether a forked process could still train: after training here, torch's CUDA builds refuse it there."""
+    with quiet_fork():
+        child = os.fork()
+    if child == 0:
+        try:
+            torch.ones(1, requires_grad=True).sum().backward()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def cores() -> int:

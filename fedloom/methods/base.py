@@ -1,6 +1,7 @@
 """What a method is: which parts a client holds, what it shares and keeps, how it learns. Never where it runs."""
 
 import ast
+import importlib
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -71,6 +72,11 @@ class Method:
 
     name: ClassVar[str] = "method"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By name and hyperparameters: a method with additions (`fedavg+ft`) is made at run time."""
+        home = REGISTRY[self.name.split("+")[0]].__module__
+        return _again, (home, self.name, {f.name: getattr(self, f.name) for f in fields(self)})
+
     @property
     def up(self) -> tuple[str, ...]:
         """Parts that a client sends."""
@@ -140,6 +146,14 @@ class Method:
     def personal_parts(self) -> tuple[str, ...]:
         """Kept parts without which a client's model is not its own."""
         return self.keeps if self.serves is None else self.serves
+
+
+def _again(home: str, name: str, parameters: dict[str, Any]) -> Method:
+    """The method that was pickled; importing its home makes it known."""
+    if home != "__main__":
+        importlib.import_module(home)
+    made: Method = importlib.import_module("fedloom.methods").get(name, **parameters)
+    return made
 
 
 def _refuse(method: Method, attribute: str, value: object) -> None:

@@ -1,13 +1,14 @@
 import os
+import pickle
 import signal
 import threading
 
 import pytest
 import torch
-from tiny import tiny_run, tiny_task
+from tiny import same_state, tiny_run, tiny_task
 
 from fedloom.engines import EngineSettings, Inline, Processes
-from fedloom.engines.processes import WorkerError
+from fedloom.engines.processes import WorkerError, fork_works
 from fedloom.job import Job
 from fedloom.lane import Setup
 from fedloom.message import Message
@@ -71,6 +72,19 @@ def test_a_slow_first_client_does_not_let_results_pile_up():
     assert len(given) == 60
 
 
+@pytest.mark.parametrize("method", ["fedavg+ft", "fedcrl", "fedstyle"])
+def test_where_forking_is_impossible_workers_are_spawned_and_agree(method, monkeypatch):
+    monkeypatch.setattr("fedloom.engines.processes.fork_works", lambda: False)
+    expected = tiny_run(method, training__rounds=1)
+    assert same_state(tiny_run(method, engine="processes", training__rounds=1).server.state, expected.server.state)
+
+
+def test_a_method_survives_pickling_with_its_additions():
+    method = get("fedprox+ft", mu=0.3, ft_epochs=2)
+    again = pickle.loads(pickle.dumps(method))
+    assert (again.name, again.mu, again.ft_epochs, again.ft_parts) == ("fedprox+ft", 0.3, 2, "head")
+
+
 def test_threads_are_given_back():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -95,6 +109,7 @@ def test_no_process_is_left_behind():
     assert not any(process.is_alive() for process in processes)
 
 
+@pytest.mark.skipif(not fork_works(), reason="forking is impossible here, and a class inside a function cannot be sent")
 def test_a_method_of_the_users_script_runs_in_the_workers():
     class Mine(Method):
         pass
