@@ -13,7 +13,8 @@ from fedloom.checking import checked
 from fedloom.errors import UserError, nearest
 from fedloom.methods.base import REGISTRY, Method, field_docs, hyperparameters
 from fedloom.methods.finetune import FineTuned
-from fedloom.methods.heads import Linear, LogReg, Mlp, Probed, Svm
+from fedloom.methods.heads import Linear, LogReg, Mlp, Svm
+from fedloom.methods.probes import Probed
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy, normalize
 from fedloom.client import Client
 from fedloom.data.batch import Batch, FeatureBatch
 from fedloom.losses import supcon
-from fedloom.methods.heads import Probed
+from fedloom.methods.probes import Probed
 from fedloom.objectives import SelfSupervised, Views, mlp
 from fedloom.parts import Part, copy_
 from fedloom.task import Task

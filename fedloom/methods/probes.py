@@ -1,0 +1,64 @@
+"""Linear probes: how a representation that was learnt without labels is judged (FedStyle's two evaluations)."""
+
+from copy import deepcopy
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from fedloom.client import Client
+from fedloom.methods.heads import Headed, classify
+from fedloom.models import SplitModel
+from fedloom.parts import Part, copy_
+from fedloom.task import Task
+
+
+class Probed(Headed, abstract=True):
+    """How a representation learnt without labels is judged: linear classifiers on it, frozen.
+
+    Personalisation: a client's own, on its data. Generalisation: one per style on the global representation, on all of
+    that style's data.
+    """
+
+    head_epochs: int = 100
+    """Epochs of the linear classifier: features are computed once, so they are cheap."""
+    personal_network: Literal["local", "global"] = "local"
+    """Judge personal features by the client's own last network, or by the aggregated one."""
+
+    @property
+    def keeps(self) -> tuple[str, ...]:  # type: ignore[override]
+        """What the method keeps, and the client's last extractor."""
+        return (*super().keeps, "own")
+
+    def build(self, task: Task) -> dict[str, Part]:
+        """The method's parts, classifiers, and a place for the client's last extractor."""
+        parts = super().build(task)
+        model = parts["model"]
+        assert isinstance(model, SplitModel)
+        return parts | {"own": deepcopy(model.extractor) if self.personal_network == "local" else nn.Identity()}
+
+    def update(self, client: Client) -> None:
+        """As the method does; then the network is remembered."""
+        super().update(client)
+        self.remember(client)
+
+    def remember(self, client: Client) -> None:
+        """Keeps what the client has trained before the server averages it away."""
+        if self.personal_network == "local":
+            copy_(client.own, client.model.extractor)
+
+    def represent(self, client: Client, x: Tensor) -> Tensor:
+        """By the client's own network, or by the aggregated one."""
+        return client.own(x) if self.personal_network == "local" else super().represent(client, x)
+
+    def generalise(self, client: Client) -> None:
+        """A classifier on the global representation."""
+        self.fit_head(client, self.head, client.features(self.represent_global))
+
+    def represent_global(self, client: Client, x: Tensor) -> Tensor:
+        """What is the same for everybody."""
+        z: Tensor = client.model.extractor(x)
+        return z
+
+    def predict_global(self, server: Any, x: Tensor) -> Tensor:
+        """The style's classifier on the global representation."""
+        return classify(server, self.head, self.represent_global(server, x))
