@@ -123,6 +123,7 @@ class Lane:
             if isinstance(module, Dropout):
                 module.generator = self.generator
         self.sites: dict[Hashable, Site] = {}
+        self._parameters: dict[tuple[str, ...], list[Tensor]] = {}
         self.private = tuple(n for n, module in self.parts.named_modules() if getattr(module, "stays_local", False))
         """Paths inside shared parts that never leave a client: slow copies, queues."""
 
@@ -154,8 +155,10 @@ class Lane:
                 tensor.copy_(self.initial[name] if value is None else value)
 
     def parameters(self, paths: tuple[str, ...]) -> list[Tensor]:
-        """Trainable tensors under these paths."""
-        return [p for name, p in self.parts.named_parameters() if under(name, paths)]
+        """Trainable tensors under these paths (asked for in every step, so found once)."""
+        if paths not in self._parameters:
+            self._parameters[paths] = [p for name, p in self.parts.named_parameters() if under(name, paths)]
+        return self._parameters[paths]
 
     def networks_in(self, paths: tuple[str, ...]) -> list[SplitModel]:
         """Networks of which some part is under these paths."""

@@ -282,7 +282,8 @@ class Worker:
         count = lane.stepper.run(lane, site, take, drawn())
         if kept:
             self._remember(site, kept)
-        means = {name: total / site.samples.clamp_min(1) for name, total in site.sums.items()}
+        # without a step nothing is told, whatever an earlier client noted at this site
+        means = {name: total / site.samples for name, total in site.sums.items()} if count else {}
         self._loss = means.get("loss", self._loss)
         return Told(means, count, site.lr.clone())
 

@@ -210,3 +210,9 @@ def test_a_small_client_takes_at_least_so_many_steps():
     large = client_of()
     batches = -(-large.size // 16)
     assert large.fit("model", plain, epochs=50, at_least=100).steps == 50 * batches
+
+
+def test_without_a_step_nothing_is_told_whoever_worked_here_before():
+    client = client_of()
+    assert set(client.fit("model", plain)) == {"loss"}
+    assert client.fit("model", plain, epochs=0) == {}

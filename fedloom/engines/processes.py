@@ -59,10 +59,7 @@ class Processes(Engine):
         ours = [here, *(worker.pipe for worker in self._workers)] if self._forks else []
         arguments = (there, self.setup, ours)
         process = self._context.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
-        with (
-            warnings.catch_warnings()
-        ):  # Python 3.12 warns of any fork beside threads; ours hold nothing a worker needs
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with quiet_fork():
             process.start()
         there.close()
         return _Worker(process, here)
@@ -70,6 +67,7 @@ class Processes(Engine):
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Idle workers take the next job; results wait until their turn comes, a bounded number of them."""
         waiting = enumerate(jobs)
+        self._next = None
         done: dict[int, Result] = {}
         turn = 0
         idle = list(self._workers)

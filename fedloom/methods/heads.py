@@ -133,9 +133,9 @@ def write_linear(linear: nn.Linear, head: Head, z: Tensor, y: Tensor) -> None:
     from sklearn.svm import LinearSVC
 
     seen, labels = np.unique(y.cpu().numpy(), return_inverse=True)
-    weight = torch.zeros_like(linear.weight)
-    bias = torch.full_like(linear.bias, NEVER)
-    bias[torch.from_numpy(seen).to(bias.device)] = 0
+    weight = np.zeros(tuple(linear.weight.shape))
+    bias = np.full(len(weight), NEVER)
+    bias[seen] = 0
     if len(seen) > 1:
         kind = (
             LinearSVC(random_state=0, max_iter=10_000)
@@ -147,8 +147,6 @@ def write_linear(linear: nn.Linear, head: Head, z: Tensor, y: Tensor) -> None:
         if len(seen) == 2:  # scikit-learn gives the second class's side only
             coefficients = np.concatenate([-coefficients, coefficients]) / 2
             intercepts = np.concatenate([-intercepts, intercepts]) / 2
-        rows = torch.from_numpy(seen).to(weight.device)
-        weight[rows] = torch.from_numpy(coefficients).to(weight)
-        bias[rows] = torch.from_numpy(intercepts).to(bias)
-    linear.weight.copy_(weight)
-    linear.bias.copy_(bias)
+        weight[seen], bias[seen] = coefficients, intercepts
+    linear.weight.copy_(torch.from_numpy(weight))
+    linear.bias.copy_(torch.from_numpy(bias))
