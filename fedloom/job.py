@@ -120,7 +120,7 @@ def _client(lane: Lane, job: Job, purpose: str, memory: State | None) -> Client:
     lane.load(job.message, memory)
     new = memory is None
     if new:
-        for network in lane.networks_in(tuple(lane.parts.named_tensors())):
+        for network in lane.networks:
             lane.setup.task.objective.begin(network)
         lane.setup.method.prepare(Client(lane, who=job.client, round=0, job="prepare", samples=samples, first=True))
     kept = {name: tensor for name, tensor in (memory or {}).items() if name.startswith("optim.")}

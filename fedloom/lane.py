@@ -5,9 +5,11 @@ generator, and per call site of `fit` or `steps` the optimizer state and statist
 a step is executed (eagerly, or recorded once and replayed) is the lane's stepper.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -16,7 +18,8 @@ from torch import Tensor, nn
 from fedloom.data.batch import Pixels
 from fedloom.models import SplitModel
 from fedloom.optimizers import Optimizer
-from fedloom.parts import Parts, State, snapshot, under
+from fedloom.parts import Parts, State, copies, copy_all_, under
+from fedloom.plan import Indices, Plan
 from fedloom.randomness import Dropout, key
 from fedloom.training import Training
 
@@ -24,7 +27,9 @@ if TYPE_CHECKING:
     from fedloom.methods.base import Method
     from fedloom.task import Task
 
-Indices = tuple[Tensor, ...]
+EVALUATION_BATCH = 512
+"""Images of one forward pass in evaluation; on a GPU small images go in larger batches."""
+EVALUATION_PIXELS = 2048 * 32 * 32
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,6 @@ class Setup:
 class Site:
     """One call site of `fit` or `steps` on one lane: everything a step writes besides the parts."""
 
-    samples: Tensor
     lr: Tensor
     optimizers: dict[tuple[str, ...], Optimizer] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -56,12 +60,15 @@ class Site:
 
     def written(self) -> list[Tensor]:
         """Statistics and optimizer state."""
-        return [self.samples, *self.sums.values(), *(t for o in self.optimizers.values() for t in o.state())]
+        return [*self.sums.values(), *(t for o in self.optimizers.values() for t in o.state())]
 
     def reset(self) -> None:
         """As if nothing had been trained here yet."""
+        by_type: dict[torch.dtype, list[Tensor]] = {}
         for tensor in self.written():
-            tensor.zero_()
+            by_type.setdefault(tensor.dtype, []).append(tensor)
+        for tensors in by_type.values():
+            torch._foreach_zero_(tensors)
 
     def hold(self, data: tuple[Tensor, Tensor], capacity: int) -> None:
         """Copies features into memory of a fixed place, for steps that are recorded."""
@@ -78,8 +85,8 @@ class Stepper(Protocol):
 
     fixed_memory: bool
 
-    def run(self, lane: "Lane", site: Site, step: Callable[[Indices], None], batches: Iterator[Indices]) -> int:
-        """Takes a step for every batch; returns how many."""
+    def run(self, lane: "Lane", site: Site, step: Callable[[Indices], None], plan: Plan) -> None:
+        """Takes the plan's steps."""
         ...
 
 
@@ -88,13 +95,23 @@ class Eager:
 
     fixed_memory = False
 
-    def run(self, lane: "Lane", site: Site, step: Callable[[Indices], None], batches: Iterator[Indices]) -> int:
-        """One Python call per batch."""
-        count = 0
-        for batch in batches:
-            step(batch)
-            count += 1
-        return count
+    def run(self, lane: "Lane", site: Site, step: Callable[[Indices], None], plan: Plan) -> None:
+        """One Python call per step."""
+        for indices in plan.steps(lane.device):
+            step(indices)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """In what numbers and layout a device computes."""
+
+    bf16: bool = False
+    channels_last: bool = False
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """Of images and convolutions."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
 class Lane:
@@ -108,51 +125,77 @@ class Lane:
         stepper: Stepper | None = None,
         pixels: Pixels | None = None,
         built: Parts | None = None,
+        numbers: Arithmetic | None = None,
     ):
         self.setup = setup
         self.device = torch.device(device)
         self.stepper: Stepper = stepper or Eager()
-        self.pixels = (pixels or setup.task.pixels).to(self.device)
+        self.numbers = numbers or Arithmetic()
+        layout = self.numbers.layout
+        self.pixels = (pixels or setup.task.pixels).to(self.device, layout)
         self.generator = torch.Generator(self.device)
         self.parts = deepcopy(built or setup.build()).to(self.device)
-        self.initial = snapshot(self.parts)
+        self.parts.to(memory_format=layout)  # type: ignore[call-overload]
         tops = dict.fromkeys(path.split(".")[0] for path in setup.method.down)
         self.received = Parts({top: deepcopy(getattr(self.parts, top)) for top in tops})
         self.received.requires_grad_(False).eval()
         for module in (*self.parts.modules(), *self.received.modules()):
             if isinstance(module, Dropout):
                 module.generator = self.generator
+        self.tensors = self.parts.named_tensors()
+        """Every tensor of the parts by name. The tree never changes, only what is in it."""
+        self.initial = copies(self.tensors)
         self.sites: dict[Hashable, Site] = {}
+        self._received = self.received.named_tensors()
         self._parameters: dict[tuple[str, ...], list[Tensor]] = {}
+        self._networks: dict[tuple[str, ...], list[SplitModel]] = {}
+        self._modes: dict[Hashable, tuple[list[tuple[nn.Module, bool]], list[tuple[nn.Parameter, bool]]]] = {}
         self.private = tuple(n for n, module in self.parts.named_modules() if getattr(module, "stays_local", False))
         """Paths inside shared parts that never leave a client: slow copies, queues."""
 
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """What networks run under. Nothing is cached: a step may change weights and use them again."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.numbers.bf16, cache_enabled=False)
+
+    @cached_property
+    def evaluation_batch(self) -> int:
+        """Images of one forward pass without gradients."""
+        if self.device.type == "cpu":
+            return EVALUATION_BATCH
+        return max(EVALUATION_BATCH, EVALUATION_PIXELS // self.pixels.images[0, 0].numel())
+
     def outgoing(self) -> State:
         """What a client sends."""
-        sent = snapshot(self.parts, self.setup.method.up)
-        return {name: tensor for name, tensor in sent.items() if not under(name, self.private)}
+        return self._copies(self._up)
 
     def downward(self) -> State:
         """What a server holds for its clients, at the values that the parts have now."""
-        held = snapshot(self.parts, self.setup.method.down)
-        return {name: tensor for name, tensor in held.items() if not under(name, self.private)}
+        return self._copies(self._names(self.setup.method.down))
 
     def kept(self) -> State:
         """What stays with a client between rounds."""
-        return snapshot(self.parts, (*self.setup.method.keeps, *self.private))
+        return self._copies(self._kept)
+
+    @cached_property
+    def _up(self) -> list[str]:
+        return self._names(self.setup.method.up)
+
+    @cached_property
+    def _kept(self) -> list[str]:
+        return [name for name in self.tensors if under(name, (*self.setup.method.keeps, *self.private))]
+
+    def _names(self, paths: tuple[str, ...]) -> list[str]:
+        return [name for name in self.tensors if under(name, paths) and not under(name, self.private)]
+
+    def _copies(self, names: list[str]) -> State:
+        return copies({name: self.tensors[name] for name in names})
 
     def load(self, message: Mapping[str, Tensor], memory: State | None) -> None:
         """Makes this lane a client's: initial values ← received ← memory."""
-        with torch.no_grad():
-            received = self.received.named_tensors()
-            for name, tensor in received.items():
-                tensor.copy_(message.get(name, self.initial[name]))
-            memory = memory or {}
-            for name, tensor in self.parts.named_tensors().items():
-                value = memory.get(name)
-                if value is None:
-                    value = message.get(name)
-                tensor.copy_(self.initial[name] if value is None else value)
+        values = self.initial | dict(message)
+        copy_all_(list(self._received.values()), [values[name] for name in self._received])
+        values |= memory or {}
+        copy_all_(list(self.tensors.values()), [values[name] for name in self.tensors])
 
     def parameters(self, paths: tuple[str, ...]) -> list[Tensor]:
         """Trainable tensors under these paths (asked for in every step, so found once)."""
@@ -160,20 +203,27 @@ class Lane:
             self._parameters[paths] = [p for name, p in self.parts.named_parameters() if under(name, paths)]
         return self._parameters[paths]
 
+    @cached_property
+    def networks(self) -> list[SplitModel]:
+        """All networks."""
+        return [module for module in self.parts.modules() if isinstance(module, SplitModel)]
+
     def networks_in(self, paths: tuple[str, ...]) -> list[SplitModel]:
         """Networks of which some part is under these paths."""
-        return [
-            module
-            for name, module in self.parts.named_modules()
-            if isinstance(module, SplitModel) and (under(name, paths) or any(under(path, (name,)) for path in paths))
-        ]
+        if paths not in self._networks:
+            self._networks[paths] = [
+                module
+                for name, module in self.parts.named_modules()
+                if isinstance(module, SplitModel)
+                and (under(name, paths) or any(under(path, (name,)) for path in paths))
+            ]
+        return self._networks[paths]
 
     def site(self, where: Hashable, optimized: Iterable[tuple[str, ...]]) -> Site:
         """The call site's statistics and optimizers, made on first use, zeroed on each."""
         site = self.sites.get(where)
         if site is None:
-            zero = torch.zeros((), device=self.device)
-            site = self.sites[where] = Site(samples=zero, lr=zero.clone())
+            site = self.sites[where] = Site(lr=torch.zeros((), device=self.device))
             settings = self.setup.training.optimizer
             site.optimizers = {paths: Optimizer(self.parameters(paths), settings) for paths in optimized}
         site.reset()
@@ -184,11 +234,22 @@ class Lane:
 
         Without `norms`, batch-norm stays in eval mode everywhere: one sample has no variance.
         """
-        for name, module in self.parts.named_modules():
-            batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-            module.training = bool(name) and under(name, paths) and (norms or not batch_norm)
-        for name, parameter in self.parts.named_parameters():
-            parameter.requires_grad_(under(name, paths))
+        if (paths, norms) not in self._modes:
+            self._modes[paths, norms] = self._mode(paths, norms)
+        modules, parameters = self._modes[paths, norms]
+        for module, training in modules:
+            module.training = training
+        for parameter, learns in parameters:
+            parameter.requires_grad_(learns)
+
+    def _mode(
+        self, paths: tuple[str, ...], norms: bool
+    ) -> tuple[list[tuple[nn.Module, bool]], list[tuple[nn.Parameter, bool]]]:
         for name, buffer in self.parts.named_buffers():
             if buffer.requires_grad:
                 raise RuntimeError(f"{name} is a tensor part that requires a gradient: register it as nn.Parameter")
+        modules = []
+        for name, module in self.parts.named_modules():
+            batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+            modules.append((module, bool(name) and under(name, paths) and (norms or not batch_norm)))
+        return modules, [(p, under(name, paths)) for name, p in self.parts.named_parameters()]

@@ -30,7 +30,7 @@ class Optimizer:
         self.parameters = parameters
         self.settings = settings
         device = parameters[0].device if parameters else None
-        self.count = torch.zeros((), device=device, dtype=torch.float64)  # 1 − 0.999^t needs the digits
+        self.count = torch.zeros((), device=device, dtype=torch.float64)  # Adam's; 1 − 0.999^t needs the digits
         uses_first = settings.name == "adam" or settings.momentum > 0
         self.first = [torch.zeros_like(p) for p in parameters] if uses_first else []
         self.second = [torch.zeros_like(p) for p in parameters] if settings.name == "adam" else []
@@ -49,8 +49,8 @@ class Optimizer:
         grads: list[Tensor] = [g for g in gradients if g is not None]
         if self.settings.weight_decay:
             grads = list(torch._foreach_add(grads, parameters, alpha=self.settings.weight_decay))
-        self.count.add_(1)
         if self.settings.name == "adam":
+            self.count.add_(1)
             self._adam(parameters, grads, [self.first[i] for i in used], [self.second[i] for i in used], lr)
             return
         if self.settings.momentum:

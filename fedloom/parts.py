@@ -42,11 +42,7 @@ def as_paths(parts: str | Sequence[str]) -> tuple[str, ...]:
 def snapshot(parts: Parts, paths: Iterable[str] | None = None) -> State:
     """Copies of the tensors under these paths (all of them by default)."""
     paths = None if paths is None else tuple(paths)
-    return {
-        name: tensor.detach().clone()
-        for name, tensor in parts.named_tensors().items()
-        if paths is None or under(name, paths)
-    }
+    return copies({n: t for n, t in parts.named_tensors().items() if paths is None or under(n, paths)})
 
 
 def nbytes(state: Mapping[str, Tensor]) -> int:
@@ -65,26 +61,44 @@ def parameters_of(part: Part) -> list[Tensor]:
 
 
 @torch.no_grad()
+def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Overwrites tensors in place, all of them in few operations."""
+    for floating in (True, False):  # one operation copies tensors of one type
+        pairs = [(t, s) for t, s in zip(targets, sources, strict=True) if t.is_floating_point() is floating]
+        if pairs:
+            torch._foreach_copy_([t for t, _ in pairs], [s for _, s in pairs])
+
+
+def copies(tensors: Mapping[str, Tensor]) -> State:
+    """Copies of tensors, all of them in few operations."""
+    made = {name: torch.empty_like(tensor, requires_grad=False) for name, tensor in tensors.items()}
+    copy_all_(list(made.values()), list(tensors.values()))
+    return made
+
+
+@torch.no_grad()
 def copy_(target: Part, source: Part | Mapping[str, Tensor]) -> None:
     """Overwrites a part in place, with a part of the same shape or with named tensors (those that it names)."""
     if isinstance(source, Mapping):
         assert isinstance(target, nn.Module), "named tensors go into a module"
         own = dict(target.named_parameters()) | dict(target.named_buffers())
-        for name, value in source.items():
-            own[name].copy_(value)
+        copy_all_([own[name] for name in source], list(source.values()))
         return
-    for mine, theirs in zip(tensors_of(target), tensors_of(source), strict=True):
-        mine.copy_(theirs)
+    copy_all_(tensors_of(target), tensors_of(source))
 
 
 @torch.no_grad()
 def lerp_(target: Part, source: Part, weight: float | Tensor) -> None:
     """target ← target + weight · (source − target), exact at 0 and 1. Integer buffers are taken from the source."""
-    for mine, theirs in zip(tensors_of(target), tensors_of(source), strict=True):
-        if mine.is_floating_point():
-            mine.lerp_(theirs, torch.as_tensor(weight, dtype=mine.dtype, device=mine.device))
-        else:
-            mine.copy_(theirs)
+    pairs = list(zip(tensors_of(target), tensors_of(source), strict=True))
+    whole = [(mine, theirs) for mine, theirs in pairs if not mine.is_floating_point()]
+    copy_all_([mine for mine, _ in whole], [theirs for _, theirs in whole])
+    moving = [(mine, theirs) for mine, theirs in pairs if mine.is_floating_point()]
+    if isinstance(weight, Tensor):
+        for mine, theirs in moving:
+            mine.lerp_(theirs, weight.to(mine))
+    elif moving:
+        torch._foreach_lerp_([mine for mine, _ in moving], [theirs for _, theirs in moving], weight)
 
 
 @torch.no_grad()
@@ -104,5 +118,5 @@ def filled(module: nn.Module, value: float) -> nn.Module:
 
 def squared_distance(part: Part, reference: Part) -> Tensor:
     """‖part − reference‖² over parameters; no gradient reaches the reference."""
-    pairs = zip(parameters_of(part), parameters_of(reference), strict=True)
-    return torch.stack([(mine - theirs.detach()).square().sum() for mine, theirs in pairs]).sum()
+    mine = torch.cat([tensor.flatten() for tensor in parameters_of(part)])
+    return (mine - torch.cat([tensor.detach().flatten() for tensor in parameters_of(reference)])).square().sum()

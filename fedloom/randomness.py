@@ -33,8 +33,8 @@ class Dropout(nn.Module):
         """Zeroes with probability p and rescales in training; the identity otherwise."""
         if not self.training or self.p == 0:
             return x
-        keep = torch.rand(x.shape, generator=self.generator, device=x.device, dtype=x.dtype) >= self.p
-        return x * keep / (1 - self.p)
+        kept = torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator)
+        return x * kept.div_(1 - self.p)
 
     def extra_repr(self) -> str:
         """Shows p."""

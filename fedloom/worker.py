@@ -1,7 +1,7 @@
 """What a client and the server have in common: parts to work on, and ways to train them."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fedloom.data.batch import Batch, FeatureBatch
-from fedloom.lane import Indices, Lane, Site
+from fedloom.lane import Lane, Site
 from fedloom.optimizers import descend_
 from fedloom.parts import Parts, State, as_paths
+from fedloom.plan import Indices, shuffled
 from fedloom.randomness import key, numpy_generator
 
-EVALUATION_BATCH = 512
 Features = tuple[Tensor, Tensor]
 
 
@@ -123,7 +123,7 @@ class Worker:
         paths = as_paths(parts)
 
         def step(batch: Batch) -> None:
-            value = loss(self, batch).mean()
+            value = _mean(loss(self, batch))
             self.note("loss", value)
             self.descend(paths, value)
             if after is not None:
@@ -181,7 +181,7 @@ class Worker:
         assert self._site is not None, "descend is called inside a step"
         paths = as_paths(parts)
         parameters = self._lane.parameters(paths)
-        gradients = torch.autograd.grad(loss.mean(), parameters, allow_unused=True)
+        gradients = torch.autograd.grad(_mean(loss), parameters, allow_unused=True)
         rate = self._site.lr if lr is None else lr
         if plain:
             used = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
@@ -192,18 +192,18 @@ class Worker:
     def note(self, name: str, value: Tensor) -> None:
         """Adds to a statistic of this fit: `told[name]` is its sample-weighted mean."""
         assert self._site is not None, "note is called inside a step"
-        total = self._site.sums.setdefault(name, torch.zeros_like(self._site.samples))
-        total.add_(value.detach().mean() * self._batch_size)
+        total = self._site.sums.setdefault(name, torch.zeros_like(self._site.lr))
+        total.add_(_mean(value.detach()), alpha=self._batch_size)
 
     def features(self, extract: Callable[..., Tensor] | None = None) -> Features:
         """Representations and labels of all training samples, in eval mode; `extract(client, x)` or the extractor."""
         extract = extract or _extractor
-        index = torch.from_numpy(self._samples)
-        self._lane.parts.eval()
-        with torch.no_grad():
-            chunks = [chunk.to(self._lane.device) for chunk in index.split(EVALUATION_BATCH)]
-            z = torch.cat([extract(self, self._lane.pixels.plain(chunk)) for chunk in chunks])
-            return z, self._lane.pixels.labels[torch.cat(chunks)]
+        lane = self._lane
+        index = torch.from_numpy(self._samples).to(lane.device)
+        lane.parts.eval()
+        with torch.no_grad(), lane.arithmetic():
+            z = torch.cat([extract(self, lane.pixels.plain(i)).float() for i in index.split(lane.evaluation_batch)])
+            return z, lane.pixels.labels[index]
 
     def _plain(self, value: int) -> int:
         if self._inside:
@@ -244,17 +244,17 @@ class Worker:
         site.lr.fill_(training.lr(max(1, self._round)) if lr is None else lr)
         if kept:
             self._restore(site, kept)
-        if data is None:
-            index = torch.from_numpy(self._samples)
-        else:
-            index = torch.arange(len(data[0]))
+        index = self._samples
+        if data is not None:
+            index = np.arange(len(data[0]))
             if lane.stepper.fixed_memory:
                 site.hold(data, lane.setup.task.largest_client)
                 data = site.data
         if fraction < 1:
-            index = index[torch.from_numpy(order.permutation(len(index))[: max(1, int(fraction * len(index)))])]
+            index = index[order.permutation(len(index))[: max(1, int(fraction * len(index)))]]
         if epochs and len(index):
             epochs = max(epochs, math.ceil(at_least / math.ceil(len(index) / size)))
+        plan = shuffled(index, size, order, epochs=epochs, batches=batches)
         lane.train_only(paths, norms=min(size, len(index)) > 1)
         objective = lane.setup.task.objective
         followed = lane.networks_in(paths)
@@ -262,30 +262,25 @@ class Worker:
         def take(indices: Indices) -> None:
             self._inside = True
             try:
-                drawn: list[Any] = [
-                    Batch(lane.pixels, i, lane.generator, views) if data is None else FeatureBatch(data, i)
-                    for i in indices
-                ]
-                self._batch_size = sum(batch.size for batch in drawn)
-                site.samples.add_(self._batch_size)
-                step(*drawn)
-                for model in followed:
-                    objective.follow(model)
+                with lane.arithmetic():
+                    drawn: list[Any] = [
+                        Batch(lane.pixels, i, lane.generator, views) if data is None else FeatureBatch(data, i)
+                        for i in indices
+                    ]
+                    self._batch_size = sum(batch.size for batch in drawn)
+                    step(*drawn)
+                    for model in followed:
+                        objective.follow(model)
             finally:
                 self._inside = False
 
-        def drawn() -> Iterator[Indices]:
-            for _ in range(epochs):
-                shuffled = [shuffled_batches(index, size, order, lane.device) for _ in range(batches)]
-                yield from zip(*shuffled, strict=True)
-
-        count = lane.stepper.run(lane, site, take, drawn())
+        lane.stepper.run(lane, site, take, plan)
         if kept:
             self._remember(site, kept)
         # without a step nothing is told, whatever an earlier client noted at this site
-        means = {name: total / site.samples for name, total in site.sums.items()} if count else {}
+        means = {name: total / plan.samples for name, total in site.sums.items()} if plan.sizes else {}
         self._loss = means.get("loss", self._loss)
-        return Told(means, count, site.lr.clone())
+        return Told(means, len(plan.sizes), site.lr.clone())
 
     def _restore(self, site: Site, name: str) -> None:
         for path, tensor in _optimizer_state(site, name):
@@ -296,20 +291,16 @@ class Worker:
         self._kept |= {path: tensor.clone() for path, tensor in _optimizer_state(site, name)}
 
 
-def shuffled_batches(index: Tensor, size: int, order: np.random.Generator, device: torch.device) -> list[Tensor]:
-    """A random order cut into batches of exact sizes. A remainder of one joins the batch before it."""
-    batches = list(index[torch.from_numpy(order.permutation(len(index)))].to(device).split(size))
-    if len(batches) > 1 and len(batches[-1]) == 1:
-        batches[-2:] = [torch.cat(batches[-2:])]
-    return batches
-
-
 def _optimizer_state(site: Site, name: str) -> list[tuple[str, Tensor]]:
     return [
         (f"optim.{name}.{'+'.join(paths)}.{i}", tensor)
         for paths, optimizer in site.optimizers.items()
         for i, tensor in enumerate(optimizer.state())
     ]
+
+
+def _mean(value: Tensor) -> Tensor:
+    return value if value.dim() == 0 else value.mean()
 
 
 def _extractor(client: Worker, x: Tensor) -> Tensor:

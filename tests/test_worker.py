@@ -9,8 +9,9 @@ from fedloom.lane import Lane, Setup
 from fedloom.methods import get
 from fedloom.optimizers import OptimizerSettings
 from fedloom.parts import copy_, snapshot
+from fedloom.plan import shuffled
 from fedloom.training import Training
-from fedloom.worker import StaleValueError, shuffled_batches
+from fedloom.worker import StaleValueError
 
 
 def client_of(task=None, who=0, method="fedavg", **training):
@@ -56,7 +57,8 @@ def test_fit_equals_a_plain_pytorch_loop():
 
 def test_every_sample_trains_once_an_epoch_and_no_batch_is_a_single():
     for n in range(1, 70):
-        batches = shuffled_batches(torch.arange(n) * 3, 16, np.random.default_rng(n), torch.device("cpu"))
+        steps = shuffled(np.arange(n) * 3, 16, np.random.default_rng(n)).steps(torch.device("cpu"))
+        batches = [index for (index,) in steps]
         assert sorted(torch.cat(batches).tolist()) == [3 * i for i in range(n)]
         assert n == 1 or min(len(b) for b in batches) > 1
         assert max(len(b) for b in batches) <= 17

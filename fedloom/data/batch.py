@@ -1,6 +1,6 @@
 """A batch: indices into the resident dataset; pixels, views and labels appear only when a loss reads them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -19,27 +19,45 @@ class Pixels:
     std: Tensor
     augment: Augment
     views: Augment
+    layout: torch.memory_format = torch.contiguous_format
 
-    def to(self, device: torch.device) -> "Pixels":
-        """The same on another device."""
-        images, labels, mean, std = (tensor.to(device) for tensor in self.tensors())
-        return Pixels(images, labels, mean, std, self.augment, self.views)
+    def to(self, device: torch.device, layout: torch.memory_format | None = None) -> "Pixels":
+        """The same on another device, or for networks that want channels last."""
+        layout = layout or self.layout
+        images = self.images.to(device, memory_format=layout)
+        labels, mean, std = (tensor.to(device) for tensor in (self.labels, self.mean, self.std))
+        return replace(self, images=images, labels=labels, mean=mean, std=std, layout=layout)
 
     def image(self, index: Tensor) -> Tensor:
         """Pixels in [0, 1]."""
-        return self.images[index].to(self.mean.dtype).div(255)
+        return self._stored(index).to(self.mean.dtype).div(255)
 
     def normalise(self, image: Tensor) -> Tensor:
         """(pixel − mean) / std, per channel."""
-        return (image - self.mean) / self.std
+        return ((image - self.mean) / self.std).contiguous(memory_format=self.layout)
 
     def plain(self, index: Tensor) -> Tensor:
-        """What a network sees in evaluation."""
-        return self.normalise(self.image(index))
+        """What a network sees in evaluation: normalised straight from the stored bytes, in one operation."""
+        return torch.addcmul(self.shift, self._stored(index), self.scale)
+
+    def _stored(self, index: Tensor) -> Tensor:
+        if self.layout is torch.contiguous_format:
+            return self.images[index]
+        return self.images.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)  # rows as they lie in memory
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """What a stored byte is multiplied by."""
+        return 1 / (255 * self.std)
+
+    @cached_property
+    def shift(self) -> Tensor:
+        """What is added to it."""
+        return -self.mean / self.std
 
     def tensors(self) -> list[Tensor]:
         """All that a step may read."""
-        return [self.images, self.labels, self.mean, self.std]
+        return [self.images, self.labels, self.mean, self.std, self.scale, self.shift]
 
 
 class Batch:
@@ -57,6 +75,8 @@ class Batch:
     @cached_property
     def x(self) -> Tensor:
         """The network's input: augmented as the recipe's `data.augment` says, normalised."""
+        if not self._pixels.augment.steps:
+            return self.plain
         return self._pixels.normalise(self._pixels.augment(self.image, self._generator))
 
     @cached_property
@@ -68,7 +88,7 @@ class Batch:
     @cached_property
     def plain(self) -> Tensor:
         """The input without augmentation."""
-        return self._pixels.normalise(self.image)
+        return self._pixels.plain(self._index)
 
     @cached_property
     def sobel(self) -> Tensor:

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedloom.lane import Lane
-from fedloom.worker import EVALUATION_BATCH
 
 
 @dataclass
@@ -54,10 +53,12 @@ def answers(lane: Lane, samples: np.ndarray, predict: Callable[[Tensor], Tensor]
     labels: list[Tensor] = []
     right: list[Tensor] = []
     loss: list[Tensor] = []
-    for chunk in torch.from_numpy(samples).to(lane.device).split(EVALUATION_BATCH):
+    for chunk in torch.from_numpy(samples).to(lane.device).split(lane.evaluation_batch):
         if len(chunk) == 0:
             continue
-        logits, y = predict(lane.pixels.plain(chunk)), lane.pixels.labels[chunk]
+        with lane.arithmetic():
+            logits = predict(lane.pixels.plain(chunk)).float()
+        y = lane.pixels.labels[chunk]
         labels.append(y)
         right.append(logits.argmax(1) == y)
         loss.append(cross_entropy(logits, y, reduction="none"))

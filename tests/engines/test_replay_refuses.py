@@ -7,7 +7,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, dropout
 
 from fedloom.client import Client
-from fedloom.engines.replay import CaptureError, Replay
+from fedloom.engines.recording import CaptureError
+from fedloom.engines.replay import Replay
 from fedloom.lane import Lane, Setup
 from fedloom.methods import get
 from fedloom.training import Training
