@@ -13,6 +13,7 @@ from fedloom.parts import State, as_paths, snapshot, under
 from fedloom.worker import Told, Worker
 
 By = Mapping[str, str]
+SMALLEST = torch.finfo(torch.float64).tiny
 
 
 class Server(Worker):
@@ -62,32 +63,36 @@ class Server(Worker):
         paths = None if parts is None else as_paths(parts)
         rows: By = by if isinstance(by, Mapping) else {}
         totals: State = {}
-        weights: State = {}
+        weights: dict[str, Tensor | float] = {}
         for message in messages:
+            plain: State = {}
             for name, value in message.items():
                 if paths is not None and not under(name, paths):
                     continue
                 if under(name, sums):
                     totals[name] = totals[name] + value if name in totals else value
-                    continue
-                if not value.is_floating_point():
+                elif not value.is_floating_point():
                     totals[name] = torch.maximum(totals.get(name, value), value)
-                    continue
-                if name in rows:
+                elif name in rows:
                     weight = message[rows[name]].double().reshape(-1, *[1] * (value.dim() - 1))
+                    share = value.double() * weight
+                    totals[name] = totals[name].add_(share) if name in totals else share
+                    weights[name] = weights.get(name, 0.0) + weight
                 else:
-                    weight = value.new_tensor(1.0 if by == "uniform" else message.samples, dtype=torch.float64)
-                share = value.double() * weight
-                totals[name] = totals[name].add_(share) if name in totals else share
-                weights[name] = weights[name] + weight if name in weights else weight
+                    plain[name] = value
+            _add(plain, 1.0 if by == "uniform" else float(message.samples), totals, weights)
         return {name: self._settled(name, total, weights.get(name)) for name, total in totals.items()}
 
-    def _settled(self, name: str, total: Tensor, weight: Tensor | None) -> Tensor:
+    def _settled(self, name: str, total: Tensor, weight: Tensor | float | None) -> Tensor:
         """A mean out of a weighted sum; the old value where nothing was sent."""
         old = self._state.get(name)
         if weight is None:  # a sum or a maximum
             return total if old is None else torch.where(total != 0, total, old)
-        mean = (total / weight.clamp_min(torch.finfo(weight.dtype).tiny)).float()
+        if isinstance(weight, float):
+            if weight == 0 and old is not None:
+                return old
+            return (total / max(weight, SMALLEST)).to(torch.float32 if old is None else old.dtype)
+        mean = (total / weight.clamp_min(SMALLEST)).float()
         return mean if old is None else torch.where((weight > 0).expand_as(total), mean.to(old.dtype), old)
 
     def move(self, new: Mapping[str, Tensor], by: float | Mapping[str, float] = 1.0) -> None:
@@ -106,3 +111,15 @@ class Server(Worker):
         told = super().fit(parts, loss, **options)
         self._state |= snapshot(self._lane.parts, as_paths(parts))
         return told
+
+
+def _add(values: State, weight: float, totals: State, weights: dict[str, Tensor | float]) -> None:
+    """totals ← totals + weight · values, in float64 and few operations."""
+    for name, value in values.items():
+        if name not in totals:
+            totals[name] = torch.zeros_like(value, dtype=torch.float64)
+        weights[name] = weights.get(name, 0.0) + weight
+    if values:
+        exact = [torch.empty_like(value, dtype=torch.float64) for value in values.values()]
+        torch._foreach_copy_(exact, list(values.values()))
+        torch._foreach_add_([totals[name] for name in values], exact, alpha=weight)
