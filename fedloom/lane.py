@@ -52,6 +52,7 @@ class Setup:
 class Site:
     """One call site of `fit` or `steps` on one lane: everything a step writes besides the parts."""
 
+    where: Hashable
     lr: Tensor
     optimizers: dict[tuple[str, ...], Optimizer] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -133,15 +134,12 @@ class Lane:
         self.numbers = numbers or Arithmetic()
         layout = self.numbers.layout
         self.pixels = (pixels or setup.task.pixels).to(self.device, layout)
-        self.generator = torch.Generator(self.device)
         self.parts = deepcopy(built or setup.build()).to(self.device)
         self.parts.to(memory_format=layout)  # type: ignore[call-overload]
         tops = dict.fromkeys(path.split(".")[0] for path in setup.method.down)
         self.received = Parts({top: deepcopy(getattr(self.parts, top)) for top in tops})
         self.received.requires_grad_(False).eval()
-        for module in (*self.parts.modules(), *self.received.modules()):
-            if isinstance(module, Dropout):
-                module.generator = self.generator
+        self.renew_generator()
         self.tensors = self.parts.named_tensors()
         """Every tensor of the parts by name. The tree never changes, only what is in it."""
         self.initial = copies(self.tensors)
@@ -152,6 +150,13 @@ class Lane:
         self._modes: dict[Hashable, tuple[list[tuple[nn.Module, bool]], list[tuple[nn.Parameter, bool]]]] = {}
         self.private = tuple(n for n, module in self.parts.named_modules() if getattr(module, "stays_local", False))
         """Paths inside shared parts that never leave a client: slow copies, queues."""
+
+    def renew_generator(self) -> None:
+        """A new generator, for everything that draws: every fit seeds it anew."""
+        self.generator = torch.Generator(self.device)
+        for module in (*self.parts.modules(), *self.received.modules()):
+            if isinstance(module, Dropout):
+                module.generator = self.generator
 
     def arithmetic(self) -> AbstractContextManager[None]:
         """What networks run under. Nothing is cached: a step may change weights and use them again."""
@@ -223,7 +228,7 @@ class Lane:
         """The call site's statistics and optimizers, made on first use, zeroed on each."""
         site = self.sites.get(where)
         if site is None:
-            site = self.sites[where] = Site(lr=torch.zeros((), device=self.device))
+            site = self.sites[where] = Site(where, lr=torch.zeros((), device=self.device))
             settings = self.setup.training.optimizer
             site.optimizers = {paths: Optimizer(self.parameters(paths), settings) for paths in optimized}
         site.reset()

@@ -20,7 +20,7 @@ from fedloom.checking import checked, refusal
 from fedloom.data import parse_partition
 from fedloom.data.augment import parse_augment
 from fedloom.data.federation import parse_split
-from fedloom.engines import ENGINES, EngineSettings
+from fedloom.engines import ENGINES, EngineSettings, engine_class
 from fedloom.errors import UserError, nearest
 from fedloom.raw import assign, read_assignment, read_yaml
 from fedloom.training import Training
@@ -184,12 +184,15 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _engine_exists(self) -> "Recipe":
-        name = self.engine.name
-        if name not in ENGINES:
-            raise refusal(f"engine.name = '{name}' is unknown: {nearest(name, ENGINES)}")
-        if self.engine.device == "cuda" and not ENGINES[name].gpu:
-            able = ", ".join(sorted(engine for engine in ENGINES if ENGINES[engine].gpu))
-            raise refusal(f"engine.device = 'cuda': the engine '{name}' works on CPUs; engine.name can be {able}")
+        try:
+            engine = engine_class(self.engine)
+        except UserError as error:
+            raise refusal(str(error)) from None
+        if self.engine.device == "cuda" and not engine.gpu:
+            able = ", ".join(sorted(name for name in ENGINES if ENGINES[name].gpu))
+            raise refusal(
+                f"engine.device = 'cuda': the engine '{engine.name}' works on CPUs; engine.name can be {able}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -1,18 +1,41 @@
-"""Where clients run: inline, worker processes, or the recorder that checks a method for the GPU."""
+"""Where clients run: inline, worker processes, lanes on a GPU, or the recorder that checks a method for those."""
+
+import torch
 
 from fedloom.engines.base import ENGINES, Engine, EngineSettings
 from fedloom.engines.inline import Inline
+from fedloom.engines.lanes import Lanes
 from fedloom.engines.processes import Processes
 from fedloom.engines.replay import ReplayEngine
 from fedloom.errors import UserError, nearest
 from fedloom.lane import Setup
 
+AUTO = "auto"
+
 
 def make_engine(setup: Setup, settings: EngineSettings) -> Engine:
-    """The engine that the settings name."""
-    if settings.name not in ENGINES:
-        raise UserError(f"engine.name = '{settings.name}' is unknown: {nearest(settings.name, ENGINES)}")
-    return ENGINES[settings.name](setup, settings)
+    """The engine that the settings name; `auto` is lanes where there is a GPU to use, inline elsewhere."""
+    return engine_class(settings)(setup, settings)
 
 
-__all__ = ["ENGINES", "Engine", "EngineSettings", "Inline", "Processes", "ReplayEngine", "make_engine"]
+def engine_class(settings: EngineSettings) -> type[Engine]:
+    """The kind of engine that the settings ask for."""
+    name = settings.name
+    if name == AUTO:
+        name = "lanes" if settings.device != "cpu" and torch.cuda.is_available() else "inline"
+    if name not in ENGINES:
+        raise UserError(f"engine.name = '{name}' is unknown: {nearest(name, [AUTO, *ENGINES])}")
+    return ENGINES[name]
+
+
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "EngineSettings",
+    "Inline",
+    "Lanes",
+    "Processes",
+    "ReplayEngine",
+    "engine_class",
+    "make_engine",
+]

@@ -2,14 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedloom.engines.flags import set_flags
 from fedloom.errors import UserError
 from fedloom.job import Job, Result
-from fedloom.lane import Lane, Setup
+from fedloom.lane import Arithmetic, Lane, Setup
 
 ENGINES: dict[str, type["Engine"]] = {}
 
@@ -19,9 +21,20 @@ class EngineSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field("inline", description="inline, processes, or replay (a check that steps can be recorded)")
-    workers: int | None = Field(None, ge=1, description="worker processes, or lanes; default: one per core")
+    name: str = Field(
+        "auto",
+        description="auto (lanes on a GPU, else inline), inline, processes, lanes, or replay (a check for lanes)",
+    )
+    workers: int | None = Field(
+        None, ge=1, description="worker processes (default: one per core), or lanes (default: 8)"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where the engine can use one")
+    precision: Literal["float32", "tf32", "bf16"] = Field(
+        "float32", description="of products on a GPU: tf32 keeps 10 bits of their inputs; bf16 is autocast"
+    )
+    channels_last: bool = Field(False, description="images and convolutions with channels last in memory")
+    deterministic: bool = Field(False, description="bit-identical reruns on a GPU too (CPUs always give them)")
+    compile: bool = Field(False, description="lanes: torch.compile for training steps; pays off in long runs")
 
 
 class Engine(ABC):
@@ -38,10 +51,15 @@ class Engine(ABC):
         self.setup = setup
         self.settings = settings
         self.device = self._device()
-        # Two threads in one process collapse when the other core is busy; and one gives the same sums everywhere.
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        self.home = Lane(setup, device=self.device)
+        self.numbers = self._numbers()
+        self._undo = ExitStack()
+        set_flags(
+            self._undo,
+            cuda=self.device.type == "cuda",
+            tf32=settings.precision != "float32",
+            deterministic=settings.deterministic,
+        )
+        self.home = Lane(setup, device=self.device, numbers=self.numbers)
         """Where the server works."""
 
     def _device(self) -> torch.device:
@@ -55,13 +73,19 @@ class Engine(ABC):
         cuda = wanted == "cuda" or (wanted == "auto" and self.gpu and torch.cuda.is_available())
         return torch.device("cuda" if cuda else "cpu")
 
+    def _numbers(self) -> Arithmetic:
+        precision = self.settings.precision
+        if precision != "float32" and self.device.type == "cpu":
+            raise UserError(f"engine.precision = '{precision}' is for GPUs, and this runs on a CPU; use float32")
+        return Arithmetic(bf16=precision == "bf16", channels_last=self.settings.channels_last)
+
     @abstractmethod
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Does the jobs; yields their results in the same order. Give the longest first."""
 
     def close(self) -> None:
         """Gives back what it holds."""
-        torch.set_num_threads(self._threads)
+        self._undo.close()
 
     def __enter__(self) -> "Engine":
         return self

@@ -16,7 +16,7 @@ import torch.multiprocessing as multiprocessing
 
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.job import Job, Result, perform
-from fedloom.lane import Lane, Setup
+from fedloom.lane import Arithmetic, Lane, Setup
 from fedloom.message import Message
 
 AHEAD = 4
@@ -57,7 +57,7 @@ class Processes(Engine):
     def _hire(self) -> _Worker:
         here, there = self._context.Pipe()
         ours = [here, *(worker.pipe for worker in self._workers)] if self._forks else []
-        arguments = (there, self.setup, ours)
+        arguments = (there, self.setup, self.numbers, ours)
         process = self._context.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
         with quiet_fork():
             process.start()
@@ -150,12 +150,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _serve(pipe: Connection, setup: Setup, inherited: list[Connection]) -> None:
+def _serve(pipe: Connection, setup: Setup, numbers: Arithmetic, inherited: list[Connection]) -> None:
     """A worker's life: a job in, a result out, until the pipe closes."""
     for other in inherited:  # a copy left open here would keep this worker, or another, from seeing the end
         other.close()
     torch.set_num_threads(1)
-    lane = Lane(setup)
+    lane = Lane(setup, numbers=numbers)
     message: Message | None = None
     while True:
         try:

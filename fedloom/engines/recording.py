@@ -22,6 +22,7 @@ HOST_READS = {
         "is_nonzero", "equal",
     )
 }  # fmt: skip
+COPIES = {"aten::_to_copy", "aten::copy_"}
 PYTHON_READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
 
 
@@ -38,12 +39,14 @@ class Watch(TorchDispatchMode):
     def __init__(self, owned: list[Tensor]):
         super().__init__()
         self._owned = {storage(t) for t in owned}
+        self._device = owned[0].device.type
         self._alive = owned  # a freed tensor's address could come back as somebody else's
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._refuse_host_reads(func, args)
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self._refuse_host_writes(func, inputs)
         self._refuse_foreign_memory(func, inputs)
         self._refuse_global_randomness(func, args, kwargs)
         out = func(*args, **kwargs)
@@ -61,6 +64,10 @@ class Watch(TorchDispatchMode):
             raise CaptureError(f"{line()} reads a tensor's value on the host ({func}); use torch.where and masks")
         if str(func).startswith("aten.index.") and any(i is not None and i.dtype == torch.bool for i in args[1]):
             raise CaptureError(f"{line()} indexes with a boolean mask: its size is not known; use torch.where")
+
+    def _refuse_host_writes(self, func: Any, inputs: list[Tensor]) -> None:
+        if func._schema.name in COPIES and len({t.device.type for t in inputs} | {self._device}) > 1:
+            raise CaptureError(f"{line()} brings a value from the host to the GPU ({func}); make it a part in build()")
 
     def _refuse_foreign_memory(self, func: Any, inputs: list[Tensor]) -> None:
         if func is torch.ops.aten.lift_fresh.default:  # torch.tensor(…) written inside the step: a constant of the code

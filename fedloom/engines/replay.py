@@ -74,7 +74,10 @@ class ReplayEngine(Engine):
 
     def __init__(self, setup: Setup, settings: EngineSettings):
         super().__init__(setup, settings)
-        self.lanes = [Lane(setup, stepper=Replay(), built=self.home.parts) for _ in range(settings.workers or 3)]
+        self.lanes = [
+            Lane(setup, stepper=Replay(), built=self.home.parts, numbers=self.numbers)
+            for _ in range(settings.workers or 3)
+        ]
         self._turn = 0
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:

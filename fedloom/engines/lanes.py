@@ -1,0 +1,147 @@
+"""Many clients at once on one GPU: every lane is a thread with its own stream, whose training steps are CUDA graphs."""
+
+import gc
+import warnings
+from collections.abc import Iterable, Iterator
+from queue import SimpleQueue
+from threading import Condition, Thread
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedloom.engines.base import Engine, EngineSettings
+from fedloom.engines.graphs import Graphs, Shared
+from fedloom.errors import UserError
+from fedloom.job import Job, Result, perform
+from fedloom.lane import Lane, Setup
+
+LANES = 8
+AHEAD = 3
+"""Jobs per lane that may be given out before the result whose turn it is."""
+
+Given = tuple[int, Job, torch.cuda.Event]
+
+
+class Lanes(Engine):
+    """Clients side by side on one GPU; the same numbers as inline there (bit for bit with `deterministic`)."""
+
+    name: ClassVar[str] = "lanes"
+    gpu: ClassVar[bool] = True
+
+    def __init__(self, setup: Setup, settings: EngineSettings):
+        super().__init__(setup, settings)
+        self._todo: SimpleQueue[Given | None] = SimpleQueue()
+        self._done: dict[int, Result | BaseException] = {}
+        self._changed = Condition()
+        self._built = setup.build()
+        shared = Shared(compile=settings.compile)
+        self._alive = settings.workers or LANES
+        self._threads = [Thread(target=self._serve, args=(shared,), daemon=True) for _ in range(self._alive)]
+        for thread in self._threads:
+            thread.start()
+
+    def _device(self) -> torch.device:
+        if self.settings.device == "cpu" or not torch.cuda.is_available():
+            why = "engine.device is 'cpu'" if self.settings.device == "cpu" else "torch sees none"
+            raise UserError(f"engine.name = 'lanes' needs an NVIDIA GPU, and {why}; use engine.name = 'processes'")
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Idle lanes take the next job; results wait until their turn comes, a bounded number of them."""
+        here = torch.cuda.current_stream()
+        waiting = iter(jobs)
+        given = turn = 0
+        more = True
+        try:
+            while True:
+                while more and given < turn + AHEAD * self._alive:
+                    job = next(waiting, None)
+                    more = job is not None
+                    if job is not None:
+                        self._todo.put((given, job, here.record_event()))
+                        given += 1
+                if turn == given:
+                    return
+                result = self._take(turn)
+                for tensor in _tensors(result):  # made in a lane's stream, used and freed in this one
+                    tensor.record_stream(here)
+                turn += 1
+                yield result
+        finally:  # whoever stops listening must not leave jobs to the next round
+            for left in range(turn, given):
+                self._wait(left)
+            self._done.clear()
+
+    def _take(self, turn: int) -> Result:
+        result = self._wait(turn)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def _wait(self, turn: int) -> Result | BaseException:
+        with self._changed:
+            self._changed.wait_for(lambda: turn in self._done)
+            return self._done[turn] if isinstance(self._done[turn], BaseException) else self._done.pop(turn)
+
+    def _serve(self, shared: Shared) -> None:
+        """A lane's life: a job in, a result out, until there is none."""
+        torch.cuda.set_device(self.device)
+        torch.autograd.set_multithreading_enabled(False)  # a backward pass belongs into its own lane's thread
+        stream = torch.cuda.Stream()
+        lane: Lane | None = None
+        with torch.cuda.stream(stream):
+            while (item := self._todo.get()) is not None:
+                turn, job, ready = item
+                result: Result | BaseException | None = None
+                try:
+                    stream.wait_event(ready)
+                    lane = lane or self._new_lane(shared)
+                    result = perform(lane, job)
+                    stream.synchronize()
+                except torch.OutOfMemoryError as error:
+                    result = error if self._alive == 1 else None
+                except BaseException as error:
+                    result = error
+                if result is None:  # out of memory: this lane gives its memory to the others
+                    lane = None
+                    self._retire(item)
+                    return
+                with self._changed:
+                    self._done[turn] = result
+                    self._changed.notify_all()
+
+    def _new_lane(self, shared: Shared) -> Lane:
+        return Lane(
+            self.setup,
+            device=self.device,
+            stepper=Graphs(shared),
+            pixels=self.home.pixels,
+            built=self._built,
+            numbers=self.numbers,
+        )
+
+    def _retire(self, item: Given) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+        with self._changed:
+            self._alive -= 1
+            left = self._alive
+        warnings.warn(
+            f"engine.workers: {left + 1} lanes do not fit into the GPU's memory; going on with {left}", stacklevel=2
+        )
+        self._todo.put(item)
+
+    def close(self) -> None:
+        """Ends the lanes."""
+        for _ in self._threads:
+            self._todo.put(None)
+        for thread in self._threads:
+            thread.join()
+        super().close()
+
+
+def _tensors(result: Result) -> Iterator[Tensor]:
+    for state in (result.message, result.memory, result.personal):
+        if state:
+            yield from (tensor for tensor in state.values() if tensor.is_cuda)

@@ -1,0 +1,126 @@
+"""A whole training step as one graph of tensor operations, compiled by torch's inductor, the same for every lane.
+
+A step touches nothing but its lane's memory (recording.py sees to that), so what it does to one lane's tensors can be
+traced once and done to another's. Random numbers are drawn before the compiled part, from the lane's own generator.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fedloom.engines.recording import CaptureError, read_only, undone, written
+from fedloom.lane import Lane, Site
+from fedloom.plan import Indices
+
+Function = Callable[..., Any]
+UNMARKED = [torch.ops.aten.cudnn_batch_norm, torch.ops.aten.cudnn_batch_norm_backward]
+KNOWN: Any = get_decompositions(UNMARKED)
+"""Operations that write where their schemas do not say so; torch knows what they are made of."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One drawing of random numbers: the operation without its generator."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    like: Tensor | None  # what an in-place drawing fills
+
+    def __call__(self, generator: torch.Generator) -> Tensor:
+        """Draws again."""
+        kwargs = self.kwargs | {"generator": generator}
+        if self.like is None:
+            drawn: Tensor = self.func(*self.args, **kwargs)
+        else:
+            drawn = self.func(torch.empty_like(self.like), *self.args, **kwargs)
+        return drawn
+
+
+class Draws(TorchDispatchMode):
+    """Notes every drawing; or, given what was drawn before, hands that out in the same order."""
+
+    def __init__(self, given: list[Tensor] | None = None):
+        super().__init__()
+        self.noted: list[Draw] = []
+        self._given = None if given is None else iter(given)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(kwargs.get("generator"), torch.Generator):
+            return func(*args, **kwargs)
+        in_place = func._schema.name.endswith("_")
+        if self._given is not None:
+            drawn = next(self._given)
+            return args[0].copy_(drawn) if in_place else drawn
+        rest = args[1:] if in_place else args
+        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(rest)):
+            raise CaptureError(f"{func} draws with probabilities that are tensors: it cannot be compiled")
+        plain = {name: value for name, value in kwargs.items() if name != "generator"}
+        like = torch.empty_like(args[0]) if in_place else None
+        self.noted.append(Draw(func, rest, plain, like))
+        return func(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A step as a function of a lane's tensors, and the drawings that come before it."""
+
+    function: Function
+    draws: list[Draw]
+
+    def bind(self, lane: Lane, site: Site) -> Callable[[Indices], None]:
+        """The step on this lane's tensors."""
+        inputs = _inputs(lane, site)
+
+        def step(indices: Indices) -> None:
+            with torch.no_grad():
+                drawn = [draw(lane.generator) for draw in self.draws]
+                self.function(*inputs, *indices, *drawn)
+
+        return step
+
+
+def compile_step(lane: Lane, site: Site, step: Callable[[Indices], None], indices: Indices) -> Compiled:
+    """Traces a step and compiles it (tens of seconds)."""
+    from torch._inductor.compile_fx import compile_fx
+
+    graph, draws, inputs = trace(lane, site, step, indices)
+    with torch.no_grad():
+        function: Any = compile_fx(graph, inputs)
+    return Compiled(function, draws)
+
+
+def trace(
+    lane: Lane, site: Site, step: Callable[[Indices], None], indices: Indices
+) -> tuple[torch.fx.GraphModule, list[Draw], list[Tensor]]:
+    """What a step does to its lane's tensors, as a graph; the drawings before it; and the tensors it was traced on."""
+    with undone(lane, site):
+        with Draws() as draws:
+            step(indices)
+        drawn = [draw(lane.generator) for draw in draws.noted]
+
+        def body(*_: Tensor) -> Tensor:  # the inputs are the lane's own tensors, which are known by what they are
+            with Draws(given=drawn):
+                step(indices)
+            return site.lr + 0
+
+        originals = [*_unique(lane, site), *indices, *drawn]
+        graph = make_fx(body, tracing_mode="real", decomposition_table=KNOWN)(*originals)
+    return graph, draws.noted, [tensor.detach() for tensor in originals]
+
+
+def _inputs(lane: Lane, site: Site) -> list[Tensor]:
+    return [tensor.detach() for tensor in _unique(lane, site)]
+
+
+def _unique(lane: Lane, site: Site) -> list[Tensor]:
+    """Everything that a step may touch, each tensor once."""
+    return list({id(t): t for t in (*written(lane, site), *read_only(lane, site))}.values())
