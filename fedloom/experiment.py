@@ -176,7 +176,7 @@ class Experiment:
             assert result.message is not None
             assert result.memory is not None
             tally.up += 0 if self.method.pooled else result.message.nbytes
-            tally.add_loss(result.loss, result.message.samples)
+            tally.add_loss(None if result.loss is None else float(result.loss), result.message.samples)
             self.memory[result.client] = result.memory
             yield result.message
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedloom.client import Client
 from fedloom.evaluation.scores import Scores, answers
@@ -63,7 +64,7 @@ class Result:
     memory: State | None = None
     personal: State | None = None
     scores: list[Scores] = field(default_factory=list)
-    loss: float | None = None
+    loss: Tensor | float | None = None  # a tensor until somebody asks: on a GPU that means waiting
     seconds: float = 0.0
 
     def to_bytes(self) -> bytes:
@@ -77,7 +78,7 @@ class Result:
             "has": [name for name, state in groups.items() if state is not None],
             "samples": 0 if self.message is None else self.message.samples,
             "client": self.client,
-            "loss": self.loss,
+            "loss": None if self.loss is None else float(self.loss),
             "scores": [asdict(s) for s in self.scores],
             "seconds": self.seconds,
         }

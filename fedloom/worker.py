@@ -90,9 +90,9 @@ class Worker:
         return self._site.lr
 
     @property
-    def last_loss(self) -> float | None:
+    def last_loss(self) -> Tensor | None:
         """Mean training loss of the last fit."""
-        return None if self._loss is None else float(self._loss)
+        return self._loss
 
     @property
     def objective(self) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from fedloom.engines.tracing import Compiled, compile_step
 from fedloom.lane import Lane, Site
 from fedloom.plan import Indices, Plan
 
-UNROLL = 8
-"""Steps of one graph, where there are as many of a size; what is left over is replayed step by step."""
+UNROLL = (16, 4, 1)
+"""Steps of one graph: the most first, then what is left over."""
 GRAPHS = 32
 """Graphs that a call site of a lane has at most; the one that was not used for the longest time goes first."""
 
@@ -28,8 +28,8 @@ class Shared:
     """What the lanes of an engine have in common."""
 
     compile: bool = False
-    capturing: Lock = field(default_factory=Lock)
-    compiling: Lock = field(default_factory=Lock)
+    capturing: RLock = field(default_factory=RLock)
+    """Held while a lane captures or compiles: whatever waits for the whole device would break another's capture."""
     compiled: dict[Hashable, Compiled | None] = field(default_factory=dict)
     checked: set[Hashable] = field(default_factory=set)
     """Call sites whose steps are known to be fit for capturing."""
@@ -92,7 +92,7 @@ class Graphs:
             return None
         key = (size, count)
         known: dict[Hashable, Graph | None] = site.captures
-        first = key not in known and count == 1 and (size, UNROLL) not in known
+        first = key not in known and count == 1 and not any((size, more) in known for more in UNROLL)
         graph = known.pop(key, None)
         if graph is None and not first:
             graph = self._capture(lane, site, step, indices, size, count)
@@ -151,14 +151,14 @@ class Graphs:
         if not self._shared.compile:
             return step
         key = (site.where, len(indices[0]), None if site.data is None else site.data[0].shape)
-        with self._shared.compiling:
+        with self._shared.capturing:
             if key not in self._shared.compiled and count > 1:
                 self._shared.compiled[key] = self._compile(lane, site, step, indices)
             compiled = self._shared.compiled.get(key)
-        if compiled is None:
-            return step
-        bound = compiled.bind(lane, site)
-        bound(indices)  # warm-up
+            if compiled is None:
+                return step
+            bound = compiled.bind(lane, site)
+            bound(indices)  # warm-up: the first call tunes kernels
         return bound
 
     def _compile(self, lane: Lane, site: Site, step: Step, indices: Indices) -> Compiled | None:
@@ -172,11 +172,12 @@ class Graphs:
 
 
 def pieces(sizes: list[int]) -> Iterator[tuple[int, int]]:
-    """Runs of steps of one size, in pieces of UNROLL steps and of one: (size, steps)."""
+    """Runs of steps of one size, cut into as many as graphs have: (size, steps)."""
     for size, run in groupby(sizes):
-        steps = len(list(run))
-        for count in [UNROLL] * (steps // UNROLL) + [1] * (steps % UNROLL):
-            yield size, count
+        left = len(list(run))
+        for count in UNROLL:
+            yield from [(size, count)] * (left // count)
+            left %= count
 
 
 def _split(indices: Indices, size: int) -> Iterator[Indices]:

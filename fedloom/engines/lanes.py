@@ -3,6 +3,7 @@
 import gc
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Condition, Thread
 from typing import ClassVar
@@ -23,6 +24,28 @@ AHEAD = 3
 Given = tuple[int, Job, torch.cuda.Event]
 
 
+@dataclass
+class Outcome:
+    """A job's result, or what went wrong. Its tensors are there when the event has happened.
+
+    The job's own tensors, which a lane may still be reading, are held until then.
+    """
+
+    job: Job
+    result: Result | None = None
+    ready: torch.cuda.Event | None = None
+    error: BaseException | None = None
+
+    def get(self) -> Result:
+        """The result, when it is there."""
+        if self.error is not None:
+            raise self.error
+        assert self.ready is not None
+        assert self.result is not None
+        self.ready.synchronize()
+        return self.result
+
+
 class Lanes(Engine):
     """Clients side by side on one GPU; the same numbers as inline there (bit for bit with `deterministic`)."""
 
@@ -32,7 +55,7 @@ class Lanes(Engine):
     def __init__(self, setup: Setup, settings: EngineSettings):
         super().__init__(setup, settings)
         self._todo: SimpleQueue[Given | None] = SimpleQueue()
-        self._done: dict[int, Result | BaseException] = {}
+        self._done: dict[int, Outcome] = {}
         self._changed = Condition()
         self._built = setup.build()
         shared = Shared(compile=settings.compile)
@@ -63,26 +86,19 @@ class Lanes(Engine):
                         given += 1
                 if turn == given:
                     return
-                result = self._take(turn)
+                turn += 1
+                result = self._wait(turn - 1).get()
                 for tensor in _tensors(result):  # made in a lane's stream, used and freed in this one
                     tensor.record_stream(here)
-                turn += 1
                 yield result
         finally:  # whoever stops listening must not leave jobs to the next round
             for left in range(turn, given):
                 self._wait(left)
-            self._done.clear()
 
-    def _take(self, turn: int) -> Result:
-        result = self._wait(turn)
-        if isinstance(result, BaseException):
-            raise result
-        return result
-
-    def _wait(self, turn: int) -> Result | BaseException:
+    def _wait(self, turn: int) -> Outcome:
         with self._changed:
             self._changed.wait_for(lambda: turn in self._done)
-            return self._done[turn] if isinstance(self._done[turn], BaseException) else self._done.pop(turn)
+            return self._done.pop(turn)
 
     def _serve(self, shared: Shared) -> None:
         """A lane's life: a job in, a result out, until there is none."""
@@ -92,23 +108,23 @@ class Lanes(Engine):
         lane: Lane | None = None
         with torch.cuda.stream(stream):
             while (item := self._todo.get()) is not None:
-                turn, job, ready = item
-                result: Result | BaseException | None = None
+                turn, job, given = item
+                outcome = Outcome(job)
                 try:
-                    stream.wait_event(ready)
+                    stream.wait_event(given)
                     lane = lane or self._new_lane(shared)
-                    result = perform(lane, job)
-                    stream.synchronize()
+                    outcome.result = perform(lane, job)
+                    outcome.ready = stream.record_event()  # no waiting: the next job's work follows at once
                 except torch.OutOfMemoryError as error:
-                    result = error if self._alive == 1 else None
+                    outcome.error = error if self._alive == 1 else None
                 except BaseException as error:
-                    result = error
-                if result is None:  # out of memory: this lane gives its memory to the others
+                    outcome.error = error
+                if outcome.error is None and outcome.ready is None:  # this lane gives its memory to the others
                     lane = None
-                    self._retire(item)
+                    self._retire(item, shared)
                     return
                 with self._changed:
-                    self._done[turn] = result
+                    self._done[turn] = outcome
                     self._changed.notify_all()
 
     def _new_lane(self, shared: Shared) -> Lane:
@@ -121,9 +137,10 @@ class Lanes(Engine):
             numbers=self.numbers,
         )
 
-    def _retire(self, item: Given) -> None:
+    def _retire(self, item: Given, shared: Shared) -> None:
         gc.collect()
-        torch.cuda.empty_cache()
+        with shared.capturing:
+            torch.cuda.empty_cache()
         with self._changed:
             self._alive -= 1
             left = self._alive
