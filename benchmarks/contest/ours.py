@@ -1,0 +1,113 @@
+"""fedloom itself: `inline` (eager), and `lanes` in its variants (`lanes-bf16-cl-compile@8`: 8 lanes)."""
+
+import statistics
+import tempfile
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.contest.works import Clock, Work, steps_and_images
+from fedloom import Experiment, Recipe
+
+PRECISIONS = ("float32", "tf32", "bf16")
+
+
+def engine(name: str, device: str, lanes: int | None) -> dict[str, Any]:
+    """A recipe's engine section. A trial on a CPU takes `inline` for every variant."""
+    if name == "inline" or device == "cpu":
+        return {"name": "inline", "device": device}
+    variant, _, count = name.partition("@")
+    kind, precision, *flags = variant.split("-")
+    if kind != "lanes" or precision not in PRECISIONS or set(flags) - {"cl", "compile", "deterministic"}:
+        kinds = "|".join(PRECISIONS)
+        raise SystemExit(f"'{name}' is no contestant: lanes-({kinds})[-cl][-compile][-deterministic][@N]")
+    section: dict[str, Any] = {"name": "lanes", "device": device, "precision": precision}
+    section |= {"channels_last": True} if "cl" in flags else {}
+    section |= {flag: True for flag in ("compile", "deterministic") if flag in flags}
+    workers = int(count) if count else lanes
+    return section | ({"workers": workers} if workers else {})
+
+
+def precision(name: str) -> str:
+    """Whose floor a contestant is held against; torch's defaults (TF32 in convolutions) count as tf32."""
+    return next((p for p in PRECISIONS if name.startswith(f"lanes-{p}")), "tf32")
+
+
+def run(work: Work, name: str, device: str, lanes: int | None, warmup: int, rounds: int) -> dict[str, Any]:
+    """All rounds; a round's time is the record's `train_seconds`."""
+    task = work.task()
+    clock = Clock(device)
+    records: list[dict[str, Any]] = []
+    ends: list[float] = []
+
+    def on_round(record: dict[str, Any]) -> None:
+        ends.append(clock.now())
+        records.append(record)
+
+    with tempfile.TemporaryDirectory(prefix="fedloom-benchmark-") as folder:
+        recipe = Recipe.parse(
+            {
+                "method": work.method,
+                "model": {"name": work.model, **dict(work.options)},
+                "training": {"rounds": warmup + rounds, "batch_size": work.batch, "optimizer": {"lr": work.lr}},
+                "evaluation": {"every": 10**6, "clients": 1},
+                "storage": {"personal_models": False},
+                "engine": engine(name, device, lanes),
+                "out": str(Path(folder) / "run"),
+            }
+        )
+        Experiment(recipe, task=task, on_round=on_round).run()
+    steps, images = steps_and_images([len(s) for s in task.federation.train], work.batch, drop_last=False)
+    # Synchronised and with all bookkeeping, as a check on train_seconds; without the last, which evaluates.
+    between = [after - before for before, after in pairwise(ends)][warmup - 1 : -1]
+    return {
+        "seconds": [record["train_seconds"] for record in records[warmup:]],
+        "wall": statistics.median(between) if between else None,
+        "warmup": ends[warmup - 1] - clock.begin,
+        "steps": steps,
+        "images": images * work.views,
+        "memory": clock.memory(),
+        "loss": records[-1]["loss"],
+    }
+
+
+def passes(work: Work) -> tuple[float, float]:
+    """How often a training image goes through the extractor in a round, and how often with a backward pass.
+
+    Counted, not reckoned: a round of two small clients, eagerly on the CPU, with a hook on every extractor. Each view,
+    each epoch of each fit, each pass of a frozen extractor and each `features()` counts; evaluation is not in it.
+    """
+    small = replace(work, clients=2, images=2 * work.batch, dirichlet=False)
+    task = small.task()
+    inner = type(task.model().extractor.conv1)
+    forward = backward = 0
+    found: list[tuple[float, float]] = []
+
+    def count(module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        nonlocal forward, backward
+        if isinstance(getattr(module, "conv1", None), inner):
+            forward += len(inputs[0])
+            backward += len(inputs[0]) * output.requires_grad
+
+    hook = torch.nn.modules.module.register_module_forward_hook(count)
+    with tempfile.TemporaryDirectory(prefix="fedloom-benchmark-") as folder:
+        recipe = Recipe.parse(
+            {
+                "method": small.method,
+                "model": {"name": small.model, **dict(small.options)},
+                "training": {"rounds": 2, "batch_size": small.batch},
+                "evaluation": {"every": 10**6, "clients": 1},
+                "engine": {"name": "inline", "device": "cpu"},
+                "out": str(Path(folder) / "run"),
+            }
+        )
+        Experiment(
+            recipe,
+            task=task,
+            on_round=lambda record: found.append((forward / small.images, backward / small.images)),
+        ).run()
+    hook.remove()
+    return found[0]

@@ -1,0 +1,160 @@
+"""The plain loop: federated training as the libraries of the field write it (read: PFLlib, November 2025).
+
+A client holds a list of (image, label) pairs, floats on the CPU, normalised beforehand; a DataLoader without workers
+shuffles them, picks them one by one and drops the remainder; a batch goes `.to(device)`; an eager model and a
+torch.optim.SGD per client; zero_grad, backward, step; the server averages parameters by sample counts. torch's flags
+are its defaults (TF32 in convolutions, float32 in matrix products). Left out, to its advantage: PFLlib reads a client's
+file anew in every round, and SupCon's views are usually made per sample on the CPU (here: by fedloom's batched
+functions, on the device).
+"""
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+from torch.utils.data import DataLoader
+
+from benchmarks.contest.works import LIGHT, SHAPE, Clock, Work, steps_and_images
+from fedloom import Task
+from fedloom.data.augment import parse_augment
+from fedloom.losses import layerwise_contrastive, supcon
+from fedloom.methods.fedintr import FedIntR
+from fedloom.methods.repper import RepPer
+from fedloom.models.projected import Tapped
+
+Samples = Any
+"""A list of (image, label): what PFLlib hands to its DataLoader."""
+
+
+class Client:
+    """FedAvg's client."""
+
+    def __init__(self, work: Work, network: nn.Module, samples: Samples, device: str):
+        self.device, self.batch, self.samples = device, work.batch, samples
+        self.model: Any = deepcopy(network)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=work.lr)
+
+    def receive(self, server: nn.Module) -> None:
+        for new, old in zip(server.parameters(), self.model.parameters(), strict=True):
+            old.data = new.data.clone()
+
+    def train(self) -> list[Tensor]:
+        losses = []
+        self.model.train()
+        for x, y in DataLoader(self.samples, self.batch, drop_last=True, shuffle=True):
+            x, y = x.to(self.device), y.to(self.device)
+            loss = self.loss(self.prepare(x), y)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            losses.append(loss.detach())
+        return losses
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return x
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(self.model(x), y)
+
+
+class SupConClient(Client):
+    """RepPer's: two views of every image."""
+
+    def __init__(self, work: Work, network: nn.Module, samples: Samples, device: str):
+        super().__init__(work, network, samples, device)
+        self.draw = parse_augment(LIGHT)
+        self.generator = torch.Generator(device) if device != "meta" else torch.Generator()
+
+    def prepare(self, x: Tensor) -> Tensor:
+        image = x / 2 + 0.5  # crops pad with black, before normalisation
+        return torch.cat([(self.draw(image, self.generator) - 0.5) / 0.5 for _ in range(2)])
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return supcon(normalize(self.model.extractor(x), dim=1), torch.cat([y, y]), RepPer.tau)
+
+
+class FedIntRClient(Client):
+    """FedIntR's: every batch also through the received and the previous model."""
+
+    def __init__(self, work: Work, network: nn.Module, samples: Samples, device: str):
+        super().__init__(work, network, samples, device)
+        self.previous: Any = deepcopy(network).eval()
+        self.received: Any = self.previous
+
+    def receive(self, server: nn.Module) -> None:
+        super().receive(server)
+        self.received = server.eval()
+
+    def train(self) -> list[Tensor]:
+        losses = super().train()
+        self.previous = deepcopy(self.model).eval()
+        return losses
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        logits, z = self.model.layers(x)
+        with torch.no_grad():
+            _, z_received = self.received.layers(x)
+            _, z_previous = self.previous.layers(x)
+        regulariser = layerwise_contrastive(z, z_received, z_previous, FedIntR.tau)
+        return cross_entropy(logits, y) + FedIntR.mu * regulariser
+
+
+CLIENTS: dict[str, type[Client]] = {"fedavg": Client, "repper": SupConClient, "fedintr": FedIntRClient}
+
+
+def network(work: Work) -> nn.Module:
+    """The network that the work trains, from the same initial values everywhere."""
+    torch.manual_seed(0)
+    model = work.network()
+    return Tapped(model, (), SHAPE, FedIntR.width) if work.method == "fedintr" else model
+
+
+def client_tensors(task: Task, client: int) -> tuple[Tensor, Tensor]:
+    """A client's normalised images and labels, on the CPU."""
+    index = torch.from_numpy(task.samples(client))
+    return task.pixels.plain(index), task.dataset.labels[index]
+
+
+def average(server: nn.Module, clients: list[Client]) -> None:
+    """Parameters by sample counts, one client after another."""
+    total = sum(len(client.samples) for client in clients)
+    for parameter in server.parameters():
+        parameter.data.zero_()
+    for client in clients:
+        share = len(client.samples) / total
+        for mean, parameter in zip(server.parameters(), client.model.parameters(), strict=True):
+            mean.data += parameter.data.clone() * share
+
+
+def run(work: Work, device: str, warmup: int, rounds: int) -> dict[str, Any]:
+    """All rounds, timed."""
+    task = work.task()
+    held = [list(zip(*client_tensors(task, c), strict=True)) for c in range(work.clients)]
+    clock = Clock(device)
+    server = network(work).to(device)
+    clients = [CLIENTS[work.method](work, server, samples, device) for samples in held]
+    losses: list[Tensor] = []
+
+    def round() -> None:
+        losses.clear()
+        for client in clients:
+            client.receive(server)
+        for client in clients:
+            losses.extend(client.train())
+        average(server, clients)
+
+    for _ in range(warmup):
+        round()
+    warm = clock.now() - clock.begin
+    seconds = [clock.time(round) for _ in range(rounds)]
+    steps, images = steps_and_images([len(samples) for samples in held], work.batch, drop_last=True)
+    return {
+        "seconds": seconds,
+        "warmup": warm,
+        "steps": steps,
+        "images": images * work.views,
+        "memory": clock.memory(),
+        "loss": float(torch.stack(losses).mean()) if losses else None,
+    }

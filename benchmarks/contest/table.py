@@ -1,0 +1,141 @@
+"""What was measured, as text."""
+
+import statistics
+from typing import Any
+
+from benchmarks.contest.ours import precision
+from benchmarks.contest.works import WORKS
+
+Result = dict[str, Any]
+HEAD = [
+    "", "s/round", "× plain", "fastest–slowest", "client steps/s", "img/s", "GPU GB", "warm-up s", "floor s", "% floor",
+    "loss",
+]  # fmt: skip
+
+
+def median(result: Result | None) -> float | None:
+    return statistics.median(result["seconds"]) if result and result.get("seconds") else None
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def row(cells: list[str], widths: list[int]) -> str:
+    first, *others = cells
+    return first.ljust(widths[0]) + "".join(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+
+
+def reason(result: Result) -> str:
+    return f"skipped: {result['skipped']}" if "skipped" in result else f"failed: {result['failed']}"
+
+
+def report(found: Result) -> str:
+    """All tables."""
+    lines = [heading(found)]
+    for letter, contestants in found["works"].items():
+        lines += ["", *work_table(letter, contestants, found)]
+    if found.get("methods"):
+        lines += ["", *methods_table(found["methods"])]
+    if found.get("crowd"):
+        lines += ["", *crowd_table(found["crowd"])]
+    return "\n".join(lines)
+
+
+def heading(found: Result) -> str:
+    floor = found["floor"]
+    if "rates" not in floor:
+        return f"no floor: {reason(floor)}"
+    rates = ", ".join(f"{name} {rate / 1e12:.1f}" for name, rate in floor["rates"].items())
+    return f"{floor['device']}, torch {floor['torch']}; a large matrix product, TFLOP/s: {rates}"
+
+
+def work_table(letter: str, contestants: dict[str, Result], found: Result) -> list[str]:
+    work, floor = WORKS[letter].scaled(found["scale"]), found["floor"]
+    flops = floor.get("flops", {}).get(letter)
+    title = f"{letter}: {work.title}; {work.images:,} images a round"
+    if found["scale"] != 1:
+        title += f" (scaled by {found['scale']:g}, batch {work.batch})"
+    plain = median(contestants.get("plain"))
+    widths = [max([24, *(len(name) + 2 for name in contestants)]), 9, 9, 17, 16, 10, 8, 11, 9, 9, 8]
+    lines = [title, row(HEAD, widths)]
+    for name, result in contestants.items():
+        seconds = median(result)
+        if seconds is None:
+            lines.append(name.ljust(widths[0]) + "  " + reason(result))
+            continue
+        floor_s = None if flops is None else flops * result["images"] / work.views / floor["rates"][precision(name)]
+        cells = [
+            name, number(seconds, 3), number(plain and plain / seconds, 2),
+            f"{min(result['seconds']):.3f}–{max(result['seconds']):.3f}",
+            number(result["steps"] / seconds), number(result["images"] / seconds), number(result["memory"], 2),
+            number(result["warmup"], 1), number(floor_s, 4), number(floor_s and 100 * floor_s / seconds, 1),
+            number(result["loss"], 3),
+        ]  # fmt: skip
+        lines.append(row(cells, widths))
+    lines += notes(contestants, plain)
+    if flops is not None:
+        each = ", ".join(f"{name} {flops * work.images / rate:.4f} s" for name, rate in floor["rates"].items())
+        lines.append(f"floor of {flops * work.images / 1e12:,.2f} TFLOP a round: {each}")
+    return lines
+
+
+def notes(contestants: dict[str, Result], plain: float | None) -> list[str]:
+    own = contestants.get("pfllib")
+    seconds = median(own)
+    if own is None or seconds is None:
+        return []
+    training = statistics.median(own["training"])
+    line = f"PFLlib: {training:.3f} s of a round by its clients' own counters (without reading their files)"
+    if plain:
+        line += f"; the plain loop takes {plain / seconds:.2f} × its round, {plain / training:.2f} × that"
+    return [line]
+
+
+def methods_table(methods: dict[str, Result]) -> list[str]:
+    """Time per image processed: it counts once for each view, fit, epoch and feature pass that it goes through."""
+    widths = [12, 9, 9, 11, 15, 11, 26]
+    lines = [
+        "Methods on work A; passes: of each image through the extractor in a round (of these with a backward pass)",
+        row(["", "s/round", "passes", "backward", "µs per image", "× FedAvg", "× (forward alone: 1/3)"], widths),
+    ]
+    base = {weighted: per_image(methods.get("fedavg"), weighted) for weighted in (False, True)}
+    for name, result in methods.items():
+        seconds = median(result)
+        if seconds is None:
+            lines.append(name.ljust(widths[0]) + reason(result))
+            continue
+        ratios = [seconds_per / of if (seconds_per := per_image(result, w)) and (of := base[w]) else None for w in base]
+        cells = [
+            name, number(seconds, 3), number(result["passes"], 2), number(result["backward"], 2),
+            number(1e6 * seconds / (result["images"] * result["passes"]), 3), *(number(r, 2) for r in ratios),
+        ]  # fmt: skip
+        lines.append(row(cells, widths))
+    return lines
+
+
+def per_image(result: Result | None, weighted: bool) -> float | None:
+    """`weighted` counts a pass without backward as a third."""
+    seconds = median(result)
+    if seconds is None or result is None:
+        return None
+    passes = result["backward"] + (result["passes"] - result["backward"]) / 3 if weighted else result["passes"]
+    return seconds / (result["images"] * passes)
+
+
+def crowd_table(crowd: dict[str, Result]) -> list[str]:
+    widths = [18, 9, 8, 12, 14, 14, 10]
+    lines = [
+        "ResNet-18, 20 clients a round, 3 rounds; `local` keeps a model per client seen, 512 MB of them in RAM",
+        row(["", "clients", "seen", "s/round", "GPU reserved", "GPU allocated", "RAM GB"], widths),
+    ]
+    for name, result in crowd.items():
+        if median(result) is None:
+            lines.append(name.ljust(widths[0]) + reason(result))
+            continue
+        cells = [
+            name, number(result["clients"]), number(result["seen"]), number(result["seconds"][-1], 2),
+            number(result["memory"], 2), number(result["allocated"], 2), number(result["resident"], 2),
+        ]  # fmt: skip
+        lines.append(row(cells, widths))
+    return lines
