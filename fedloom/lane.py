@@ -209,6 +209,24 @@ class Lane:
         return self._parameters[paths]
 
     @cached_property
+    def _places(self) -> list[tuple[str, dict[str, Any], str, Tensor, int]]:
+        """Where every tensor hangs in the tree, and its address."""
+        return [
+            (f"{path}.{name}".lstrip("."), table, name, tensor, tensor.data_ptr())
+            for path, module in self.parts.named_modules()
+            for table in (module._parameters, module._buffers)
+            for name, tensor in table.items()
+            if tensor is not None
+        ]
+
+    def moved(self) -> str | None:
+        """The first tensor that is no longer where it was when this was first asked."""
+        for path, table, name, tensor, address in self._places:
+            if table.get(name) is not tensor or tensor.data_ptr() != address:
+                return path
+        return None
+
+    @cached_property
     def networks(self) -> list[SplitModel]:
         """All networks."""
         return [module for module in self.parts.modules() if isinstance(module, SplitModel)]
@@ -243,7 +261,8 @@ class Lane:
             self._modes[paths, norms] = self._mode(paths, norms)
         modules, parameters = self._modes[paths, norms]
         for module, training in modules:
-            module.training = training
+            if module.training is not training:
+                module.training = training
         for parameter, learns in parameters:
             parameter.requires_grad_(learns)
 

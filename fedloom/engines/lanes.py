@@ -1,6 +1,7 @@
 """Many clients at once on one GPU: every lane is a thread with its own stream, whose training steps are CUDA graphs."""
 
 import gc
+import os
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from fedloom.errors import UserError
 from fedloom.job import Job, Result, perform
 from fedloom.lane import Lane, Setup
 
-LANES = 8
+LANES, LARGE_LANES, LARGE = 16, 4, 4_000_000
+"""How many lanes there are by default: a GPU is filled by many small networks, or by few of LARGE parameters."""
 AHEAD = 3
 """Jobs per lane that may be given out before the result whose turn it is."""
 
@@ -53,13 +55,16 @@ class Lanes(Engine):
     gpu: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, settings: EngineSettings):
+        if not torch.cuda.is_initialized():  # by default all streams share 8 queues to the GPU
+            os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         super().__init__(setup, settings)
         self._todo: SimpleQueue[Given | None] = SimpleQueue()
         self._done: dict[int, Outcome] = {}
         self._changed = Condition()
         self._built = setup.build()
         shared = Shared(compile=settings.compile)
-        self._alive = settings.workers or LANES
+        large = sum(parameter.numel() for parameter in self._built.parameters()) >= LARGE
+        self._alive = settings.workers or (LARGE_LANES if large else LANES)
         self._threads = [Thread(target=self._serve, args=(shared,), daemon=True) for _ in range(self._alive)]
         for thread in self._threads:
             thread.start()

@@ -144,8 +144,5 @@ def undone(lane: Lane, site: Site) -> Iterator[None]:
 
 def refuse_rebound_parts(lane: Lane) -> None:
     """Parts must stay where they were recorded."""
-    addresses = {name: tensor.data_ptr() for name, tensor in lane.parts.named_tensors().items()}
-    known = lane.__dict__.setdefault("addresses", addresses)
-    moved = [name for name, address in addresses.items() if known.get(name) != address]
-    if moved:
-        raise CaptureError(f"part '{moved[0]}' was rebound (p.data = … or an assignment): write in place, copy_")
+    if moved := lane.moved():
+        raise CaptureError(f"part '{moved}' was rebound (p.data = … or an assignment): write in place, copy_")
