@@ -299,7 +299,7 @@ class Worker:
 def shuffled_batches(index: Tensor, size: int, order: np.random.Generator, device: torch.device) -> list[Tensor]:
     """A random order cut into batches of exact sizes. A remainder of one joins the batch before it."""
     batches = list(index[torch.from_numpy(order.permutation(len(index)))].to(device).split(size))
-    if len(batches) > 1 and len(batches[-1]) == 1:
+    if size > 1 and len(batches) > 1 and len(batches[-1]) == 1:
         batches[-2:] = [torch.cat(batches[-2:])]
     return batches
 
