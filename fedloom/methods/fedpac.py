@@ -29,7 +29,7 @@ class FedPAC(Method):
     sends = ("moments", "variance")
     receives = ("known",)
     keeps = ("model.head",)
-    by, sums = {"means": "counts"}, ("counts",)  # Eq. 5
+    by, sums = {"means": "counts"}, ("counts",)
     has_global = False
     learns_from = ("labels",)
 
