@@ -47,8 +47,9 @@ def headless():
 def test_with_an_empty_head_it_is_fedavg_bit_for_bit(headless):
     ours, fedavg = tiny_run("fedper", task=headless), tiny_run("fedavg", task=headless)
     assert same_state(ours.server.state, fedavg.server.state)
-    # one that never took part is served after a transient update, of which an empty head keeps nothing
-    assert [(s.right, s.loss) for s in ours.scores] == [(s.right, s.loss) for s in fedavg.scores]
+    # served alike too; one is scored client by client, the other in one batch, where sums round differently
+    assert [s.right for s in ours.scores] == [s.right for s in fedavg.scores]
+    assert [s.loss for s in ours.scores] == pytest.approx([s.loss for s in fedavg.scores], rel=1e-5)
 
 
 def test_the_extractor_travels_and_the_head_stays():
