@@ -37,7 +37,11 @@ def method_class(name: str) -> type[Method]:
         if extra not in EXTRAS:
             raise UserError(f"method.name = '{name}': '+{extra}' is unknown: {nearest(extra, EXTRAS)}")
         addition = EXTRAS[extra]
-        if getattr(addition, "needs_global", False) and not found.has_global:
+        if issubclass(found, addition):
+            raise UserError(
+                f"method.name = '{name}': {base} does what '+{extra}' adds already; set its hyperparameters"
+            )
+        if getattr(addition, "needs_global", False) and found.has_global is not True:  # a property: only if asked for
             raise UserError(f"method.name = '{name}': {base} has no global model that '+{extra}' could start from")
         found = _added(found, addition, extra)
     return found

@@ -1,0 +1,116 @@
+"""FedPAC: aligned features, and heads combined for each client (Xu et al., 2023)."""
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedloom.client import Client
+from fedloom.data.batch import Batch
+from fedloom.message import Message
+from fedloom.methods.base import Method, class_means
+from fedloom.parts import Part, State, copy_, lerp_, under
+from fedloom.server import Server
+from fedloom.simplex import least_quadratic
+from fedloom.task import Task
+
+
+class FedPAC(Method):
+    """Clients share an extractor aligned to global class centroids; each gets its best mixture of all heads.
+
+    Deviations: a class without a global centroid is not aligned (the authors' code takes the client's own one); a
+    client that the server has not seen yet starts from the average head; the head's learning rate is the round's.
+    """
+
+    paper = "Xu et al., Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023"
+    shares = ("model", "means", "counts")
+    sends = ("moments", "variance")
+    receives = ("known",)
+    keeps = ("model.head",)
+    by, sums = {"means": "counts"}, ("counts",)
+    has_global = False
+    learns_from = ("labels",)
+
+    lam: float = 1.0
+    """Weight λ of the alignment."""
+    head_epochs: int = 1
+    """Epochs of the head, before the extractor's."""
+    head_lr: float | None = None
+    """The head's learning rate; the round's if not given (the authors take 0.1 where the extractor has 0.01)."""
+
+    def build(self, task: Task) -> dict[str, Part]:
+        """Model; centroids with counts; h_y = P(y) μ_y and V of a client; whether the server knows it."""
+        means, counts = torch.zeros(task.classes, task.features), torch.zeros(task.classes)
+        return {
+            "model": task.model(), "means": means, "counts": counts, "moments": torch.zeros_like(means),
+            "variance": torch.zeros(()), "known": torch.zeros(()),
+        }  # fmt: skip
+
+    def update(self, client: Client) -> None:
+        """Statistics of the received extractor; then the head, then the extractor; then centroids."""
+        z, y = client.features()
+        means, counts = class_means(z, y, len(client.counts))
+        copy_(client.moments, counts[:, None] / client.size * means)
+        second = z.square().sum(1).mean()  # Σ_y P(y) E‖z‖²
+        copy_(client.variance, (second - client.moments.square().sum()) / client.size)
+        copy_(client.model.head, client.received.model.head)
+        client.fit("model.head", self.head_loss, epochs=self.head_epochs, lr=self.head_lr)
+        client.fit("model.extractor", self.loss)
+        means, counts = class_means(*client.features(), len(client.counts))
+        copy_(client.means, means)
+        copy_(client.counts, counts)
+
+    head_loss = Method.loss
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Cross-entropy and, where the class has a global centroid, the distance from it."""
+        z, known = client.model.extractor(batch.x), (client.received.counts > 0)[batch.y]
+        apart = torch.where(known, (z - client.received.means[batch.y]).square().mean(1), 0)
+        return cross_entropy(client.model.head(z), batch.y) + self.lam * apart.mean()
+
+    def combine(self, server: Server, messages: Iterator[Message]) -> None:
+        """The averages, as they come in; then a mixture of heads for everybody who sent one."""
+        sent: list[Message] = []
+        server.move(server.average(_noted(messages, sent), self.shares, by=self.by, sums=self.sums))
+        moments = torch.stack([message["moments"].flatten() for message in sent]).double().cpu().numpy()
+        variances = torch.stack([message["variance"] for message in sent]).double().cpu().numpy()
+        for message, weights in zip(sent, collaboration(moments, variances), strict=True):
+            assert message.client is not None
+            server.clients[message.client] = _mixture(sent, weights) | {"known": torch.ones(())}
+
+    def message_for(self, server: Server, client: int) -> Mapping[str, Tensor]:
+        """The shared state, with the client's own mixture of heads once there is one."""
+        return {**super().message_for(server, client), **server.clients.get(client, {})}
+
+    def personalise(self, client: Client) -> None:
+        """The mixture serves the client; one that the server does not know has just trained its own head."""
+        lerp_(client.model.head, client.received.model.head, client.received.known)
+
+
+def collaboration(moments: np.ndarray, variances: np.ndarray) -> np.ndarray:
+    """Row i: the weights that clients' heads have for client i.
+
+    They minimise Σ_j α_j² V_j + Σ_jl α_j α_l ⟨h_i − h_j, h_i − h_l⟩ on the simplex; h are rows of `moments`.
+    """
+    gram = moments @ moments.T
+    biases = (gram[i, i] - gram[i][:, None] - gram[i] + gram for i in range(len(gram)))
+    return np.stack([least_quadratic(np.diag(variances) + bias) for bias in biases])
+
+
+def _noted(messages: Iterator[Message], sent: list[Message]) -> Iterator[Message]:
+    """The messages, of which heads and statistics are remembered: extractors need not stay in memory."""
+    for message in messages:
+        small = {name: t for name, t in message.items() if under(name, ("model.head", "moments", "variance"))}
+        sent.append(Message(small, client=message.client, samples=message.samples))
+        yield message
+
+
+def _mixture(sent: list[Message], weights: np.ndarray) -> State:
+    """Σ_j α_j head_j."""
+    mixed: State = {}
+    for name in (name for name in sent[0] if under(name, ("model.head",))):
+        heads = torch.stack([message[name] for message in sent]).double()
+        mixed[name] = torch.tensordot(heads.new_tensor(weights), heads, 1).to(sent[0][name].dtype)
+    return mixed

@@ -1,0 +1,57 @@
+"""LG-FedAvg: the head travels, the extractor stays; not the other way round."""
+
+import torch
+from tiny import tiny_run, tiny_task
+
+from fedloom.job import Job, perform
+from fedloom.lane import Lane, Setup
+from fedloom.message import Message
+from fedloom.methods import get
+from fedloom.parts import nbytes
+from fedloom.server import Server
+from fedloom.training import Training
+
+
+def lane_of():
+    return Lane(Setup(tiny_task(norm=True), get("lgfedavg"), Training(batch_size=16), seed=0))
+
+
+def test_the_head_travels_and_the_extractor_stays():
+    run = tiny_run("lgfedavg")
+    assert set(run.server.state) == {"model.head.weight", "model.head.bias"}
+    assert run.history[0]["up_bytes"] == run.history[0]["down_bytes"] == nbytes(run.server.state)
+    lane = lane_of()
+    result = perform(lane, Job("update", 1, Message(lane.downward()), client=0))
+    assert set(result.message) == {"model.head.weight", "model.head.bias"}
+    assert set(result.memory) == {n for n in lane.initial if n.startswith("model.extractor.")}
+    assert any("running_mean" in n for n in result.memory)
+
+
+def test_a_client_goes_on_with_its_own_extractor_under_the_common_head():
+    lane = lane_of()
+    memory = perform(lane, Job("update", 1, Message(lane.downward()), client=0)).memory
+    down = {name: torch.full_like(value, 0.25) for name, value in lane.downward().items()}
+    lane.load(down, memory)
+    now = lane.parts.named_tensors()
+    assert all(torch.equal(now[n], memory[n]) for n in memory)
+    assert all(torch.equal(now[n], down[n]) for n in down)
+
+
+def test_the_head_is_the_average_by_samples():
+    lane = lane_of()
+    down = Message(lane.downward())
+    sent = [perform(lane, Job("update", 1, down, client=c)).message for c in range(6)]
+    server = Server(lane, federation=6)
+    lane.setup.method.combine(server, iter(sent))
+    expected = sum(m.samples * m["model.head.weight"].double() for m in sent) / sum(m.samples for m in sent)
+    torch.testing.assert_close(server.state["model.head.weight"].double(), expected, rtol=0, atol=1e-7)
+
+
+def test_the_personal_models_have_other_extractors_and_the_same_head(tmp_path):
+    from safetensors.torch import load_file
+
+    run = tiny_run("lgfedavg", out=str(tmp_path / "run"))
+    one, other = (load_file(tmp_path / "run" / "models" / f"client-0000{c}.safetensors") for c in (0, 1))
+    assert not torch.equal(one["model.extractor.fc1.weight"], other["model.extractor.fc1.weight"])
+    assert "model.head.weight" not in one  # nothing personal in it
+    assert run.history[-1]["global_accuracy"] is None
