@@ -87,12 +87,12 @@ def even_task(clients=2, samples=16):
 
 
 def watched(method, step, client, read):
-    """Updates the client; what each batch of that step had in it."""
+    """Updates the client; what each batch of that step (or loss) had in it."""
     seen, original = [], getattr(type(method), step)
 
     def watch(self, client, batch, seen=seen, read=read, original=original):
         seen.append(read(batch))
-        original(self, client, batch)
+        return original(self, client, batch)
 
     try:
         setattr(type(method), step, watch)

@@ -26,7 +26,7 @@ class APFL(FedAvg):
     keeps = ("personal", "alpha")
 
     alpha: float = 0.5
-    """Share of v in the mixture, at first if it adapts. With `mixes: outputs` it is the share of w, as printed there."""
+    """Share of v in the mixture, at first if it adapts; with `mixes: outputs` the share of w, as printed there."""
     adaptive: bool = False
     """Whether α follows its own gradient, step by step (Eq. 3)."""
     mixes: Literal["weights", "outputs"] = "weights"
@@ -36,7 +36,9 @@ class APFL(FedAvg):
         """w (`model`), v (`personal`), which start alike, and the client's α."""
         if self.mixes == "outputs" and (task.objective.supervised or self.adaptive):
             wrong = "adaptive = true" if self.adaptive else f"objective.name = '{task.objective.name}'"
-            raise UserError(f"method.mixes = 'outputs' is for learning without labels, with a fixed α: not with {wrong}")
+            raise UserError(
+                f"method.mixes = 'outputs' is for learning without labels, with a fixed α: not with {wrong}"
+            )
         model = task.model()
         return {"model": model, "personal": deepcopy(model), "alpha": torch.tensor(self.alpha)}
 
@@ -64,9 +66,7 @@ class APFL(FedAvg):
     def step_outputs(self, client: Client, batch: Batch) -> None:
         """FedStyle's appendix; where its line 12 prints z, z_g is meant."""
         objective: SelfSupervised = client.objective
-        z_g, z = (
-            objective.project(model, objective.encode(model, batch)) for model in (client.model, client.personal)
-        )
+        z_g, z = (objective.project(model, objective.encode(model, batch)) for model in (client.model, client.personal))
         (first_g, second_g), (first, second) = z_g.online, z.online
         crossed = (
             torch.lerp(second, first_g.detach(), client.alpha),  # line 9

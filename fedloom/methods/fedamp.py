@@ -1,6 +1,7 @@
 """FedAMP: clients whose models are alike attract each other (Huang et al., 2021)."""
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from typing import Literal
 
 import torch
@@ -23,8 +24,10 @@ class FedAMP(Method):
     """
 
     paper = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021"
+    shares, sends, receives = (), ("model",), ("mixture",)
     keeps = ("model",)
     has_global = False
+    learns_from = ("labels",)
 
     lam: float = 1.0
     """Strength of the pull towards u_i (λ); with 0 it is Local."""
@@ -40,26 +43,27 @@ class FedAMP(Method):
     """HeurFedAMP's ξ_ii, what a client keeps of itself; as much as each of N clients, 1/N, if not given."""
 
     def build(self, task: Task) -> dict[str, Part]:
-        """w_i; what is received under its name is u_i."""
+        """w_i (`model`) and u_i (`mixture`)."""
         if self.alpha_k <= 0 or self.sigma <= 0:
             raise UserError(f"method.alpha_k = {self.alpha_k}, method.sigma = {self.sigma}: both must be above 0")
-        return super().build(task)
+        model = task.model()
+        return {"model": model, "mixture": deepcopy(model)}
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """The local loss, and the pull towards u_i."""
-        pull = self.lam / (2 * self.alpha_k) * squared_distance(client.model, client.received.model)
+        pull = self.lam / (2 * self.alpha_k) * squared_distance(client.model, client.received.mixture)
         return super().loss(client, batch) + pull
 
     def combine(self, server: Server, messages: Iterator[Message]) -> None:
         """Nothing is averaged: the server remembers everybody's model."""
         for message in messages:
             assert message.client is not None
-            server.clients[message.client] = dict(message)
+            server.clients[message.client] = {_mixture(name): value for name, value in message.items()}
 
     def message_for(self, server: Server, client: int) -> Mapping[str, Tensor]:
         """u_i = Σ_j ξ_ij w_j."""
         own: State = server.clients.get(client, server.state)
-        names = [name for name, _ in server.parts.named_parameters() if name in own]
+        names = [f"mixture.{name}" for name, _ in server.mixture.named_parameters()]
         others = [j for j in server.clients if j != client]
         if not others:
             return own
@@ -67,18 +71,23 @@ class FedAMP(Method):
         xi = self.weights(w, server, others, names)
         mixed = w * (1 - xi.sum())  # ξ_ii
         for j, share in zip(others, xi, strict=True):
-            mixed += share * _flat(server.clients[j], names)
+            mixed += share * _flat(server.clients[j], names).to(w)
         pieces = mixed.float().split([own[name].numel() for name in names])
         return own | {name: piece.view_as(own[name]) for name, piece in zip(names, pieces, strict=True)}
 
     def weights(self, w: Tensor, server: Server, others: list[int], names: list[str]) -> Tensor:
         """ξ_ij of the others."""
         if self.similarity == "distance":
-            distances = torch.stack([(w - _flat(server.clients[j], names)).square().sum() for j in others])
+            distances = torch.stack([(w - _flat(server.clients[j], names).to(w)).square().sum() for j in others])
             return self.alpha_k * torch.exp(-distances / self.sigma) / self.sigma
-        cosines = torch.stack([torch.cosine_similarity(w, _flat(server.clients[j], names), 0) for j in others])
+        cosines = torch.stack([torch.cosine_similarity(w, _flat(server.clients[j], names).to(w), 0) for j in others])
         own = 1 / (1 + len(others)) if self.own_share is None else self.own_share
         return (1 - own) * torch.softmax(self.sharpness * cosines, 0)
+
+
+def _mixture(name: str) -> str:
+    """Where a tensor of `model` is in `mixture`."""
+    return "mixture" + name.removeprefix("model")
 
 
 def _flat(state: Mapping[str, Tensor], names: list[str]) -> Tensor:

@@ -20,7 +20,10 @@ from fedloom.task import Task
 class FedCKA(FedAvg):
     """FedAvg whose first layers are more like the global model's than like the last local model's, measured by CKA."""
 
-    paper = "Son et al., Comparisons Where It Matters: Using Layer-Wise Regularization ..., Applied Sciences 2022"
+    paper = (
+        "Son et al., Comparisons Where It Matters: Using Layer-Wise Regularization to Improve Federated Learning on "
+        "Heterogeneous Data, Applied Sciences 2022"
+    )
     keeps, serves = ("previous",), ()
     learns_from = ("labels",)
 

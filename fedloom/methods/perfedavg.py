@@ -26,7 +26,7 @@ class PerFedAvg(FedAvg):
     variant: Literal["fo", "hf"] = "fo"
     """`fo` is first order; `hf` (Hessian-free) keeps the second-order term, by differences of gradients."""
     delta: float = 0.001
-    """Width of these differences (δ)."""
+    """Width of these differences (δ). Where a ReLU switches within it the difference jumps: the paper used ELU."""
     adapt_epochs: int = 1
     """Adaptation steps that make the personal model; passes over the client's data if `adapt_batch` is given."""
     adapt_batch: int | None = None

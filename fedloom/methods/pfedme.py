@@ -24,6 +24,7 @@ class PFedMe(FedAvg):
 
     paper = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
     keeps = ("personal",)
+    learns_from = ("labels",)
 
     lam: float = 15.0
     """How strongly θ is held near w (λ); w moves by the learning rate times λ, so that should stay below 1 or so."""

@@ -26,6 +26,7 @@ class SCAFFOLD(FedAvg):
     paper = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
     sends, receives = ("change",), ("control",)
     keeps, serves = ("own_control",), ()
+    learns_from = ("labels",)
 
     option: Literal["I", "II"] = "II"
     """What c_i becomes: `I` the gradient of all the client's data at the received x; `II` the mean step, for free."""
@@ -77,8 +78,9 @@ class SCAFFOLD(FedAvg):
     def combine(self, server: Server, messages: Iterator[Message]) -> None:
         """x ← x + η_g · mean(y − x); c ← c + Σ(c_i⁺ − c_i)/N, over all N clients that there are."""
         sent = server.average(messages, by="uniform", sums=("change",))
-        changes = {f"control{name.removeprefix('change')}": sent.pop(name) for name in list(sent) if under(name, ("change",))}
-        server.move(sent, {name: self.global_lr for name, _ in server.parts.named_parameters()})
+        models = {name: value for name, value in sent.items() if under(name, ("model",))}
+        server.move(models, {name: self.global_lr for name, _ in server.parts.named_parameters()})
+        changes = {"control" + name.removeprefix("change"): sent[name] for name in sent.keys() - models.keys()}
         server.move({name: server.state[name] + total / server.federation for name, total in changes.items()})
 
 

@@ -22,9 +22,7 @@ def test_a_round_is_the_paper_s_step_by_step():
             gradients = torch.autograd.grad(
                 cross_entropy(functional_call(client.model, leaves, x), y), list(leaves.values())
             )
-            theta = {
-                n: theta[n] - 0.03 * (g + 10.0 * (theta[n] - w[n])) for n, g in zip(theta, gradients, strict=True)
-            }
+            theta = {n: theta[n] - 0.03 * (g + 10.0 * (theta[n] - w[n])) for n, g in zip(theta, gradients, strict=True)}
         w = {n: w[n] - 0.05 * 10.0 * (w[n] - theta[n]) for n in w}
     assert len(seen) == 4
     for name in w:

@@ -98,7 +98,9 @@ def test_option_one_is_the_gradient_at_the_received_model():
     x = client._lane.pixels.plain(torch.from_numpy(run.task.samples(0)))
     y = client._lane.pixels.labels[torch.from_numpy(run.task.samples(0))]
     client.model.requires_grad_(True)
-    expected = torch.autograd.grad(torch.nn.functional.cross_entropy(client.model(x), y), list(client.model.parameters()))
+    expected = torch.autograd.grad(
+        torch.nn.functional.cross_entropy(client.model(x), y), list(client.model.parameters())
+    )
     run.round([0])
     for i, gradient in enumerate(expected):
         torch.testing.assert_close(run.memories[0][f"own_control.{i}"], gradient, rtol=1e-4, atol=1e-6)
