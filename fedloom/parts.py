@@ -116,6 +116,11 @@ def filled(module: nn.Module, value: float) -> nn.Module:
     return module
 
 
+def inner_product(ones: Iterable[Tensor], others: Iterable[Tensor]) -> Tensor:
+    """Σ ⟨a, b⟩ over pairs of tensors."""
+    return torch.stack([(one * other).sum() for one, other in zip(ones, others, strict=True)]).sum()
+
+
 def squared_distance(part: Part, reference: Part) -> Tensor:
     """‖part − reference‖² over parameters; no gradient reaches the reference."""
     mine = torch.cat([tensor.flatten() for tensor in parameters_of(part)])

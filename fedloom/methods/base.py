@@ -113,9 +113,13 @@ class Method:
     def personalise(self, client: Client) -> None:
         """Makes the personal model out of what was learnt; before personal evaluation, for every client."""
 
+    def network(self, client: Client) -> Any:
+        """The network that serves a client; a method that has a personal one beside the shared one says which."""
+        return client.model
+
     def represent(self, client: Client, x: Tensor) -> Tensor:
         """A client's representation of inputs, as heads that are put on it later see it."""
-        z: Tensor = client.model.extractor(x)
+        z: Tensor = self.network(client).extractor(x)
         return z
 
     def generalise(self, client: Client) -> None:
@@ -123,7 +127,7 @@ class Method:
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
         """Logits of a client's personal model."""
-        logits: Tensor = client.model(x)
+        logits: Tensor = self.network(client)(x)
         return logits
 
     def predict_global(self, server: Any, x: Tensor) -> Tensor:
@@ -139,7 +143,7 @@ class Method:
     @property
     def personal_is_global(self) -> bool:
         """Whether every client is served by the one shared model as it is."""
-        own = ("personalise", "predict", "message_for", "predict_global")
+        own = ("personalise", "network", "predict", "message_for", "predict_global")
         return self.has_global and not self.personal_parts and not any(self.overrides(name) for name in own)
 
     @property

@@ -29,12 +29,17 @@ class Probed(Headed, abstract=True):
         """What the method keeps, and the client's last extractor."""
         return (*super().keeps, "own")
 
+    @property
+    def remembers(self) -> bool:
+        """Whether the client's last extractor is set aside: not where the method keeps a personal network anyway."""
+        return self.personal_network == "local" and not self.overrides("network")
+
     def build(self, task: Task) -> dict[str, Part]:
         """The method's parts, classifiers, and a place for the client's last extractor."""
         parts = super().build(task)
         model = parts["model"]
         assert isinstance(model, SplitModel)
-        return parts | {"own": deepcopy(model.extractor) if self.personal_network == "local" else nn.Identity()}
+        return parts | {"own": deepcopy(model.extractor) if self.remembers else nn.Identity()}
 
     def update(self, client: Client) -> None:
         """As the method does; then the network is remembered."""
@@ -43,12 +48,14 @@ class Probed(Headed, abstract=True):
 
     def remember(self, client: Client) -> None:
         """Keeps what the client has trained before the server averages it away."""
-        if self.personal_network == "local":
+        if self.remembers:
             copy_(client.own, client.model.extractor)
 
     def represent(self, client: Client, x: Tensor) -> Tensor:
         """By the client's own network, or by the aggregated one."""
-        return client.own(x) if self.personal_network == "local" else super().represent(client, x)
+        if self.remembers:
+            return client.own(x)
+        return super().represent(client, x) if self.personal_network == "local" else self.represent_global(client, x)
 
     def generalise(self, client: Client) -> None:
         """A classifier on the global representation."""

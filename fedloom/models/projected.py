@@ -1,4 +1,4 @@
-"""A network whose intermediate layers are read through projection heads (FedIntR Fig. 2)."""
+"""Networks with projection heads: on intermediate layers (FedIntR Fig. 2), or behind the extractor (MOON Fig. 3)."""
 
 import torch
 from torch import Tensor, nn
@@ -24,3 +24,23 @@ class Tapped(SplitModel):
         """Logits, and the projected output of every tapped layer [B, width]."""
         logits, outputs = tapped(self, x, self.taps)
         return logits, [project(output) for project, output in zip(self.projections, outputs, strict=True)]
+
+
+class Projected(SplitModel):
+    """The same extractor with a two-layer projection behind it; the classifier sits on that, or beside it (`side`)."""
+
+    def __init__(self, model: SplitModel, classes: int, width: int, *, side: bool = False):
+        super().__init__()
+        self.extractor, self.features, self.side = model.extractor, model.features, side
+        self.projection = nn.Sequential(nn.Linear(model.features, width), nn.ReLU(), nn.Linear(width, width))
+        self.head = model.head if side else nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, classes]."""
+        return self.both(x)[0]
+
+    def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, and the projection [B, width]."""
+        h = self.extractor(x)
+        z = self.projection(h)
+        return self.head(h if self.side else z), z

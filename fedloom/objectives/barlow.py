@@ -13,7 +13,6 @@ class Barlow(SelfSupervised):
     lambd: float = 0.005
     """Weight of the off-diagonal terms."""
 
-    def contrast(self, model: SplitModel, views: Views, *, remember: bool = True) -> Tensor:
+    def compare(self, model: SplitModel, projected: Views, *, remember: bool = True) -> Tensor:
         """Barlow Twins between the projections."""
-        first, second = views.online
-        return barlow_twins(model.head(first), model.head(second), self.lambd)
+        return barlow_twins(*projected.online, self.lambd)

@@ -2,15 +2,17 @@
 
 An objective puts its head on the network (`equip`): a classifier, or a projector. A self-supervised one has `encode`,
 the representations of two views, and `contrast`, the loss between them; apart, so that a method can change
-representations in between (FedStyle).
+representations in between (FedStyle). `contrast` is `project`, then `compare`: APFL mixes projections in between.
 """
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, cast, dataclass_transform
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedloom.data.batch import Batch
 from fedloom.errors import UserError, nearest
@@ -50,11 +52,28 @@ class Objective:
         """The loss of a network on a batch."""
         raise NotImplementedError
 
+    def at(self, model: SplitModel, weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
+        """The loss of a network with these values for its parameters: differentiable in them, buffers its own."""
+        named = {f"model.{name}": value for name, value in weights.items()}
+        loss: Tensor = functional_call(_Scored(self, model), named, (batch,))
+        return loss
+
     def begin(self, model: SplitModel) -> None:
         """What is due when a client takes part for the first time, with a network that others may have trained."""
 
     def follow(self, model: SplitModel) -> None:
         """What is due after every optimizer step of a network."""
+
+
+class _Scored(nn.Module):
+    """A network together with its objective, as one module."""
+
+    def __init__(self, objective: Objective, model: SplitModel):
+        super().__init__()
+        self.objective, self.model = objective, model
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.objective(self.model, batch)
 
 
 class SelfSupervised(Objective, abstract=True):
@@ -81,6 +100,16 @@ class SelfSupervised(Objective, abstract=True):
 
     def contrast(self, model: SplitModel, views: Views, *, remember: bool = True) -> Tensor:
         """The loss between two views; with `remember`, an objective that has a memory adds them to it."""
+        return self.compare(model, self.project(model, views), remember=remember)
+
+    def project(self, model: SplitModel, views: Views) -> Views:
+        """Projections of representations, by the network and by its slow copy (where there is one)."""
+        first, second = views.online
+        slow = None if views.target is None else cast(Slow, model.target).project(views.target)
+        return Views((model.head(first), model.head(second)), slow)
+
+    def compare(self, model: SplitModel, projected: Views, *, remember: bool = True) -> Tensor:
+        """The loss between two views' projections."""
         raise NotImplementedError
 
 
@@ -106,6 +135,12 @@ class Slow(nn.Module):
     def forward(self, views: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Representations, without gradient."""
         return tuple(self.extractor(view) for view in views)
+
+    @torch.no_grad()
+    def project(self, representations: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Projections, without gradient."""
+        first, second = representations
+        return self.projector(first), self.projector(second)
 
     @torch.no_grad()
     def start_at(self, extractor: nn.Module, projector: nn.Module) -> None:

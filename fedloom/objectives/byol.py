@@ -27,13 +27,12 @@ class BYOL(SelfSupervised):
         """Representations by the network and by its target."""
         return Views(super().encode(model, batch).online, cast(Slow, model.target)(batch.views))
 
-    def contrast(self, model: SplitModel, views: Views, *, remember: bool = True) -> Tensor:
+    def compare(self, model: SplitModel, projected: Views, *, remember: bool = True) -> Tensor:
         """Symmetric."""
-        head, target = cast(Predicting, model.head), cast(Slow, model.target)
-        assert views.target is not None
-        p1, p2 = (head.predictor(head(h)) for h in views.online)
-        z1, z2 = (target.projector(h) for h in views.target)
-        return byol(p1, p2, z1, z2)
+        head = cast(Predicting, model.head)
+        assert projected.target is not None
+        p1, p2 = (head.predictor(z) for z in projected.online)
+        return byol(p1, p2, *projected.target)
 
     def begin(self, model: SplitModel) -> None:
         """The target starts where the network is."""

@@ -44,13 +44,12 @@ class MoCo(SelfSupervised):
         """Queries' and keys' representations."""
         return Views(super().encode(model, batch).online, cast(KeyEncoder, model.target)(batch.views))
 
-    def contrast(self, model: SplitModel, views: Views, *, remember: bool = True) -> Tensor:
+    def compare(self, model: SplitModel, projected: Views, *, remember: bool = True) -> Tensor:
         """The first view asks, the second is the key."""
         encoder = cast(KeyEncoder, model.target)
-        assert views.target is not None
-        with torch.no_grad():
-            keys = encoder.projector(views.target[1])
-        loss = moco(model.head(views.online[0]), keys, encoder.queue.clone(), self.tau)
+        assert projected.target is not None
+        keys = projected.target[1]
+        loss = moco(projected.online[0], keys, encoder.queue.clone(), self.tau)
         if remember:
             enqueue(encoder.queue, encoder.pointer, keys)
         return loss

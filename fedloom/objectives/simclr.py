@@ -13,7 +13,6 @@ class SimCLR(SelfSupervised):
     tau: float = 0.07
     """Temperature."""
 
-    def contrast(self, model: SplitModel, views: Views, *, remember: bool = True) -> Tensor:
+    def compare(self, model: SplitModel, projected: Views, *, remember: bool = True) -> Tensor:
         """NT-Xent between the projections."""
-        first, second = views.online
-        return nt_xent(model.head(first), model.head(second), self.tau)
+        return nt_xent(*projected.online, self.tau)

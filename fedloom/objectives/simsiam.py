@@ -29,9 +29,9 @@ class SimSiam(SelfSupervised):
         model.head = Predicting(model.features, self.hidden, self.width)
         return model
 
-    def contrast(self, model: SplitModel, views: Views, *, remember: bool = True) -> Tensor:
+    def compare(self, model: SplitModel, projected: Views, *, remember: bool = True) -> Tensor:
         """Symmetric negative cosine."""
         head = model.head
         assert isinstance(head, Predicting)
-        z1, z2 = (head(h) for h in views.online)
+        z1, z2 = projected.online
         return negative_cosine(head.predictor(z1), head.predictor(z2), z1, z2)

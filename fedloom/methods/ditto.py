@@ -1,0 +1,47 @@
+"""Ditto: the global model of FedAvg, and a personal one held near it (Li et al., 2021)."""
+
+from copy import deepcopy
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedloom.client import Client
+from fedloom.data.batch import Batch
+from fedloom.methods.fedavg import FedAvg
+from fedloom.parts import Part, squared_distance
+from fedloom.task import Task
+
+
+class Ditto(FedAvg):
+    """w is FedAvg's; each client also trains a personal v on f(v) + λ/2 ‖v − w‖², and is served by it.
+
+    FedStyle's appendix (`towards: optimised`, λ = 2) prints that clients send v; here w is what is averaged.
+    """
+
+    paper = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
+    keeps = ("personal",)
+
+    lam: float = 0.1
+    """How strongly the personal model is held near the global one (the paper's λ; it tunes it in 0.05–2)."""
+    towards: Literal["received", "optimised"] = "received"
+    """The w that it is held near: as it came from the server, or after the client's own training (FedStyle)."""
+
+    def build(self, task: Task) -> dict[str, Part]:
+        """w (`model`) and v (`personal`), which start alike."""
+        model = task.model()
+        return {"model": model, "personal": deepcopy(model)}
+
+    def update(self, client: Client) -> None:
+        """FedAvg's round, then the personal model's."""
+        client.fit("model", self.loss)
+        client.fit("personal", self.personal_loss)
+
+    def personal_loss(self, client: Client, batch: Batch) -> Tensor:
+        """f(v) and the pull towards w."""
+        w = client.received.model if self.towards == "received" else client.model
+        fit: Tensor = client.objective(client.personal, batch)
+        return fit + self.lam / 2 * squared_distance(client.personal, w)
+
+    def network(self, client: Client) -> Any:
+        """v."""
+        return client.personal
