@@ -114,7 +114,8 @@ def in_process(spec: dict[str, Any], folder: Path, limit: float) -> dict[str, An
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     if spec["device"] == "cpu":  # a trial: threads of several programs would wait for each other
         environment["OMP_NUM_THREADS"] = "1"
-    environment |= {"PYTHONPATH": str(ROOT), "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment |= {"PYTHONPATH": os.pathsep.join(paths), "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     command = [sys.executable, "-m", "benchmarks.contest.part", json.dumps(spec), str(folder / "result")]
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(

@@ -61,6 +61,8 @@ class Graphs:
     def __init__(self, shared: Shared):
         self._shared = shared
         self._pool: Any = None
+        self.nearly_done: torch.cuda.Event | None = None
+        """Happens when the last fit comes to its last graph: time to prepare what follows."""
 
     def run(self, lane: Lane, site: Site, step: Step, plan: Plan) -> None:
         """Takes the plan's steps, as many at once as a graph has."""
@@ -70,6 +72,9 @@ class Graphs:
         rows = plan.index.pin_memory().to(lane.device, non_blocking=True)
         done = 0
         for size, count in pieces(plan.sizes):
+            if done + size * count == len(rows[0]):
+                self.nearly_done = torch.cuda.Event(blocking=True)
+                self.nearly_done.record()
             indices = tuple(rows[:, done : done + size * count])
             self._take(lane, site, step, indices, size, count)
             done += size * count

@@ -3,10 +3,11 @@
 import gc
 import os
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from queue import SimpleQueue
-from threading import Condition, Thread
+from itertools import islice
+from threading import Condition, Lock, Thread
 from typing import ClassVar
 
 import torch
@@ -58,14 +59,17 @@ class Lanes(Engine):
         if not torch.cuda.is_initialized():  # by default all streams share 8 queues to the GPU
             os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         super().__init__(setup, settings)
-        self._todo: SimpleQueue[Given | None] = SimpleQueue()
+        self._todo: deque[Given] = deque()
         self._done: dict[int, Outcome] = {}
-        self._changed = Condition()
+        self._lock = Lock()
+        self._work, self._news = Condition(self._lock), Condition(self._lock)  # for lanes; for who waits for results
+        self._closed = False
         self._built = setup.build()
         shared = Shared(compile=settings.compile)
         large = sum(parameter.numel() for parameter in self._built.parameters()) >= LARGE
-        self._alive = settings.workers or (LARGE_LANES if large else LANES)
-        self._threads = [Thread(target=self._serve, args=(shared,), daemon=True) for _ in range(self._alive)]
+        self._alive = list(range(settings.workers or (LARGE_LANES if large else LANES)))
+        self._wanted = len(self._alive)
+        self._threads = [Thread(target=self._serve, args=(number, shared), daemon=True) for number in self._alive]
         for thread in self._threads:
             thread.start()
 
@@ -80,15 +84,15 @@ class Lanes(Engine):
         here = torch.cuda.current_stream()
         waiting = iter(jobs)
         given = turn = 0
-        more = True
         try:
             while True:
-                while more and given < turn + AHEAD * self._alive:
-                    job = next(waiting, None)
-                    more = job is not None
-                    if job is not None:
-                        self._todo.put((given, job, here.record_event()))
-                        given += 1
+                new = list(islice(waiting, max(0, turn + AHEAD * len(self._alive) - given)))
+                if given == 0:
+                    self._wanted = useful_lanes([self._cost(job) for job in new])
+                with self._lock:
+                    self._todo.extend((given + i, job, here.record_event()) for i, job in enumerate(new))
+                    self._work.notify_all()
+                given += len(new)
                 if turn == given:
                     return
                 turn += 1
@@ -100,67 +104,88 @@ class Lanes(Engine):
             for left in range(turn, given):
                 self._wait(left)
 
+    def _cost(self, job: Job) -> int:
+        return len(self.setup.task.samples(job.client)) if job.kind == "update" else 1
+
     def _wait(self, turn: int) -> Outcome:
-        with self._changed:
-            self._changed.wait_for(lambda: turn in self._done)
+        with self._lock:
+            self._news.wait_for(lambda: turn in self._done)
             return self._done.pop(turn)
 
-    def _serve(self, shared: Shared) -> None:
+    def _next(self, number: int) -> Given | None:
+        """The next job for this lane; none at the end."""
+        with self._lock:
+            self._work.wait_for(lambda: self._closed or (self._todo and number in self._alive[: self._wanted]))
+            return None if self._closed else self._todo.popleft()
+
+    def _serve(self, number: int, shared: Shared) -> None:
         """A lane's life: a job in, a result out, until there is none."""
         torch.cuda.set_device(self.device)
         torch.autograd.set_multithreading_enabled(False)  # a backward pass belongs into its own lane's thread
         stream = torch.cuda.Stream()
+        graphs = Graphs(shared)
         lane: Lane | None = None
         with torch.cuda.stream(stream):
-            while (item := self._todo.get()) is not None:
+            while (item := self._next(number)) is not None:
                 turn, job, given = item
                 outcome = Outcome(job)
                 try:
                     stream.wait_event(given)
-                    lane = lane or self._new_lane(shared)
+                    lane = lane or self._new_lane(graphs)
                     outcome.result = perform(lane, job)
-                    outcome.ready = stream.record_event()  # no waiting: the next job's work follows at once
+                    outcome.ready = torch.cuda.Event(blocking=True)
+                    outcome.ready.record()
                 except torch.OutOfMemoryError as error:
-                    outcome.error = error if self._alive == 1 else None
+                    outcome.ready, outcome.error = None, error if len(self._alive) == 1 else None
                 except BaseException as error:
                     outcome.error = error
                 if outcome.error is None and outcome.ready is None:  # this lane gives its memory to the others
                     lane = None
-                    self._retire(item, shared)
+                    graphs = Graphs(shared)
+                    self._retire(number, item, shared)
                     return
-                with self._changed:
+                with self._lock:
                     self._done[turn] = outcome
-                    self._changed.notify_all()
+                    self._news.notify_all()
+                if graphs.nearly_done is not None:  # whoever took two jobs at once would keep one from an idle lane
+                    graphs.nearly_done.synchronize()
 
-    def _new_lane(self, shared: Shared) -> Lane:
+    def _new_lane(self, graphs: Graphs) -> Lane:
         return Lane(
             self.setup,
             device=self.device,
-            stepper=Graphs(shared),
+            stepper=graphs,
             pixels=self.home.pixels,
             built=self._built,
             numbers=self.numbers,
         )
 
-    def _retire(self, item: Given, shared: Shared) -> None:
+    def _retire(self, number: int, item: Given, shared: Shared) -> None:
         gc.collect()
         with shared.capturing:
             torch.cuda.empty_cache()
-        with self._changed:
-            self._alive -= 1
-            left = self._alive
+        with self._lock:
+            self._alive.remove(number)
+            left = len(self._alive)
+            self._todo.appendleft(item)
+            self._work.notify_all()
         warnings.warn(
             f"engine.workers: {left + 1} lanes do not fit into the GPU's memory; going on with {left}", stacklevel=2
         )
-        self._todo.put(item)
 
     def close(self) -> None:
         """Ends the lanes."""
-        for _ in self._threads:
-            self._todo.put(None)
+        with self._lock:
+            self._closed = True
+            self._work.notify_all()
         for thread in self._threads:
             thread.join()
         super().close()
+
+
+def useful_lanes(costs: list[int]) -> int:
+    """How many lanes a round can use: more of them would only slow the longest job down, which all wait for."""
+    return max(1, sum(costs) // max(1, *costs)) if costs else 1
 
 
 def _tensors(result: Result) -> Iterator[Tensor]:

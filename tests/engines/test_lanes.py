@@ -138,3 +138,11 @@ def test_an_error_in_a_client_ends_the_run_with_its_name():
         assert "in a job of client" in error.value.__notes__[0]
     finally:
         methods.REGISTRY.pop("failing")
+
+
+def test_no_more_lanes_than_the_longest_job_leaves_work_for():
+    assert module.useful_lanes([10, 10, 10, 10]) == 4
+    assert module.useful_lanes([40, 10, 10]) == 1
+    assert module.useful_lanes([40, 30, 20, 10]) == 2
+    assert module.useful_lanes([0]) == 1
+    assert module.useful_lanes([]) == 1
