@@ -37,7 +37,7 @@ class Optimizer:
 
     def state(self) -> list[Tensor]:
         """Everything that must be zeroed, kept or restored."""
-        return [self.count, *self.first, *self.second]
+        return [*([self.count] if self.settings.name == "adam" else []), *self.first, *self.second]
 
     @torch.no_grad()
     def step(self, gradients: tuple[Tensor | None, ...], lr: Tensor | float) -> None:

@@ -64,6 +64,7 @@ class Server(Worker):
         rows: By = by if isinstance(by, Mapping) else {}
         totals: State = {}
         weights: dict[str, Tensor | float] = {}
+        scratch: State = {}
         for message in messages:
             plain: State = {}
             for name, value in message.items():
@@ -80,7 +81,7 @@ class Server(Worker):
                     weights[name] = weights.get(name, 0.0) + weight
                 else:
                     plain[name] = value
-            _add(plain, 1.0 if by == "uniform" else float(message.samples), totals, weights)
+            _add(plain, 1.0 if by == "uniform" else float(message.samples), totals, weights, scratch)
         return {name: self._settled(name, total, weights.get(name)) for name, total in totals.items()}
 
     def _settled(self, name: str, total: Tensor, weight: Tensor | float | None) -> Tensor:
@@ -113,13 +114,14 @@ class Server(Worker):
         return told
 
 
-def _add(values: State, weight: float, totals: State, weights: dict[str, Tensor | float]) -> None:
+def _add(values: State, weight: float, totals: State, weights: dict[str, Tensor | float], scratch: State) -> None:
     """totals ← totals + weight · values, in float64 and few operations."""
     for name, value in values.items():
         if name not in totals:
             totals[name] = torch.zeros_like(value, dtype=torch.float64)
+            scratch[name] = torch.empty_like(totals[name])
         weights[name] = weights.get(name, 0.0) + weight
     if values:
-        exact = [torch.empty_like(value, dtype=torch.float64) for value in values.values()]
+        exact = [scratch[name] for name in values]
         torch._foreach_copy_(exact, list(values.values()))
         torch._foreach_add_([totals[name] for name in values], exact, alpha=weight)

@@ -9,13 +9,14 @@ from threading import RLock
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedloom.engines.recording import CaptureError, NoPythonReads, Watch, owned, refuse_rebound_parts, undone
 from fedloom.engines.tracing import Compiled, compile_step
 from fedloom.lane import Lane, Site
 from fedloom.plan import Indices, Plan
 
-UNROLL = (16, 4, 1)
+UNROLL = (16, 8, 4, 2, 1)
 """Steps of one graph: the most first, then what is left over."""
 GRAPHS = 32
 """Graphs that a call site of a lane has at most; the one that was not used for the longest time goes first."""
@@ -47,10 +48,10 @@ class Shared:
 
 @dataclass
 class Graph:
-    """Some steps of one size, captured; their indices are read from `buffers`."""
+    """Some steps of one size, captured; their indices [batches of a step, samples] are read from the buffer."""
 
     graph: torch.cuda.CUDAGraph
-    buffers: Indices
+    buffer: Tensor
 
 
 class Graphs:
@@ -69,29 +70,27 @@ class Graphs:
         if not plan.sizes:
             return
         refuse_rebound_parts(lane)
+        cut = list(pieces(plan.sizes))
         rows = plan.index.pin_memory().to(lane.device, non_blocking=True)
-        done = 0
-        for size, count in pieces(plan.sizes):
-            if done + size * count == len(rows[0]):
+        taken = zip(cut, rows.split([size * count for size, count in cut], dim=1), strict=True)
+        for left, ((size, count), index) in zip(reversed(range(len(cut))), taken, strict=True):
+            if left == 0:
                 self.nearly_done = torch.cuda.Event(blocking=True)
                 self.nearly_done.record()
-            indices = tuple(rows[:, done : done + size * count])
-            self._take(lane, site, step, indices, size, count)
-            done += size * count
+            self._take(lane, site, step, index, size, count)
         refuse_rebound_parts(lane)
 
-    def _take(self, lane: Lane, site: Site, step: Step, indices: Indices, size: int, count: int) -> None:
+    def _take(self, lane: Lane, site: Site, step: Step, index: Tensor, size: int, count: int) -> None:
         """`count` steps of a size, on these samples."""
-        graph = self._graph(lane, site, step, indices, size, count)
+        graph = self._graph(lane, site, step, index, size, count)
         if graph is None:
-            for part in _split(indices, size):
+            for part in _split(index, size):
                 step(part)
             return
-        for buffer, index in zip(graph.buffers, indices, strict=True):
-            buffer.copy_(index)
+        graph.buffer.copy_(index)
         graph.graph.replay()
 
-    def _graph(self, lane: Lane, site: Site, step: Step, indices: Indices, size: int, count: int) -> Graph | None:
+    def _graph(self, lane: Lane, site: Site, step: Step, index: Tensor, size: int, count: int) -> Graph | None:
         """The graph of so many steps of this size; none for a single step of a new size, until that comes again."""
         if site.where in self._shared.eager:
             return None
@@ -100,21 +99,21 @@ class Graphs:
         first = key not in known and count == 1 and not any((size, more) in known for more in UNROLL)
         graph = known.pop(key, None)
         if graph is None and not first:
-            graph = self._capture(lane, site, step, indices, size, count)
+            graph = self._capture(lane, site, step, index, size, count)
         known[key] = graph  # as the one that was used last
         if len(known) > GRAPHS:
             torch.cuda.current_stream().synchronize()
             del known[next(iter(known))]
         return graph
 
-    def _capture(self, lane: Lane, site: Site, step: Step, indices: Indices, size: int, count: int) -> Graph | None:
-        buffers = tuple(index.clone() for index in indices)
-        parts = list(_split(buffers, size))
+    def _capture(self, lane: Lane, site: Site, step: Step, index: Tensor, size: int, count: int) -> Graph | None:
+        buffer = index.clone(memory_format=torch.contiguous_format)
+        parts = list(_split(buffer, size))
         with undone(lane, site):
             step(parts[0])  # warm-up: statistics come into being, libraries load what they need
             if site.where not in self._shared.checked:
                 try:
-                    with NoPythonReads(), Watch(owned(lane, site, buffers)):
+                    with NoPythonReads(), Watch(owned(lane, site, (buffer,))):
                         step(parts[0])
                 except CaptureError as error:
                     self._shared.give_up(site, error)
@@ -124,7 +123,7 @@ class Graphs:
             torch.cuda.current_stream().synchronize()
             with self._shared.capturing:
                 try:
-                    return Graph(self._record(lane, step, parts), buffers)
+                    return Graph(self._record(lane, step, parts), buffer)
                 except torch.OutOfMemoryError:
                     raise
                 except RuntimeError as error:
@@ -185,5 +184,6 @@ def pieces(sizes: list[int]) -> Iterator[tuple[int, int]]:
             left %= count
 
 
-def _split(indices: Indices, size: int) -> Iterator[Indices]:
-    return zip(*(index.split(size) for index in indices), strict=True)
+def _split(index: Tensor, size: int) -> Iterator[Indices]:
+    """What each step takes."""
+    return (tuple(part) for part in index.split(size, dim=1))

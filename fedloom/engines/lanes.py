@@ -19,7 +19,7 @@ from fedloom.errors import UserError
 from fedloom.job import Job, Result, perform
 from fedloom.lane import Lane, Setup
 
-LANES, LARGE_LANES, LARGE = 16, 4, 4_000_000
+LANES, LARGE_LANES, LARGE = 8, 4, 4_000_000
 """How many lanes there are by default: a GPU is filled by many small networks, or by few of LARGE parameters."""
 AHEAD = 3
 """Jobs per lane that may be given out before the result whose turn it is."""
