@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,9 @@ import typer
 import yaml
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from fedloom import api, methods
 from fedloom.data import describe
@@ -172,14 +175,19 @@ def list_methods(
     if name is not None:
         explain(rows[0])
         return
-    table = Table()
-    for column in ("method", "what", "shares", "keeps", "hyperparameters"):
-        table.add_column(column)
     for row in rows:
-        parameters = ", ".join(f"{p['name']}={p['default']}" for p in row["parameters"])
-        table.add_row(row["name"], row["what"], ", ".join(row["shares"]), ", ".join(row["keeps"]), parameters)
-    out.print(table)
+        list_one(row)
     out.print("Any method with a global model can have fine-tuning: fedavg+ft. More: fedloom methods NAME")
+
+
+def list_one(row: dict[str, Any]) -> None:
+    """A method in the list: its name, then a line each on what it is, what travels, what it can be told, its paper."""
+    travels = [f"{verb} {', '.join(row[verb])}" for verb in ("shares", "sends", "receives", "keeps") if row[verb]]
+    parameters = ", ".join(f"{p['name']}={p['default']}" for p in row["parameters"])
+    out.print(f"[bold]{row['name']}[/bold]")
+    for line in (row["what"], " · ".join(travels), parameters, row["paper"]):
+        if line:
+            out.print(Padding(Text(line), (0, 0, 0, 4)))
 
 
 def method_info(name: str) -> dict[str, Any]:
@@ -188,6 +196,7 @@ def method_info(name: str) -> dict[str, Any]:
     return {
         "name": method.name,
         "what": (method.__doc__ or "").split("\n")[0],
+        "more": " ".join(cleandoc(method.__doc__ or "").split("\n")[1:]).strip(),
         "shares": list(method.shares),
         "sends": list(method.sends),
         "receives": list(method.receives),
@@ -204,6 +213,8 @@ def method_info(name: str) -> dict[str, Any]:
 def explain(row: dict[str, Any]) -> None:
     """One method, in full."""
     out.print(f"[bold]{row['name']}[/bold]  {escape(row['what'])}", highlight=False)
+    if row["more"]:
+        out.print(Padding(Text(row["more"]), (0, 0, 0, 2)))
     for name in ("paper", "shares", "sends", "receives", "keeps"):
         value = row[name] if isinstance(row[name], str) else ", ".join(row[name])
         if value:

@@ -163,10 +163,15 @@ class Experiment:
             yield Job("update", round, message, client=client, memory=self.memory.get(client))
 
     def _messages(self, clients: Iterable[int]) -> Callable[[int], Message]:
-        """What each client gets: one object for all of them, unless the method makes an answer for each."""
+        """What each client gets, made before the first of them answers: answers change what the server knows."""
+        answer = self._answer()
+        each = {client: answer(client) for client in clients}
+        return each.pop
+
+    def _answer(self) -> Callable[[int], Message]:
+        """What the server has for a client: one object for all, unless the method makes an answer for each."""
         if self.method.overrides("message_for"):
-            each = {c: Message(self.method.message_for(self.server, c), client=c) for c in clients}
-            return each.__getitem__
+            return lambda client: Message(self.method.message_for(self.server, client), client=client)
         shared = Message(self.method.message_for(self.server, EVERYONE))
         return lambda client: shared
 
@@ -229,7 +234,7 @@ class Experiment:
         """Each client's own model. Who keeps something but has not taken part yet waits for the final evaluation."""
         waits = bool(self.method.personal_parts) and not final
         clients = self._longest_first(c for c in self.evaluated if not waits or c in self.memory)
-        message_for = self._messages(clients)
+        message_for = self._answer()
         keep = final and self.recipe.storage.personal_models
         jobs = (
             Job("evaluate", round, message_for(c), client=c, memory=self.memory.get(c), keep_model=keep)
