@@ -28,6 +28,7 @@ CONTESTANTS = {
     "plain loop, 1 thread": "the same, torch.set_num_threads(1)",
     "inline": "fedloom, one process",
     "processes": "fedloom, one single-threaded worker per core",
+    "processes, channels last": "the same with engine.channels_last",
 }
 
 
@@ -113,11 +114,11 @@ def table(told: dict[str, list[dict[str, Any]]], options: argparse.Namespace) ->
         + ("; another process keeps a core busy" if options.busy else "")
     )
     head = ("", "s/round", "client steps/s", "img/s", "× plain", "fastest–slowest", "threads", "loss")
-    print("{:<22}{:>9}{:>16}{:>8}{:>9}{:>17}{:>9}{:>7}".format(*head))
+    print("{:<26}{:>9}{:>16}{:>8}{:>9}{:>17}{:>9}{:>7}".format(*head))
     for name, rounds in counted.items():
         each = [r["seconds"] for r in rounds]
         print(
-            f"{name:<22}{seconds[name]:>9.2f}{rounds[0]['steps'] / seconds[name]:>16.0f}"
+            f"{name:<26}{seconds[name]:>9.2f}{rounds[0]['steps'] / seconds[name]:>16.0f}"
             f"{rounds[0]['images'] / seconds[name]:>8.0f}{seconds['plain loop'] / seconds[name]:>9.2f}"
             f"{f'{min(each):.2f}–{max(each):.2f}':>17}{rounds[0]['threads']:>9}{rounds[-1]['loss']:>7.3f}"
         )
@@ -172,9 +173,10 @@ def fedloom_run(dataset: Any, federation: Any, options: argparse.Namespace, tell
             "training": {"rounds": 1 + options.rounds, "batch_size": BATCH, "optimizer": {"lr": LR}},
             "evaluation": {"every": 10**6, "clients": 1},
             "engine": {
-                "name": options.contestant,
+                "name": options.contestant.split(",")[0],
+                "channels_last": options.contestant.endswith("channels last"),
                 "device": "cpu",
-                "workers": options.workers if options.contestant == "processes" else None,
+                "workers": options.workers if options.contestant.startswith("processes") else None,
             },
             "out": str(options.out),
         }

@@ -18,6 +18,8 @@ from fedloom.plan import Indices, Plan
 
 UNROLL = (16, 8, 4, 2, 1)
 """Steps of one graph: the most first, then what is left over."""
+LAST = 16
+"""So many steps before the end of a job its lane prepares the next one."""
 GRAPHS = 32
 """Graphs that a call site of a lane has at most; the one that was not used for the longest time goes first."""
 
@@ -63,7 +65,7 @@ class Graphs:
         self._shared = shared
         self._pool: Any = None
         self.nearly_done: torch.cuda.Event | None = None
-        """Happens when the last fit comes to its last graph: time to prepare what follows."""
+        """Happens when the last fit comes to its last steps: time to prepare what follows."""
 
     def run(self, lane: Lane, site: Site, step: Step, plan: Plan) -> None:
         """Takes the plan's steps, as many at once as a graph has."""
@@ -72,12 +74,14 @@ class Graphs:
         refuse_rebound_parts(lane)
         cut = list(pieces(plan.sizes))
         rows = plan.index.pin_memory().to(lane.device, non_blocking=True)
-        taken = zip(cut, rows.split([size * count for size, count in cut], dim=1), strict=True)
-        for left, ((size, count), index) in zip(reversed(range(len(cut))), taken, strict=True):
-            if left == 0:
+        left = len(plan.sizes)
+        self.nearly_done = None
+        for (size, count), index in zip(cut, rows.split([size * count for size, count in cut], dim=1), strict=True):
+            if self.nearly_done is None and (left <= LAST or left == count):
                 self.nearly_done = torch.cuda.Event(blocking=True)
                 self.nearly_done.record()
             self._take(lane, site, step, index, size, count)
+            left -= count
         refuse_rebound_parts(lane)
 
     def _take(self, lane: Lane, site: Site, step: Step, index: Tensor, size: int, count: int) -> None:

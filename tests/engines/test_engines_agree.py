@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny import same_state, tiny_dataset, tiny_run, tiny_task, without_times
 
+from fedloom.errors import UserError
 from fedloom.methods import REGISTRY
 
 METHODS = [*sorted(REGISTRY), "fedavg+ft"]
@@ -50,3 +51,19 @@ def test_dropout_and_adam_replay_bit_for_bit():
     expected, got = tiny_run("fedprox", task=task, **adam), tiny_run("fedprox", engine="replay", task=task, **adam)
     assert same_state(got.server.state, expected.server.state)
     assert all(torch.isfinite(v).all() for v in got.server.state.values())
+
+
+def test_channels_last_is_another_layout_of_the_same_numbers():
+    task = replace(tiny_task("cnn2", dropout=0.3), dataset=tiny_dataset(shape=(3, 16, 16)))
+    last = {"engine__channels_last": True, "task": task}
+    plain, here = tiny_run("fedcrl", task=task), tiny_run("fedcrl", **last)
+    there, recorded = tiny_run("fedcrl", engine="processes", **last), tiny_run("fedcrl", engine="replay", **last)
+    for name, value in plain.server.state.items():
+        torch.testing.assert_close(here.server.state[name], value, rtol=1e-3, atol=1e-4)
+    assert same_state(there.server.state, here.server.state)
+    assert same_state(recorded.server.state, here.server.state)
+
+
+def test_a_cpu_refuses_what_only_gpus_have():
+    with pytest.raises(UserError, match="engine.precision = 'bf16' is for GPUs"):
+        tiny_run("fedavg", engine__precision="bf16")
