@@ -35,9 +35,9 @@ class FedPAC(Method):
 
     lam: float = 1.0
     """Weight λ of the alignment."""
-    head_epochs: int = 1
+    personal_epochs: int = 1
     """Epochs of the head, before the extractor's."""
-    head_lr: float | None = None
+    personal_lr: float | None = None
     """The head's learning rate; the round's if not given (the authors take 0.1 where the extractor has 0.01)."""
 
     def build(self, task: Task) -> dict[str, Part]:
@@ -56,7 +56,7 @@ class FedPAC(Method):
         second = z.square().sum(1).mean()  # Σ_y P(y) E‖z‖²
         copy_(client.variance, (second - client.moments.square().sum()) / client.size)
         copy_(client.model.head, client.received.model.head)
-        client.fit("model.head", self.head_loss, epochs=self.head_epochs, lr=self.head_lr)
+        client.fit("model.head", self.head_loss, epochs=self.personal_epochs, lr=self.personal_lr)
         client.fit("model.extractor", self.loss)
         means, counts = class_means(*client.features(), len(client.counts))
         copy_(client.means, means)

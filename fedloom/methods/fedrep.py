@@ -9,10 +9,10 @@ class FedRep(FedPer):
 
     paper = "Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021"
 
-    head_epochs: int | None = 10
+    personal_epochs: int | None = 10
     """Epochs of the head; null: as many as the extractor's, which are the recipe's (FedStyle's appendix)."""
 
     def update(self, client: Client) -> None:
         """Two fits, each with the rest frozen."""
-        client.fit("model.head", self.loss, epochs=self.head_epochs)
+        client.fit("model.head", self.loss, epochs=self.personal_epochs)
         client.fit("model.extractor", self.loss)

@@ -13,7 +13,9 @@ from fedloom import objectives
 from fedloom.job import Job, perform
 from fedloom.lane import Lane, Setup
 from fedloom.message import Message
-from fedloom.methods import REGISTRY, field_docs, get, hyperparameters
+from fedloom.methods import EXTRAS, REGISTRY, field_docs, get, hyperparameters
+from fedloom.methods.finetune import FineTuned
+from fedloom.methods.heads import Headed
 from fedloom.parts import nbytes, under
 from fedloom.server import Server
 from fedloom.training import Training
@@ -96,3 +98,11 @@ def test_every_hyperparameter_is_explained_and_none_switches_the_method_off(meth
     for name, default in hyperparameters(found).items():
         assert docs.get(name), f"{method}.{name} has no docstring"
         assert not (name in NOT_WEIGHTS_TO_ZERO and default == 0), f"{method}.{name} = 0 switches something off"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_addition_never_takes_a_hyperparameter_of_another_meaning(method, extra):
+    own, added = hyperparameters(REGISTRY[method]), hyperparameters(EXTRAS[extra])
+    related = any(issubclass(REGISTRY[method], base) for base in (Headed, FineTuned))
+    assert related or not own.keys() & added.keys()

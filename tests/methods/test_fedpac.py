@@ -160,7 +160,7 @@ def test_without_alignment_and_with_one_client_it_is_fedrep_bit_for_bit():
     federation = replace(task.federation, train=task.federation.train[:1], test=task.federation.test[:1])
     task = replace(task, federation=federation)
     ours = tiny_run({"name": "fedpac", "lam": 0.0}, task=task, training__epochs=2)
-    fedrep = tiny_run({"name": "fedrep", "head_epochs": 1}, task=task, training__epochs=2)
+    fedrep = tiny_run({"name": "fedrep", "personal_epochs": 1}, task=task, training__epochs=2)
     extractor = {n: v for n, v in ours.server.state.items() if n.startswith("model.extractor.")}
     assert same_state(extractor, fedrep.server.state)
     assert [s.loss for s in ours.scores] == [s.loss for s in fedrep.scores]
@@ -213,7 +213,7 @@ def test_alignment_begins_in_round_two():
 
 
 def test_a_client_trains_the_mixture_it_was_sent():
-    lane = lane_of(head_epochs=0)
+    lane = lane_of(personal_epochs=0)
     memory = {n: torch.ones_like(lane.initial[n]) for n in HEAD}
     down = dict(lane.downward()) | {n: torch.full_like(lane.initial[n], 0.5) for n in HEAD}
     assert all(torch.equal(update(lane, down, memory=memory, round=2).message[n], down[n]) for n in HEAD)
@@ -256,4 +256,4 @@ def test_what_travels():
 
 def test_the_defaults_are_the_papers():
     defaults = hyperparameters(method_class("fedpac"))
-    assert (defaults["lam"], defaults["head_epochs"]) == (1.0, 1)
+    assert (defaults["lam"], defaults["personal_epochs"]) == (1.0, 1)

@@ -19,26 +19,26 @@ def watched(**parameters):
 
 
 def test_the_head_first_then_the_extractor_and_frozen_parts_do_not_move_buffers_included():
-    lane, ((first, h, _), (second, f, _)) = watched(head_epochs=3)
+    lane, ((first, h, _), (second, f, _)) = watched(personal_epochs=3)
     assert (first, second) == ("model.head", "model.extractor")
     assert h == {"model.head.weight", "model.head.bias"}
     assert f == {n for n in lane.initial if n.startswith("model.extractor.")}
     assert any("running_mean" in n for n in f)
 
 
-@pytest.mark.parametrize(("head_epochs", "ratio"), [(10, 5), (1, 0.5), (None, 1)])
-def test_the_head_has_epochs_of_its_own_and_the_extractor_the_recipes(head_epochs, ratio):
-    _, ((_, _, head), (_, _, extractor)) = watched(head_epochs=head_epochs)
+@pytest.mark.parametrize(("personal_epochs", "ratio"), [(10, 5), (1, 0.5), (None, 1)])
+def test_the_head_has_epochs_of_its_own_and_the_extractor_the_recipes(personal_epochs, ratio):
+    _, ((_, _, head), (_, _, extractor)) = watched(personal_epochs=personal_epochs)
     assert head == ratio * extractor
 
 
 def test_the_default_is_the_papers_ten_epochs():
-    assert hyperparameters(method_class("fedrep"))["head_epochs"] == 10
+    assert hyperparameters(method_class("fedrep"))["personal_epochs"] == 10
 
 
-def test_without_head_epochs_and_with_a_common_head_it_is_fedbabu_bit_for_bit():
+def test_without_personal_epochs_and_with_a_common_head_it_is_fedbabu_bit_for_bit():
     """Heads start alike, and without epochs they stay so."""
-    run, babu = tiny_run({"name": "fedrep", "head_epochs": 0}), tiny_run({"name": "fedbabu", "ft_epochs": 0})
+    run, babu = tiny_run({"name": "fedrep", "personal_epochs": 0}), tiny_run({"name": "fedbabu", "ft_epochs": 0})
     assert same_state(run.server.state, babu.server.state)
     assert [(s.client, s.right, s.loss) for s in run.scores] == [(s.client, s.right, s.loss) for s in babu.scores]
 
