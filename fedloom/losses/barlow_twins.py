@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor
 
+from fedloom.losses.precision import in_float32
 
+
+@in_float32
 def barlow_twins(z1: Tensor, z2: Tensor, lambd: float) -> Tensor:
     """Makes the correlation of two views' features the identity: invariant and without redundancy.
 

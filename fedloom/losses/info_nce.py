@@ -4,7 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.losses.precision import in_float32
 
+
+@in_float32
 def info_nce(z: Tensor, prototypes: Tensor, y: Tensor, tau: float, known: Tensor | None = None) -> Tensor:
     """Draws a representation to its class's global one and away from those of the other classes.
 

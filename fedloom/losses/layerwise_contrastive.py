@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.errors import UserError, nearest
+from fedloom.losses.precision import in_float32
 
 
+@in_float32
 def layerwise_contrastive(
     zs: Sequence[Tensor],
     zs_global: Sequence[Tensor],

@@ -3,7 +3,10 @@
 import torch
 from torch import Tensor
 
+from fedloom.losses.precision import in_float32
 
+
+@in_float32
 def linear_cka(a: Tensor, b: Tensor) -> Tensor:
     """How alike two representations of the same samples are: 1 up to rotation and scale, 0 if uncorrelated.
 

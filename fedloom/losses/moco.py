@@ -4,7 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.losses.precision import in_float32
 
+
+@in_float32
 def moco(q: Tensor, k: Tensor, queue: Tensor, tau: float) -> Tensor:
     """A query should match its own key among the keys of earlier batches.
 

@@ -6,8 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.errors import UserError, nearest
+from fedloom.losses.precision import in_float32
 
 
+@in_float32
 def model_contrastive(
     z: Tensor,
     z_global: Tensor,

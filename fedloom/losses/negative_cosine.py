@@ -3,7 +3,10 @@
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.losses.precision import in_float32
 
+
+@in_float32
 def negative_cosine(p1: Tensor, p2: Tensor, z1: Tensor, z2: Tensor) -> Tensor:
     """A prediction from one view should point to the projection of the other.
 

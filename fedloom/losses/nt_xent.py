@@ -4,7 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.losses.precision import in_float32
 
+
+@in_float32
 def nt_xent(z1: Tensor, z2: Tensor, tau: float) -> Tensor:
     """Two views of an image are each other's positive; the other 2B − 2 views of the batch are negatives.
 

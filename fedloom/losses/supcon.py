@@ -7,8 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.errors import UserError, nearest
+from fedloom.losses.precision import in_float32
 
 
+@in_float32
 def supcon(z: Tensor, y: Tensor, tau: float, positives: Literal["in", "out"] = "in") -> Tensor:
     """Pulls samples of a class together and away from all others.
 

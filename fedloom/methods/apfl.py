@@ -42,6 +42,10 @@ class APFL(FedAvg):
         model = task.model()
         return {"model": model, "personal": deepcopy(model), "alpha": torch.tensor(self.alpha)}
 
+    def prepare(self, client: Client) -> None:
+        """v starts where w is, also for a client that comes late; in round 1 that is the common start."""
+        copy_(client.personal, client.model)
+
     def update(self, client: Client) -> None:
         """w and v step by step, on the same batches."""
         client.steps(self.step if self.mixes == "weights" else self.step_outputs, train=("model", "personal"))
@@ -73,7 +77,7 @@ class APFL(FedAvg):
             torch.lerp(first, second_g.detach(), client.alpha),  # line 10
         )
         loss = objective.compare(client.model, z_g)
-        mixed = objective.compare(client.personal, Views(crossed, z.target))
+        mixed = objective.compare(client.personal, Views(crossed, z.target and z.target[::-1]))
         client.note("loss", loss)
         client.descend("model", loss)  # line 12
         client.descend("personal", mixed)  # line 13

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedloom.client import Client
 from fedloom.data.batch import Batch
 from fedloom.methods.fedavg import FedAvg
-from fedloom.parts import Part, squared_distance
+from fedloom.parts import Part, copy_, squared_distance
 from fedloom.task import Task
 
 
@@ -30,6 +30,10 @@ class Ditto(FedAvg):
         """w (`model`) and v (`personal`), which start alike."""
         model = task.model()
         return {"model": model, "personal": deepcopy(model)}
+
+    def prepare(self, client: Client) -> None:
+        """v starts where w is, also for a client that comes late; in round 1 that is the common start."""
+        copy_(client.personal, client.model)
 
     def update(self, client: Client) -> None:
         """FedAvg's round, then the personal model's."""

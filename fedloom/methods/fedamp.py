@@ -20,7 +20,8 @@ from fedloom.task import Task
 class FedAMP(Method):
     """The server sends each client its own mixture u_i of all models; the client minimises f + λ/(2α_k) ‖w − u_i‖².
 
-    A client goes on from its own w_i and is served by it; one that has not sent a model yet counts as the initial one.
+    A client goes on from its own w_i and is served by it. One that has not sent a model yet is in nobody's mixture; for
+    its own it counts as the initial model.
     """
 
     paper = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021"
@@ -33,8 +34,9 @@ class FedAMP(Method):
     """Strength of the pull towards u_i (λ); with 0 it is Local."""
     alpha_k: float = 1.0
     """Step size of the message passing (α_k): others get ξ_ij = α_k A'(‖w_i − w_j‖²), and the pull is λ/α_k."""
-    sigma: float = 100.0
-    """Scale of the distances, A(x) = 1 − exp(−x/σ). α_k/σ times the number of others should not exceed 1. (Ours.)"""
+    sigma: float | None = None
+    """Scale of the distances, A(x) = 1 − exp(−x/σ); α_k times the number of clients if not given, so that the shares of
+    all others together stay below 1. (Ours: the papers tune it.)"""
     similarity: Literal["distance", "cosine"] = "distance"
     """`cosine` is HeurFedAMP."""
     sharpness: float = 25.0
@@ -44,7 +46,7 @@ class FedAMP(Method):
 
     def build(self, task: Task) -> dict[str, Part]:
         """w_i (`model`) and u_i (`mixture`)."""
-        if self.alpha_k <= 0 or self.sigma <= 0:
+        if self.alpha_k <= 0 or (self.sigma is not None and self.sigma <= 0):
             raise UserError(f"method.alpha_k = {self.alpha_k}, method.sigma = {self.sigma}: both must be above 0")
         model = task.model()
         return {"model": model, "mixture": deepcopy(model)}
@@ -79,7 +81,8 @@ class FedAMP(Method):
         """ξ_ij of the others."""
         if self.similarity == "distance":
             distances = torch.stack([(w - _flat(server.clients[j], names).to(w)).square().sum() for j in others])
-            return self.alpha_k * torch.exp(-distances / self.sigma) / self.sigma
+            sigma = self.sigma or self.alpha_k * server.federation
+            return self.alpha_k * torch.exp(-distances / sigma) / sigma
         cosines = torch.stack([torch.cosine_similarity(w, _flat(server.clients[j], names).to(w), 0) for j in others])
         own = 1 / (1 + len(others)) if self.own_share is None else self.own_share
         return (1 - own) * torch.softmax(self.sharpness * cosines, 0)

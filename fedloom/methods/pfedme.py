@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedloom.client import Client
 from fedloom.data.batch import Batch
+from fedloom.errors import UserError
 from fedloom.message import Message
 from fedloom.methods.fedavg import FedAvg
 from fedloom.parts import Part, copy_, parameters_of, squared_distance
@@ -19,7 +20,8 @@ from fedloom.task import Task
 class PFedMe(FedAvg):
     """For every batch θ approaches argmin f(θ) + λ/2 ‖θ − w‖², then w moves towards θ; θ serves the client.
 
-    Batch-norm statistics, which only θ collects, travel with w.
+    Plain steps, whatever the recipe's optimizer (its learning rate is w's). Batch-norm statistics, which only θ
+    collects, travel with w.
     """
 
     paper = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
@@ -31,12 +33,14 @@ class PFedMe(FedAvg):
     inner: int = 5
     """Gradient steps of θ for a batch (K)."""
     personal_lr: float = 0.02
-    """Learning rate of θ, below 1/λ."""
+    """Learning rate of θ, below 1/λ. (Ours.)"""
     beta: float = 1.0
     """How far the server moves towards the clients' average; 1 is all the way."""
 
     def build(self, task: Task) -> dict[str, Part]:
         """w (`model`) and θ (`personal`), a copy of its own."""
+        if self.inner < 1:
+            raise UserError(f"method.inner = {self.inner}: θ takes at least 1 step for a batch")
         model = task.model()
         return {"model": model, "personal": deepcopy(model)}
 

@@ -30,6 +30,12 @@ class Probed(Headed, abstract=True):
         return (*super().keeps, "own")
 
     @property
+    def serves(self) -> tuple[str, ...] | None:  # type: ignore[override]
+        """That extractor is what personal features come from."""
+        base = super().serves
+        return base if base is None or not self.remembers else (*base, "own")
+
+    @property
     def remembers(self) -> bool:
         """Whether the client's last extractor is set aside: not where the method keeps a personal network anyway."""
         return self.personal_network == "local" and not self.overrides("network")

@@ -124,6 +124,16 @@ def test_outputs_are_mixed_across_views_with_alpha_on_the_global_one():
         torch.testing.assert_close(parameters(client.personal)[name], v[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("objective", ["simclr", "simsiam", "byol", "barlow"])
+def test_without_the_global_output_v_learns_the_plain_objective(objective):
+    """At α = 0 a step of v is one of w, which starts alike: no view is compared with itself."""
+    run = ByHand(get("apfl", mixes="outputs", alpha=0.0), unlabelled(objective), batch_size=64)  # one step
+    (sent,) = run.round([0]).values()
+    kept = run.memories[0]
+    for name, w in ((name, w) for name, w in sent.items() if "slow" not in name):
+        torch.testing.assert_close(kept["personal" + name.removeprefix("model")], w, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("mixes", ["weights", "outputs"])
 @pytest.mark.parametrize("objective", ["simclr", "byol", "moco"])
 def test_it_learns_without_labels_on_every_engine(mixes, objective):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from tiny import same_state, tiny_run, tiny_task
 
 from fedloom import objectives
@@ -106,3 +107,18 @@ def test_an_addition_never_takes_a_hyperparameter_of_another_meaning(method, ext
     own, added = hyperparameters(REGISTRY[method]), hyperparameters(EXTRAS[extra])
     related = any(issubclass(REGISTRY[method], base) for base in (Headed, FineTuned))
     assert related or not own.keys() & added.keys()
+
+
+@pytest.mark.parametrize("method", ["ditto", "apfl"])
+def test_a_latecomer_s_personal_model_starts_where_the_shared_one_is(method):
+    task = tiny_task()
+    lane = Lane(Setup(task, get(method), Training(epochs=0), seed=1))
+    moved = {name: value + 1 for name, value in Server(lane, federation=task.clients).state.items()}
+    kept = perform(lane, Job("update", 9, Message(moved), client=0)).memory
+    assert all(torch.equal(kept["personal" + name.removeprefix("model")], value) for name, value in moved.items())
+
+
+@pytest.mark.parametrize("method", ["moon", "fedcka", "scaffold", "fedintr", "fedavg"])
+def test_a_probe_of_a_client_s_own_network_needs_that_client_s_network(method):
+    assert get(f"{method}+probe").personal_parts == ("own",)
+    assert "own" not in get(f"{method}+probe", personal_network="global").personal_parts or method == "fedavg"

@@ -7,6 +7,7 @@ from tiny import same_state, tiny_run, tiny_task
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from fedloom.errors import UserError
 from fedloom.methods import get
 
 
@@ -85,3 +86,8 @@ def test_it_learns():
     assert run.history[-1]["personal_accuracy"] > run.history[0]["personal_accuracy"] or (
         run.history[-1]["loss"] < 0.5 * run.history[0]["loss"]
     )
+
+
+def test_at_least_one_step_for_a_batch():
+    with pytest.raises(UserError, match="method.inner = 0: θ takes at least 1 step"):
+        tiny_run({"name": "pfedme", "inner": 0})
