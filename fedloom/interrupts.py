@@ -23,7 +23,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """While entered, the first signal is remembered in `asked`; from then on they do again what they did before."""
+    """While entered, the first signal is remembered in `asked`; the second ends the program."""
 
     def __init__(self) -> None:
         self.asked: int | None = None
@@ -35,18 +35,15 @@ class Interrupts:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._give_back()
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = number
-        self._give_back()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # not print: the signal may have come in the middle of one
         os.write(2, b"\nfinishing this round, then a checkpoint; a second Ctrl-C (or SIGTERM) leaves at once\n")
-
-    def _give_back(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._before = {}
 
 
 def ignore_in_worker() -> None:
