@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn
@@ -142,14 +143,14 @@ class Experiment:
 
     def _save(self) -> None:
         """A checkpoint of all that the next round depends on."""
-        notes = {"task": fingerprint(self.task), "seconds": self._seconds, "history": self.history}
+        notes = {"task": self._fingerprint, "seconds": self._seconds, "history": self.history}
         self.checkpoints.save(len(self.history), self.server.saved(), self._stores, notes)
 
     def _restore(self, device: torch.device) -> None:
         """The state of the last checkpoint; metrics written after it are taken back."""
         checkpoint, server = self.checkpoints.load(self._stores, device)
         tell_other_versions(self.folder.path)
-        refuse_other_data(checkpoint.notes["task"], self.task, self.folder.path)
+        refuse_other_data(self.task, self._fingerprint, checkpoint.notes["task"])
         self.server.restore(server)
         self.history = checkpoint.notes["history"]
         self._begun -= checkpoint.notes["seconds"]
@@ -160,6 +161,10 @@ class Experiment:
         self._save()
         done = f"stopped after round {len(self.history)} of {self.recipe.training.rounds}"
         raise Interrupted(f"{done}; go on with: fedloom resume {self.folder.path}", signal)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.task)
 
     @property
     def _stores(self) -> dict[str, ClientStore]:

@@ -67,12 +67,12 @@ def tell_other_versions(folder: Path) -> None:
             )
 
 
-def refuse_other_data(expected: str, task: Task, folder: Path) -> None:
-    """The same clients with the same samples."""
-    if fingerprint(task) != expected:
+def refuse_other_data(task: Task, found: str, expected: str) -> None:
+    """The same clients with the same samples, by their fingerprints."""
+    if found != expected:
         raise UserError(
-            f"data.name = '{task.dataset.name}': these are not the data that the run in '{folder}' was begun with; "
-            "nothing was changed. Give the folder that has them (--set data.dir=…), or begin a new run"
+            f"data.name = '{task.dataset.name}': these are not the data that the run was begun with; nothing was "
+            "changed. Give the folder that has them (--set data.dir=…), or begin a new run"
         )
 
 
