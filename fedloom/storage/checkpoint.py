@@ -25,8 +25,8 @@ from fedloom.storage.memory import ClientStore
 
 FORMAT = 1
 KEPT = 2
-SHARD = 64 * 2**20
-"""Bytes of clients' memory that are gathered into one file, and so in RAM."""
+SHARD = 32 * 2**20
+"""Bytes of clients' memory that are gathered into one file. In RAM they are there up to four times for a moment."""
 log = logging.getLogger("fedloom")
 
 Stores = Mapping[str, ClientStore]

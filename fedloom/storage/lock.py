@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.errors import UserError
-from fedloom.storage.files import unwritable
 
 try:
     import fcntl
@@ -41,7 +40,9 @@ class RunLock:
         try:
             self._file = self._open()
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            raise UserError(
+                f"out = '{folder}' cannot be written: {error.strerror}; give permission, make room, or choose another folder"
+            ) from error
         _ours.add(self._key)
 
     def _open(self) -> int:
