@@ -41,7 +41,7 @@ class RunLock:
             self._file = self._open()
         except OSError as error:
             raise UserError(
-                f"out = '{folder}' cannot be written: {error.strerror}; give permission, make room, or choose another folder"
+                f"out = '{folder}' cannot be written: {error.strerror}; mend that, or choose another folder"
             ) from error
         _ours.add(self._key)
 
