@@ -17,6 +17,7 @@ from fedloom.experiment import Experiment, Record, load_dataset, make_task
 from fedloom.raw import assign, read_yaml
 from fedloom.recipe import Recipe, Section
 from fedloom.report.table import comparison_table
+from fedloom.resuming import ended, stored_recipe
 from fedloom.storage.folder import RunFolder, without_nan
 
 SHORT = {
@@ -68,9 +69,10 @@ def run(
     recipe: str | Path | Mapping[str, Any] | Recipe | None = None,
     *,
     on_round: Callable[[Record], None] | None = None,
+    resume: bool = False,
     **fields: Any,
 ) -> Record:
-    """Runs one experiment and returns its summary.
+    """Runs one experiment and returns its summary. `resume` goes on with the run in `out`, or begins it.
 
     >>> fedloom.run(method="fedprox", data="digits", rounds=5, **{"method.mu": 0.01})   # doctest: +SKIP
     """
@@ -78,7 +80,27 @@ def run(
         recipe = recipe.with_(**{SHORT.get(name, name): value for name, value in fields.items()})
     else:
         recipe = Recipe.parse(raw_recipe(recipe, fields))
-    return Experiment(recipe, on_round=on_round).run()
+    if resume and recipe.out is None:
+        raise UserError("--resume: say which run: --out FOLDER, or `fedloom resume FOLDER`")
+    if resume and (summary := ended(recipe)):
+        return summary
+    return Experiment(recipe, on_round=on_round).run(resume=resume)
+
+
+def resume(run_dir: str | Path, *, on_round: Callable[[Record], None] | None = None, **fields: Any) -> Record:
+    """Goes on with an interrupted run from its last checkpoint, and returns its summary.
+
+    The result is that of a run that was never interrupted, bit for bit. Fields may say where and how fast it goes on.
+
+    >>> fedloom.resume("runs/20250101-120000-fedavg-digits-s0", engine="processes")   # doctest: +SKIP
+    """
+    return run(recipe_of(run_dir, fields), on_round=on_round, resume=True)
+
+
+def recipe_of(run_dir: str | Path, fields: Mapping[str, Any]) -> Recipe:
+    """The recipe with which the run in a folder goes on."""
+    changes = {SHORT.get(name, name): value for name, value in fields.items()}
+    return stored_recipe(Path(run_dir)).with_(**changes | {"out": str(run_dir)})
 
 
 def compare(

@@ -1,4 +1,4 @@
-"""The command line: `fedloom run`, `compare`, `methods`, `datasets`, `recipe`, `data plot`."""
+"""The command line: `fedloom run`, `resume`, `compare`, `methods`, `datasets`, `recipe`, `data plot`."""
 
 import json
 import sys
@@ -22,6 +22,7 @@ from fedloom.data import describe
 from fedloom.data.plot import plot_federation
 from fedloom.errors import UserError
 from fedloom.experiment import make_task
+from fedloom.interrupts import Interrupted
 from fedloom.raw import read_assignment
 from fedloom.recipe import Recipe
 from fedloom.report.progress import RunProgress
@@ -72,7 +73,7 @@ def show_json(value: Any) -> None:
 
 @contextmanager
 def watching() -> Iterator[Any]:
-    """Makes a progress display per run, and ends the last one whatever happens."""
+    """Makes a progress display per run, and ends the last one whatever happens; a run that was stopped says so."""
     shown: list[RunProgress] = []
 
     def start(recipe: Recipe) -> RunProgress:
@@ -83,6 +84,11 @@ def watching() -> Iterator[Any]:
 
     try:
         yield start
+    except Interrupted as stopped:
+        for progress in shown:
+            progress.stop()
+        err.print(str(stopped), highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(stopped.exit_code) from None
     finally:
         for progress in shown:
             progress.stop()
@@ -94,14 +100,19 @@ def run(
     clients: Clients = None, partition: Partition = None, model: ModelFlag = None, rounds: Rounds = None,
     epochs: Epochs = None, batch_size: BatchSize = None, lr: Lr = None, fraction: Fraction = None,
     seed: Seed = None, engine: EngineFlag = None, out_dir: Out = None, set_: Set = None, as_json: Json = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or begin it.")] = False,
 ) -> None:  # fmt: skip
     """Run one experiment.
+
+    Ctrl-C (or SIGTERM) finishes the round, writes a checkpoint and says how to go on; a second one leaves at once.
 
     Examples:
 
       fedloom run --method fedprox --data digits --clients 20 --partition dirichlet:0.1 --rounds 20
 
       fedloom run my.yaml --seed 3 --set method.mu=0.01 --set training.optimizer.momentum=0.9
+
+      fedloom run my.yaml --out runs/mine --resume      # a job that may be stopped and started again
     """
     fields = fields_of(
         set_, method=method, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model,
@@ -110,7 +121,28 @@ def run(
     )  # fmt: skip
     resolved = Recipe.parse(api.raw_recipe(recipe, fields))
     with watching() as start:
-        summary = api.run(resolved, on_round=start(resolved))
+        summary = api.run(resolved, on_round=start(resolved), resume=resume)
+    report([summary], as_json, summary)
+
+
+@app.command()
+def resume(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
+    data_dir: DataDir = None, engine: EngineFlag = None, set_: Set = None, as_json: Json = False,
+) -> None:  # fmt: skip
+    """Go on with a run that was stopped or killed, from its last checkpoint: the same result, bit for bit.
+
+    Only where and how fast it goes on can be changed (engine, storage, data.dir).
+
+    Examples:
+
+      fedloom resume runs/20250101-120000-fedcrl-digits-s0
+
+      fedloom resume runs/mine --engine processes --set engine.workers=4
+    """
+    recipe = api.recipe_of(run_dir, fields_of(set_, data_dir=data_dir, engine=engine))
+    with watching() as start:
+        summary = api.run(recipe, on_round=start(recipe), resume=True)
     report([summary], as_json, summary)
 
 

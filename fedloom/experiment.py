@@ -1,26 +1,31 @@
-"""The round loop: sample → engine → combine → evaluate → record. It knows no device and no method by name."""
+"""The round loop: sample → engine → combine → evaluate → record → checkpoint. It knows no device, no method by name."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
+import torch
 
 from fedloom.data import Dataset, combine, federate, limit, load
 from fedloom.data.augment import parse_augment
 from fedloom.engines import Engine, make_engine
 from fedloom.evaluation.scores import Scores
 from fedloom.evaluation.spread import pooled, spread, summarise
+from fedloom.interrupts import Interrupted, Interrupts
 from fedloom.job import Job, Result
 from fedloom.lane import Setup
 from fedloom.message import Message
 from fedloom.randomness import numpy_generator
 from fedloom.recipe import DataSettings, Recipe
+from fedloom.resuming import ended, fingerprint, refuse_other_data, tell_other_versions
 from fedloom.server import Server
-from fedloom.storage.folder import RunFolder
+from fedloom.storage.checkpoint import Checkpoints
+from fedloom.storage.folder import SUMMARY, RunFolder, holds_run, without_nan
 from fedloom.storage.memory import ClientStore
 from fedloom.task import EVERYONE, Task, group_of_clients
 
@@ -96,25 +101,79 @@ class Experiment:
         chosen = numpy_generator(self.recipe.seed, "evaluated").choice(len(everyone), wanted, replace=False)
         return sorted(int(c) for c in chosen)
 
-    def run(self) -> Record:
-        """All rounds; returns the summary, which is also in the run folder with everything else."""
-        start = perf_counter()
+    def run(self, *, resume: bool = False) -> Record:
+        """All rounds; returns the summary, which is also in the run folder with everything else.
+
+        `resume` goes on from the last checkpoint of the run in `recipe.out`, if there is one.
+        """
+        out = self.recipe.out or RunFolder.fresh(Path("runs"), self.label)
+        resume = resume and holds_run(out)
+        if resume and (summary := ended(self.recipe)):
+            return summary
+        self.history = []
         budget = self.recipe.storage.memory_mb * 2**20
         with (
             make_engine(self.setup, self.recipe.engine) as engine,
-            closing(RunFolder(self.recipe.out or RunFolder.fresh(Path("runs"), self.label))) as self.folder,
+            closing(RunFolder(out, resume=resume)) as self.folder,
             closing(ClientStore(budget // 2, inside=self.folder.path)) as self.memory,
-            closing(ClientStore(budget // 2, inside=self.folder.path)) as remembered,
+            closing(ClientStore(budget // 2, inside=self.folder.path)) as self.remembered,
+            Interrupts() as interrupts,
         ):
-            self.folder.describe(self.recipe.with_(out=None).to_yaml())  # where it lay is not part of an experiment
-            self.server = Server(engine.home, federation=len(self.trainers), clients=remembered)
-            for round in range(1, self.recipe.training.rounds + 1):
+            self.server = Server(engine.home, federation=len(self.trainers), clients=self.remembered)
+            self.checkpoints = Checkpoints(self.folder.path / "checkpoints")
+            self._begun = perf_counter()
+            if resume:
+                self._restore(engine.home.device)
+            else:
+                self._save()
+                # where it lay is not part of an experiment; with the recipe, last, the folder holds a run
+                self.folder.describe(self.recipe.with_(out=None).to_yaml())
+            for round in range(len(self.history) + 1, self.recipe.training.rounds + 1):
+                if interrupts.asked is not None:
+                    self._stop(interrupts.asked)
                 record = self.round(engine, round)
-                self.history.append(record)
+                self.history.append(without_nan(record))
                 self.folder.record(record)
                 if self.on_round is not None:
                     self.on_round(record)
-            return self._finish(perf_counter() - start)
+                every = self.recipe.storage.checkpoint_every
+                if every and round % every == 0 and round < self.recipe.training.rounds:
+                    self._save()
+            return self._finish()
+
+    def _save(self) -> None:
+        """A checkpoint of all that the next round depends on."""
+        notes = {"task": self._fingerprint, "seconds": self._seconds, "history": self.history}
+        self.checkpoints.save(len(self.history), self.server.saved(), self._stores, notes)
+
+    def _restore(self, device: torch.device) -> None:
+        """The state of the last checkpoint; metrics written after it are taken back."""
+        checkpoint, server = self.checkpoints.load(self._stores, device)
+        tell_other_versions(self.folder.path)
+        refuse_other_data(self.task, self._fingerprint, checkpoint.notes["task"])
+        self.server.restore(server)
+        self.history = checkpoint.notes["history"]
+        self._begun -= checkpoint.notes["seconds"]
+        self.folder.cut_back(self.history)
+
+    def _stop(self, signal: int) -> NoReturn:
+        """Leaves between two rounds."""
+        self._save()
+        done = f"stopped after round {len(self.history)} of {self.recipe.training.rounds}"
+        raise Interrupted(f"{done}; go on with: fedloom resume {self.folder.path}", signal)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.task)
+
+    @property
+    def _stores(self) -> dict[str, ClientStore]:
+        return {"memory": self.memory, "remembered": self.remembered}
+
+    @property
+    def _seconds(self) -> float:
+        """How long the run has taken, time before a resume included."""
+        return perf_counter() - self._begun
 
     @property
     def label(self) -> str:
@@ -247,7 +306,7 @@ class Experiment:
                 self.folder.write_model(f"client-{result.client:05d}", result.personal)
         return sorted(scores, key=lambda s: s.client)
 
-    def _finish(self, seconds: float) -> Record:
+    def _finish(self) -> Record:
         """Writes the last files of the run folder."""
         tested = [record for record in self.history if "evaluated" in record]
         rule = self.recipe.evaluation.summary
@@ -268,13 +327,14 @@ class Experiment:
         for name in ("up_bytes", "down_bytes"):
             summary[name] = round(np.mean([record[name] for record in self.history]))
         summary |= {
-            "seconds": seconds,
+            "seconds": self._seconds,
             "notes": list(self.task.federation.notes),
             "run_dir": str(self.folder.path),
         }
         self.folder.write_model("server", self.server.state)
         self.folder.write_lines("clients.jsonl", (self._client_row(s) for s in self.scores))
-        self.folder.write_json("summary.json", summary)
+        self.folder.write_json(SUMMARY, summary)
+        self.checkpoints.remove()
         return summary
 
     def _client_row(self, scores: Scores) -> Record:

@@ -164,6 +164,7 @@ class StorageSettings(Section):
 
     memory_mb: int = Field(1024, ge=1, description="RAM for clients' memory; what exceeds it spills to disk")
     personal_models: bool = Field(True, description="write what is personal of every client's model at the end")
+    checkpoint_every: int = Field(10, ge=0, description="rounds between checkpoints; 0: only when a run is stopped")
 
 
 class Recipe(Section):

@@ -7,12 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.errors import UserError
 from fedloom.lane import Lane
 from fedloom.message import Message
 from fedloom.parts import State, as_paths, snapshot, under
 from fedloom.worker import Told, Worker
 
 By = Mapping[str, str]
+_PLACES = ("state/", "kept/")
 SMALLEST = torch.finfo(torch.float64).tiny
 
 
@@ -44,6 +46,24 @@ class Server(Worker):
         """Starts a round: randomness is keyed by it."""
         self._round = round
         self._uses = {}
+
+    def saved(self) -> State:
+        """All that it holds from round to round, besides `clients`: state, and optimizers that `fit` keeps."""
+        return {f"state/{name}": t for name, t in self._state.items()} | {
+            f"kept/{name}": t for name, t in self._kept.items()
+        }
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Goes on from what `saved` gave."""
+        split = {place: {n[len(place) :]: t for n, t in saved.items() if n.startswith(place)} for place in _PLACES}
+        for name, now in self._state.items():
+            was = split["state/"].get(name)
+            if was is None or was.shape != now.shape:
+                found = "is not in the checkpoint" if was is None else f"has {tuple(was.shape)} in the checkpoint"
+                raise UserError(
+                    f"{name}, of shape {tuple(now.shape)}, {found}: the method has changed since; begin a new run"
+                )
+        self._state, self._kept = split["state/"], split["kept/"]
 
     def average(
         self,

@@ -44,10 +44,18 @@ def tiny_task(model: str = "mlp", augment: tuple[str, ...] = ("crop:1", "noise:0
     )
 
 
-def tiny_run(
-    method: str | dict, *, engine: str = "inline", workers: int | None = 2, task: Task | None = None, **fields
-):
-    """A finished experiment. Three rounds with part of the clients; fields go by their paths with `__` for dots."""
+def tiny_run(method: str | dict, **options):
+    """A finished experiment."""
+    experiment = tiny_experiment(method, **options)
+    experiment.run()
+    return experiment
+
+
+def tiny_experiment(
+    method: str | dict, *, engine: str = "inline", workers: int | None = 2, task: Task | None = None, on_round=None,
+    **fields,
+):  # fmt: skip
+    """Three rounds with part of the clients; fields go by their paths with `__` for dots."""
     values = {
         "method": method,
         "engine": {"name": engine, "workers": workers, "device": "cpu"},
@@ -60,9 +68,7 @@ def tiny_run(
     recipe = Recipe.parse(values)
     if fields:
         recipe = recipe.with_(**{name.replace("__", "."): value for name, value in fields.items()})
-    experiment = Experiment(recipe, task=task or tiny_task())
-    experiment.run()
-    return experiment
+    return Experiment(recipe, task=task or tiny_task(), on_round=on_round)
 
 
 def same_state(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

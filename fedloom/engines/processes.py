@@ -15,6 +15,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from fedloom.engines.base import Engine, EngineSettings
+from fedloom.interrupts import ignore_in_worker
 from fedloom.job import Job, Result, perform
 from fedloom.lane import Arithmetic, Lane, Setup
 from fedloom.message import Message
@@ -112,6 +113,12 @@ class Processes(Engine):
             raise WorkerError(f"client {job.client} failed in round {job.round}:\n{answer[1:].decode()}")
         return Result.from_bytes(answer[1:])
 
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:  # nobody waits for what workers are doing
+            for worker in self._workers:
+                worker.process.kill()
+        super().__exit__(*error)
+
     def close(self) -> None:
         """Ends the workers."""
         super().close()
@@ -154,6 +161,7 @@ def _serve(pipe: Connection, setup: Setup, numbers: Arithmetic, inherited: list[
     """A worker's life: a job in, a result out, until the pipe closes."""
     for other in inherited:  # a copy left open here would keep this worker, or another, from seeing the end
         other.close()
+    ignore_in_worker()
     torch.set_num_threads(1)
     lane = Lane(setup, numbers=numbers)
     message: Message | None = None

@@ -20,6 +20,7 @@ class RunProgress:
     def __init__(self, title: str, rounds: int, console: Console):
         self.title, self.rounds, self.console = title, rounds, console
         self._start = self._last = monotonic()
+        self._before: int | None = None  # rounds of an earlier session
         self._bar: Progress | None = None
         if console.is_terminal:
             self._bar = Progress(
@@ -39,6 +40,8 @@ class RunProgress:
         """One more round."""
         done = record["round"]
         told = accuracies(record)
+        if self._before is None:
+            self._before = done - 1
         if self._bar is not None:
             self._bar.update(self._task, completed=done, told=told)
             if done == self.rounds:
@@ -47,7 +50,7 @@ class RunProgress:
         now = monotonic()
         if done in (1, self.rounds) or done % max(1, self.rounds // 10) == 0 or now - self._last > 15:
             self._last = now
-            left = (now - self._start) / done * (self.rounds - done)
+            left = (now - self._start) / (done - self._before) * (self.rounds - done)
             self.console.print(
                 f"{self.title}  round {done}/{self.rounds}  {told}  {left:.0f} s left", highlight=False, soft_wrap=True
             )

@@ -3,6 +3,7 @@
 import json
 import math
 import platform
+import shutil
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -10,26 +11,46 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from fedloom.errors import UserError
+from fedloom.storage.files import unwritable, write_whole
+from fedloom.storage.lock import RunLock
 
+RECIPE, SUMMARY = "recipe.yaml", "summary.json"
 PACKAGES = ("fedloom", "torch", "numpy", "scikit-learn", "safetensors", "pydantic")
 
 
 class RunFolder:
-    """Writes; a folder that holds a run already is refused."""
+    """Writes; it is this process's alone until `close`. One that holds a run already is refused, unless to go on."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, *, resume: bool = False):
         self.path = path
-        if (path / "recipe.yaml").exists():
-            raise UserError(f"out = '{path}' holds a run already: choose another folder, or remove it")
+        self._refuse_a_run(resume)
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"out = '{path}' cannot be made: {error.strerror}; choose another folder") from None
-        self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
+        self._lock = RunLock(path)
+        try:
+            self._refuse_a_run(resume)  # another process may have begun one in the meantime
+            for left in path.glob(".memory-*"):  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            self._metrics = (path / "metrics.jsonl").open("ab", buffering=0)
+        except OSError as error:
+            self._lock.release()
+            raise unwritable(Path(error.filename or path), error) from error
+        except UserError:
+            self._lock.release()
+            raise
+
+    def _refuse_a_run(self, resume: bool) -> None:
+        if not resume and holds_run(self.path):
+            raise UserError(
+                f"out = '{self.path}' holds a run already: choose another folder, remove it, "
+                f"or go on with it: fedloom resume {self.path}"
+            )
 
     @staticmethod
     def fresh(parent: Path, name: str) -> Path:
@@ -39,33 +60,69 @@ class RunFolder:
         return next(path for path in candidates if not path.exists())
 
     def describe(self, recipe: str) -> None:
-        """The resolved recipe and the versions that ran it."""
-        (self.path / "recipe.yaml").write_text(recipe, encoding="utf-8")
+        """The resolved recipe and the versions that ran it. From then on the folder holds a run."""
         self.write_json("versions.json", versions())
+        write_whole(self.path / RECIPE, recipe.encode())
 
     def record(self, line: Mapping[str, Any]) -> None:
         """One more round."""
-        self._metrics.write(json.dumps(without_nan(line)) + "\n")
-        self._metrics.flush()
+        data = _line(line)
+        try:
+            while data:
+                data = data[self._metrics.write(data) :]
+        except OSError as error:
+            raise unwritable(self.path / "metrics.jsonl", error) from error
+
+    def cut_back(self, history: Iterable[Mapping[str, Any]]) -> None:
+        """These are the rounds so far; what was written after them is forgotten."""
+        self._metrics.close()
+        self.write_lines("metrics.jsonl", history)
+        self._metrics = (self.path / "metrics.jsonl").open("ab", buffering=0)
 
     def write_json(self, name: str, value: Any) -> None:
         """A small JSON file, indented."""
-        (self.path / name).write_text(json.dumps(without_nan(value), indent=1) + "\n", encoding="utf-8")
+        write_whole(self.path / name, (json.dumps(without_nan(value), indent=1) + "\n").encode())
 
     def write_lines(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """JSON lines."""
-        text = "".join(json.dumps(without_nan(row)) + "\n" for row in rows)
-        (self.path / name).write_text(text, encoding="utf-8")
+        write_whole(self.path / name, b"".join(map(_line, rows)))
 
     def write_model(self, name: str, state: Mapping[str, Tensor]) -> None:
         """Named tensors as safetensors, under models/."""
         path = self.path / "models" / f"{name}.safetensors"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.items()}, path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(path.parent, error) from error
+        write_whole(path, save({key: tensor.detach().cpu().clone().contiguous() for key, tensor in state.items()}))
 
     def close(self) -> None:
-        """No more rounds."""
+        """No more rounds; another process may have the folder."""
         self._metrics.close()
+        self._lock.release()
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a run was begun in this folder."""
+    return (path / RECIPE).exists()
+
+
+def finished(path: Path) -> dict[str, Any] | None:
+    """The summary of a run that has ended; it is the last thing that a run writes."""
+    try:
+        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"'{path / SUMMARY}' cannot be read ({error}); remove it, then `fedloom resume {path}` makes it if it can"
+        ) from None
+    assert isinstance(summary, dict)
+    return summary
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return (json.dumps(without_nan(row)) + "\n").encode()
 
 
 def versions() -> dict[str, str]:

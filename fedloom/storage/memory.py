@@ -6,9 +6,11 @@ from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors.torch import load_file, save
 
 from fedloom.parts import State, nbytes
+from fedloom.storage.files import unwritable
 
 
 class ClientStore(MutableMapping[int, State]):
@@ -24,6 +26,8 @@ class ClientStore(MutableMapping[int, State]):
         self._warm: OrderedDict[int, State] = OrderedDict()
         self._size = 0
         self._spilled: set[int] = set()
+        self.changed: set[int] = set()
+        """Clients set or deleted since somebody cleared this (a checkpoint does)."""
 
     def __getitem__(self, client: int) -> State:
         if client in self._warm:
@@ -35,14 +39,22 @@ class ClientStore(MutableMapping[int, State]):
         self._admit(client, state)
         return state
 
+    def peek(self, client: int) -> State:
+        """The same, but what is on disk stays there: for reading through all of them."""
+        if client in self._warm or client not in self._spilled:
+            return self._warm[client]
+        return load_file(self._path(client))
+
     def __setitem__(self, client: int, state: State) -> None:
         self._forget(client)
+        self.changed.add(client)
         self._admit(client, state)
 
     def __delitem__(self, client: int) -> None:
         if client not in self:
             raise KeyError(client)
         self._forget(client)
+        self.changed.add(client)
 
     def __contains__(self, client: object) -> bool:
         return client in self._warm or client in self._spilled
@@ -62,6 +74,7 @@ class ClientStore(MutableMapping[int, State]):
         """Forgets everything; removes the temporary folder."""
         self._warm.clear()
         self._spilled.clear()
+        self.changed.clear()
         self._size = 0
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
@@ -77,10 +90,14 @@ class ClientStore(MutableMapping[int, State]):
         state = self._warm.pop(client)
         self._size -= nbytes(state)
         if client not in self._spilled:
-            path = self._path(client)
-            path.parent.mkdir(parents=True, exist_ok=True)
             # copies: safetensors refuses tensors that are views of the same memory
-            save_file({name: t.detach().cpu().clone().contiguous() for name, t in state.items()}, path)
+            flat = {name: t.detach().cpu().clone(memory_format=torch.contiguous_format) for name, t in state.items()}
+            try:
+                path = self._path(client)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(save(flat))
+            except OSError as error:
+                raise unwritable(Path(error.filename or self._inside or self._folder or "."), error) from error
             self._spilled.add(client)
 
     def _forget(self, client: int) -> None:

@@ -1,0 +1,52 @@
+"""Ctrl-C and SIGTERM: the round is finished and a checkpoint written; asked twice, a run leaves at once."""
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run was asked to stop, and did so with a checkpoint. `signal` asked."""
+
+    def __init__(self, message: str, number: int):
+        super().__init__(message)
+        self.signal = number
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell has it: 130 after Ctrl-C, 143 after SIGTERM."""
+        return 128 + self.signal
+
+
+class Interrupts:
+    """While entered, the first signal is remembered in `asked`; the second ends the program."""
+
+    def __init__(self) -> None:
+        self.asked: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is threading.main_thread():  # nobody else may set handlers
+            self._before = {number: signal.signal(number, self._ask) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = number
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # not print: the signal may have come in the middle of one
+        os.write(2, b"\nfinishing this round, then a checkpoint; a second Ctrl-C (or SIGTERM) leaves at once\n")
+
+
+def ignore_in_worker() -> None:
+    """A worker process ends when its engine does: Ctrl-C reaches it too, but the round is to be finished."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

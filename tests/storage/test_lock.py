@@ -1,0 +1,152 @@
+"""One process per run folder: the second is refused, and a dead one's lock is taken over."""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedloom.errors import UserError
+from fedloom.storage import lock
+from fedloom.storage.lock import NAME, RunLock
+
+HOLD = "import sys, time; from pathlib import Path; from fedloom.storage.lock import RunLock; "
+DEAD = 2**22 - 1  # above the largest pid that Linux gives out by default; checked below
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path):
+    """Starts Python in another process, and waits until it says something."""
+    started = []
+
+    def start(code: str) -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD + code, str(tmp_path)], stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"PYTHONPATH": str(Path(lock.__file__).parents[2])},
+        )  # fmt: skip
+        started.append(process)
+        assert process.stdout is not None
+        return process, process.stdout.readline().strip()
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_second_process_is_refused_and_told_who_has_it(tmp_path: Path, elsewhere) -> None:
+    process, _ = elsewhere("held = RunLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)")
+    before = (tmp_path / NAME).read_bytes()
+    with pytest.raises(UserError, match="another process works on this run") as refused:
+        RunLock(tmp_path)
+    assert f"process {process.pid} on {socket.gethostname()}" in str(refused.value)
+    assert str(tmp_path / NAME) in str(refused.value)
+    assert (tmp_path / NAME).read_bytes() == before
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path, elsewhere, caplog) -> None:
+    process, _ = elsewhere("held = RunLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    with caplog.at_level(logging.WARNING):
+        held = RunLock(tmp_path)
+    assert f"process {process.pid}" in caplog.text and "taken over" in caplog.text
+    assert json.loads((tmp_path / NAME).read_text())["pid"] == os.getpid()
+    held.release()
+
+
+def test_a_worker_that_outlives_its_killed_parent_does_not_hold_the_lock(tmp_path: Path, elsewhere) -> None:
+    process, orphan = elsewhere(
+        "import os; held = RunLock(Path(sys.argv[1])); child = os.fork(); "
+        "print(child, flush=True) if child else None; time.sleep(60)"
+    )
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    try:
+        os.kill(int(orphan), 0)
+        RunLock(tmp_path).release()
+    finally:
+        os.kill(int(orphan), signal.SIGKILL)
+
+
+def test_one_process_cannot_have_it_twice_but_again(tmp_path: Path) -> None:
+    held = RunLock(tmp_path)
+    (tmp_path / "way").symlink_to(tmp_path)
+    for same in (tmp_path, tmp_path / "way", tmp_path / "way" / ".." / tmp_path.name):
+        with pytest.raises(UserError, match=f"process {os.getpid()}"):
+            RunLock(same)
+    held.release()
+    held.release()
+    assert not (tmp_path / NAME).exists()
+    RunLock(tmp_path).release()
+
+
+def test_a_lock_that_is_released_while_another_waits_to_look_is_found_anew(tmp_path: Path, monkeypatch) -> None:
+    taken, real = [], fcntl.lockf
+
+    def meanwhile(file, how):
+        if not taken:
+            (tmp_path / NAME).unlink()
+        taken.append(file)
+        return real(file, how)
+
+    monkeypatch.setattr(lock.fcntl, "lockf", meanwhile)
+    held = RunLock(tmp_path)
+    assert len(taken) == 2
+    assert (tmp_path / NAME).exists()
+    held.release()
+
+
+def test_a_half_written_lock_file_is_no_owner(tmp_path: Path) -> None:
+    for text in ('{"pid": 1', "", "[]", "\0\0"):
+        (tmp_path / NAME).write_text(text)
+        RunLock(tmp_path).release()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch) -> None:
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(lock.os, "open", refuse)
+    with pytest.raises(UserError, match="cannot be written: Permission denied"):
+        RunLock(tmp_path)
+
+
+class TestWhereTheFileSystemHasNoLocks:
+    @pytest.fixture(autouse=True)
+    def without_locks(self, monkeypatch) -> None:
+        def refuse(*_):
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(lock.fcntl, "lockf", refuse)
+
+    def owner(self, folder: Path, **values) -> None:
+        (folder / NAME).write_text(json.dumps(lock._me() | values))
+
+    def test_an_owner_that_runs_is_respected(self, tmp_path: Path) -> None:
+        self.owner(tmp_path, pid=os.getppid(), began=lock._began(os.getppid()))
+        with pytest.raises(UserError, match=f"process {os.getppid()}"):
+            RunLock(tmp_path)
+
+    def test_a_dead_owner_is_not(self, tmp_path: Path) -> None:
+        with pytest.raises(ProcessLookupError):
+            os.kill(DEAD, 0)
+        self.owner(tmp_path, pid=DEAD)
+        RunLock(tmp_path).release()
+
+    @pytest.mark.skipif(lock._began(os.getpid()) is None, reason="start times are Linux's")
+    def test_nor_is_one_whose_number_has_gone_to_another_process(self, tmp_path: Path) -> None:
+        self.owner(tmp_path, pid=os.getppid(), began="1")
+        RunLock(tmp_path).release()
+
+    def test_an_owner_on_another_machine_is_respected_and_the_file_named(self, tmp_path: Path) -> None:
+        self.owner(tmp_path, pid=DEAD, host="elsewhere")
+        with pytest.raises(UserError, match=f"on elsewhere.*If it surely has ended, remove {tmp_path / NAME}"):
+            RunLock(tmp_path)
