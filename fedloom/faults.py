@@ -1,4 +1,4 @@
-"""Faults on purpose: clients that are silent, crash, raise, send NaN or are slow; drawn by key like all that is random."""
+"""Faults on purpose: clients that are silent, crash, raise, send NaN or are slow; drawn by key, like all else."""
 
 from time import sleep
 from typing import Literal
