@@ -89,8 +89,9 @@ def not_finite(message: Message) -> str | None:
     floats = {name: tensor for name, tensor in message.items() if tensor.is_floating_point() and tensor.numel()}
     if not floats:
         return None
-    largest = torch.stack([norm.double() for norm in torch._foreach_norm(list(floats.values()), torch.inf)])
-    finite = largest.isfinite()
+    norms = torch._foreach_norm(list(floats.values()), torch.inf)
+    widest = torch.float64 if any(norm.dtype == torch.float64 for norm in norms) else torch.float32
+    finite = torch.stack([norm.to(widest) for norm in norms]).isfinite()
     if bool(finite.all()):
         return None
     return list(floats)[int((~finite).nonzero()[0])]

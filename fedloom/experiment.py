@@ -25,6 +25,7 @@ from fedloom.message import Message
 from fedloom.randomness import numpy_generator
 from fedloom.recipe import DataSettings, Recipe
 from fedloom.report.log import LOGGER, logging_to
+from fedloom.room import refuse_model_without_room
 from fedloom.server import Server
 from fedloom.storage.folder import RunFolder
 from fedloom.storage.memory import ClientStore
@@ -97,6 +98,7 @@ class Experiment:
         self.evaluated = self._evaluated()
         self._told: set[str] = set()
         self._refuse_too_few()
+        refuse_model_without_room(self.task)
 
     def _evaluated(self) -> list[int]:
         everyone = list(range(self.task.clients))
@@ -108,6 +110,11 @@ class Experiment:
 
     def _refuse_too_few(self) -> None:
         needed, asked = self.recipe.training.min_clients, self._per_round
+        if asked == 0:
+            raise UserError(
+                f"training.fraction = {self.recipe.training.fraction:g}: selects none of {len(self.trainers)} clients; "
+                f"{1 / len(self.trainers):.2g} selects one"
+            )
         if needed > asked:
             raise UserError(
                 f"training.min_clients = {needed}: {asked} of {len(self.trainers)} clients take part in a round; lower "
@@ -183,7 +190,8 @@ class Experiment:
 
     @property
     def _per_round(self) -> int:
-        return max(1, int(self.recipe.training.fraction * len(self.trainers) + 0.5))
+        share = int(self.recipe.training.fraction * len(self.trainers) + 0.5)
+        return max(1, share) if self.method.pooled else share
 
     def _sample(self, round: int, attempt: int = 0, asked: Iterable[int] = ()) -> list[int]:
         """Who takes part, the longest first: that order is also the order of summation, on every engine.

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny import same_state, tiny_run, tiny_task, without_times
 
+from fedloom.attendance import not_finite
 from fedloom.errors import RunError, UserError
 from fedloom.experiment import ATTEMPTS, Experiment
 from fedloom.failures import ClientError, RoundError
@@ -121,7 +122,7 @@ def test_a_users_mistake_found_by_a_client_is_told_without_a_traceback_from_ever
 BAD = {
     "nan": (lambda m: m["model.head.bias"].fill_(math.nan), "'model.head.bias' has values that are not finite"),
     "inf": (lambda m: m["model.head.bias"][0].fill_(-math.inf), "'model.head.bias' has values that are not finite"),
-    "shape": (lambda m: m.tensors.update({"model.head.bias": torch.zeros(5)}), "[5], and torch.float32 [4] is expected"),
+    "shape": (lambda m: m.tensors.update({"model.head.bias": torch.zeros(5)}), "[5], and torch.float32 [4] is"),
     "dtype": (lambda m: m.tensors.update({"model.head.bias": torch.zeros(4).double()}), "is torch.float64 [4]"),
     "missing": (lambda m: m.tensors.pop("model.head.bias"), "'model.head.bias' is missing"),
     "extra": (lambda m: m.tensors.update({"model.tail": torch.zeros(1)}), "'model.tail' is not expected"),
@@ -169,6 +170,18 @@ def _without_client_two(monkeypatch):
         done = tiny_run("fedavg", **everyone())
     assert done.history[0]["failed"] == {"dropped": 1}
     return done.server.state
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_one_bad_value_among_many_is_found_wherever_it_is(dtype, value):
+    for size in (1, 7, 1000, 70_000):
+        for place in (0, size // 2, size - 1):
+            good, bad = torch.ones(size, dtype=dtype), torch.ones(size, dtype=dtype)
+            bad[place] = value
+            others = {"a": torch.full((3,), 3e38), "n": torch.zeros(0), "i": torch.ones(2, dtype=torch.int64)}
+            assert not_finite(Message(others | {"b": good})) is None
+            assert not_finite(Message(others | {"b": bad, "c": good})) == "b"
 
 
 # memory

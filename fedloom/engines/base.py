@@ -26,7 +26,10 @@ class EngineSettings(BaseModel):
         description="auto (lanes on a GPU, else inline), inline, processes, lanes, or replay (a check for lanes)",
     )
     workers: int | None = Field(
-        None, ge=1, description="worker processes (default: one per core), or lanes (default: 16, 4 for large networks)"
+        None,
+        ge=1,
+        le=1024,
+        description="worker processes (default: one per core), or lanes (default: 16, 4 for large networks)",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where the engine can use one")
     precision: Literal["float32", "tf32", "bf16"] = Field(

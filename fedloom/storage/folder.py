@@ -23,7 +23,11 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = path
-        if (path / "recipe.yaml").exists():
+        try:
+            taken = (path / "recipe.yaml").exists()
+        except OSError as error:
+            raise UserError(f"out = '{path}' cannot be made: {error.strerror}; choose another folder") from None
+        if taken:
             raise UserError(f"out = '{path}' holds a run already: choose another folder, or remove it")
         try:
             path.mkdir(parents=True, exist_ok=True)
