@@ -5,6 +5,8 @@ import logging
 import math
 import os
 import signal
+import subprocess
+import sys
 from copy import deepcopy
 from pathlib import Path
 
@@ -381,3 +383,16 @@ def test_the_users_own_logging_is_left_alone():
     before = list(logger.handlers)
     tiny_run("fedavg", **everyone(faults__drop=0.3))
     assert logger.handlers == before
+
+
+def test_the_command_says_on_stderr_and_in_the_log_who_was_left_out():
+    arguments = ["run", "--rounds", "3", "--clients", "6", "--set", "data.limit=200", "--set", "faults.drop=0.3"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedloom", *arguments, "--out", "here", "--json"],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    dropped = json.loads(done.stdout)["failed"]["dropped"]
+    assert dropped > 0
+    assert done.stderr.count("is left out (dropped): it does not answer (faults.drop)") == dropped
+    assert Path("here/log.txt").read_text().count("WARNING round") == dropped
+    assert f"note: clients that were left out of a round: {dropped} dropped" in done.stderr
