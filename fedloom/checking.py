@@ -2,6 +2,7 @@
 
 import math
 import re
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -24,6 +25,16 @@ def checked(kind: type[Checked], values: Any, path: str = "") -> Checked:
     return section
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 4, 12, 12, 12
+_SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 200, 60, 200
+
+
+def shown(value: Any) -> str:
+    """A value for a message; a huge one in part (YAML can make one of a billion entries out of a few lines)."""
+    return _SHORT.repr(value)
+
+
 def refusal(sentence: str) -> PydanticCustomError:
     """A complaint that names its field itself; pydantic collects it with the others."""
     return PydanticCustomError("refusal", "{sentence}", {"sentence": sentence})
@@ -37,13 +48,14 @@ def _sentence(kind: type[BaseModel], error: Any, path: str) -> str:
     if error["type"] in ("extra_forbidden", "invalid_key"):
         if error["loc"] == ("compare",):
             return "compare: this recipe describes a comparison of methods; run it with `fedloom compare`"
-        value = "" if error["type"] == "invalid_key" else f" = {error['input']!r}"
+        value = "" if error["type"] == "invalid_key" else f" = {shown(error['input'])}"
         return f"{field}{value}: there is no such field; {nearest(error['loc'][-1], _fields(kind, error['loc'][:-1]))}"
     cause = error.get("ctx", {}).get("error")
     if cause is None:
-        return f"{field} = {error['input']!r}: {_remedy(kind, error)}"
-    message = str(cause).removeprefix(f"{error['loc'][-1]} '{error['input']}': ")
-    return f"{field}: {message}" if f"'{error['input']}'" in message else f"{field} = {error['input']!r}: {message}"
+        return f"{field} = {shown(error['input'])}: {_remedy(kind, error)}"
+    value = shown(error["input"])
+    message = str(cause).removeprefix(f"{error['loc'][-1]} {value}: ")
+    return f"{field}: {message}" if value in message else f"{field} = {value}: {message}"
 
 
 _BOUNDS = {"greater_than_equal": "at least {ge:g}", "greater_than": "above {gt:g}",
@@ -76,9 +88,9 @@ def _misread(values: Any, section: Any, path: str) -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from _misread(value, read, field)
         elif isinstance(value, bool) and not isinstance(read, bool):
-            yield f"{field} = {value!r}: must be a number, not a switch"
+            yield f"{field} = {shown(value)}: must be a number, not a switch"
         elif isinstance(read, float) and not math.isfinite(read):
-            yield f"{field} = {value!r}: must be a finite number"
+            yield f"{field} = {shown(value)}: must be a finite number"
 
 
 def _fields(kind: type[BaseModel], path: Iterable[Any]) -> list[str]:

@@ -20,7 +20,7 @@ from rich.text import Text
 from fedloom import api, methods
 from fedloom.data import describe
 from fedloom.data.plot import plot_federation
-from fedloom.errors import UserError
+from fedloom.errors import RunError, UserError
 from fedloom.experiment import make_task
 from fedloom.interrupts import Interrupted
 from fedloom.raw import read_assignment
@@ -328,17 +328,17 @@ def plot(
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one message and exit code 2."""
+    """Entry point: a user's mistake is one message and exit code 2; a run that cannot go on, one and exit code 1."""
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
     try:
         app()
-    except UserError as error:
+    except (UserError, RunError) as error:
         if debug:
             raise
         err.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, UserError) else 1)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,10 @@ class UserError(Exception):
     """A mistake in what the user gave: the message names the field, the value and the remedy."""
 
 
+class RunError(Exception):
+    """A run that cannot go on, by nobody's mistake: the command line prints it without a traceback and exits with 1."""
+
+
 def nearest(value: object, choices: Iterable[str]) -> str:
     """A sentence that offers the closest valid choice, then all of them.
 

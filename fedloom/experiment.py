@@ -1,9 +1,11 @@
 """The round loop: sample → engine → combine → evaluate → record → checkpoint. It knows no device, no method by name."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn
@@ -11,18 +13,24 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from fedloom.attendance import Attendance
 from fedloom.data import Dataset, combine, federate, limit, load
 from fedloom.data.augment import parse_augment
 from fedloom.engines import Engine, make_engine
+from fedloom.envelope import signature
+from fedloom.errors import UserError
 from fedloom.evaluation.scores import Scores
 from fedloom.evaluation.spread import pooled, spread, summarise
+from fedloom.failures import RoundError
 from fedloom.interrupts import Interrupted, Interrupts
 from fedloom.job import Job, Result
 from fedloom.lane import Setup
 from fedloom.message import Message
 from fedloom.randomness import numpy_generator
 from fedloom.recipe import DataSettings, Recipe
+from fedloom.report.log import LOGGER, logging_to
 from fedloom.resuming import ended, fingerprint, refuse_other_data, tell_other_versions
+from fedloom.room import refuse_model_without_room
 from fedloom.server import Server
 from fedloom.storage.checkpoint import Checkpoints
 from fedloom.storage.folder import SUMMARY, RunFolder, holds_run, without_nan
@@ -34,6 +42,8 @@ ACCURACIES = (
     "global_accuracy", "personal_accuracy", "personal_weighted", "personal_std", "personal_worst",
     "newcomer_accuracy", "newcomer_std", "newcomer_global_accuracy",
 )  # fmt: skip
+ATTEMPTS = 5
+"""How often a round is begun, with other clients each time, before the run stops for want of answers."""
 GLOBAL_CHUNK = 2048
 """Test samples of one job that scores the shared model: enough to be worth sending, small enough to share out."""
 
@@ -92,6 +102,9 @@ class Experiment:
         self.participants = [c for c in range(self.task.clients) if c not in newcomers]
         self.trainers = [EVERYONE] if self.method.pooled else self.participants
         self.evaluated = self._evaluated()
+        self._told: set[str] = set()
+        self._refuse_too_few()
+        refuse_model_without_room(self.task)
 
     def _evaluated(self) -> list[int]:
         everyone = list(range(self.task.clients))
@@ -100,6 +113,19 @@ class Experiment:
             return everyone
         chosen = numpy_generator(self.recipe.seed, "evaluated").choice(len(everyone), wanted, replace=False)
         return sorted(int(c) for c in chosen)
+
+    def _refuse_too_few(self) -> None:
+        needed, asked = self.recipe.training.min_clients, self._per_round
+        if asked == 0:
+            raise UserError(
+                f"training.fraction = {self.recipe.training.fraction:g}: selects none of {len(self.trainers)} clients; "
+                f"{1 / len(self.trainers):.2g} selects one"
+            )
+        if needed > asked:
+            raise UserError(
+                f"training.min_clients = {needed}: {asked} of {len(self.trainers)} clients take part in a round; lower "
+                "it, or raise training.fraction"
+            )
 
     def run(self, *, resume: bool = False) -> Record:
         """All rounds; returns the summary, which is also in the run folder with everything else.
@@ -115,6 +141,7 @@ class Experiment:
         with (
             make_engine(self.setup, self.recipe.engine) as engine,
             closing(RunFolder(out, resume=resume)) as self.folder,
+            logging_to(self.folder.path / "log.txt"),
             closing(ClientStore(budget // 2, inside=self.folder.path)) as self.memory,
             closing(ClientStore(budget // 2, inside=self.folder.path)) as self.remembered,
             Interrupts() as interrupts,
@@ -131,7 +158,12 @@ class Experiment:
             for round in range(len(self.history) + 1, self.recipe.training.rounds + 1):
                 if interrupts.asked is not None:
                     self._stop(interrupts.asked)
-                record = self.round(engine, round)
+                try:
+                    record = self.round(engine, round)
+                except RoundError as error:  # nothing of the round was taken in
+                    self._save()
+                    error.add_note(f"the rounds before it are kept; go on with: fedloom resume {self.folder.path}")
+                    raise
                 self.history.append(without_nan(record))
                 self.folder.record(record)
                 if self.on_round is not None:
@@ -184,18 +216,16 @@ class Experiment:
         """One communication round, and its evaluation when it is due."""
         start = perf_counter()
         training = self.recipe.training
-        chosen = self._sample(round)
-        tally = _Tally()
-        self.server.begin(round)
-        messages = self._accepted(engine.run(self._update_jobs(round, chosen, tally)), tally)
+        attendance, tally, messages = self._ask(engine, round)
         self.method.combine(self.server, messages)
         for _ in messages:  # a method that combines nothing still has its clients work
             pass
         record: Record = {
             "round": round,
             "lr": training.lr(round),
-            "clients": len(chosen),
+            "clients": attendance.answered,
             **tally.per_client(),
+            **attendance.record(),
         }
         record["train_seconds"] = perf_counter() - start
         final = round == training.rounds
@@ -204,22 +234,56 @@ class Experiment:
         record["seconds"] = perf_counter() - start
         return record
 
-    def _sample(self, round: int) -> list[int]:
-        """Who takes part, the longest first: that order is also the order of summation, on every engine."""
-        count = max(1, int(self.recipe.training.fraction * len(self.trainers) + 0.5))
-        draw = numpy_generator(self.recipe.seed, round, "sample").choice(len(self.trainers), count, replace=False)
-        return self._longest_first(self.trainers[i] for i in draw)
+    def _ask(self, engine: Engine, round: int) -> tuple[Attendance, "_Tally", Iterator[Message]]:
+        """Has clients work, and others if too few answer: `min_clients` answers are there before any is combined."""
+        training = self.recipe.training
+        asked: set[int] = set()
+        expected = signature(engine.home.outgoing())
+        skip = training.on_error == "skip"
+        for attempt in range(ATTEMPTS):
+            chosen = self._sample(round, attempt, asked)
+            asked |= set(chosen)
+            self.server.begin(round)
+            tally = _Tally()
+            attendance = Attendance(expected, round=round, attempt=attempt, skip=skip, told=self._told)
+            results = attendance.present(engine.run(self._update_jobs(round, chosen, tally, attempt)))
+            first = list(islice(results, training.min_clients))
+            if len(first) == training.min_clients:
+                return attendance, tally, self._accepted(chain(first, results), tally)
+            attendance.too_few(training.min_clients, ATTEMPTS - attempt - 1)
+        raise AssertionError("the last attempt raises")
+
+    @property
+    def _per_round(self) -> int:
+        share = int(self.recipe.training.fraction * len(self.trainers) + 0.5)
+        return max(1, share) if self.method.pooled else share
+
+    def _sample(self, round: int, attempt: int = 0, asked: Iterable[int] = ()) -> list[int]:
+        """Who takes part, the longest first: that order is also the order of summation, on every engine.
+
+        When a round is retried, those who were not asked before come first.
+        """
+        if attempt == 0:
+            draw = numpy_generator(self.recipe.seed, round, "sample")
+            return self._longest_first(
+                self.trainers[i] for i in draw.choice(len(self.trainers), self._per_round, replace=False)
+            )
+        order = numpy_generator(self.recipe.seed, round, "sample", attempt).permutation(self.trainers)
+        others_first = sorted((int(c) for c in order), key=set(asked).__contains__)
+        return self._longest_first(others_first[: self._per_round])
 
     def _longest_first(self, clients: Iterable[int]) -> list[int]:
         return sorted(clients, key=lambda c: (-len(self.task.samples(c)), c))
 
-    def _update_jobs(self, round: int, clients: list[int], tally: "_Tally") -> Iterator[Job]:
+    def _update_jobs(self, round: int, clients: list[int], tally: "_Tally", attempt: int) -> Iterator[Job]:
         """Made as an engine asks for them, so that few clients' memories are in RAM at once."""
         message_for = self._messages(clients)
         for client in clients:
             message = message_for(client)
-            tally.down += 0 if self.method.pooled else message.nbytes
-            yield Job("update", round, message, client=client, memory=self.memory.get(client))
+            tally.add_sent(0 if self.method.pooled else message.nbytes)
+            fault, delay = self.recipe.faults.draw(self.recipe.seed, round, client, attempt)
+            memory = self.memory.get(client)
+            yield Job("update", round, message, client=client, memory=memory, fault=fault, delay=delay)
 
     def _messages(self, clients: Iterable[int]) -> Callable[[int], Message]:
         """What each client gets, made before the first of them answers: answers change what the server knows."""
@@ -275,7 +339,7 @@ class Experiment:
                 group = []
         if group:
             jobs.append(Job("global", round, message, clients=tuple(group)))
-        scored = {s.client: s for result in engine.run(jobs) for s in result.scores}
+        scored = {s.client: s for result in self._done(engine.run(jobs), round) for s in result.scores}
         return [replace(scored[first[id(tests[c])]], client=c) for c in self.evaluated]
 
     def _generalise(self, engine: Engine, round: int) -> Record:
@@ -286,7 +350,7 @@ class Experiment:
         for client, group in enumerate(group_of_clients(self.task)):
             members.setdefault(group, []).append(client)
         jobs = [Job("generalise", round, message, client=g, clients=tuple(members[g])) for g in sorted(members)]
-        styles = {names[result.client]: result.scores[0].accuracy for result in engine.run(jobs)}
+        styles = {names[result.client]: result.scores[0].accuracy for result in self._done(engine.run(jobs), round)}
         return {"global_accuracy": float(np.mean(list(styles.values()))), "styles": styles}
 
     def _score_personal(self, engine: Engine, round: int, final: bool) -> list[Scores]:
@@ -300,11 +364,27 @@ class Experiment:
             for c in clients
         )
         scores: list[Scores] = []
-        for result in engine.run(jobs):
+        for result in self._done(engine.run(jobs), round, skip=self.recipe.training.on_error == "skip"):
             scores += result.scores
             if result.personal:
                 self.folder.write_model(f"client-{result.client:05d}", result.personal)
         return sorted(scores, key=lambda s: s.client)
+
+    @staticmethod
+    def _done(results: Iterable[Result], round: int, skip: bool = False) -> Iterator[Result]:
+        """Results of evaluations: nobody can stand in for a client, so that a failure ends the run or is left out."""
+        first, done = None, False
+        for result in results:
+            if result.error is None:
+                done = True
+                yield result
+                continue
+            first = first or (result.client, result.error)
+            if not skip or result.error.mistake:
+                break
+            LOGGER.warning(f"round {round}: client {result.client} is not evaluated: {result.error.why}")
+        if first is not None and not (skip and done):
+            raise first[1].error(first[0], round)
 
     def _finish(self) -> Record:
         """Writes the last files of the run folder."""
@@ -326,9 +406,13 @@ class Experiment:
         }
         for name in ("up_bytes", "down_bytes"):
             summary[name] = round(np.mean([record[name] for record in self.history]))
+        failed: Counter[str] = Counter()
+        for record in self.history:
+            failed.update(record.get("failed") or {})
         summary |= {
+            "failed": dict(sorted(failed.items())),
             "seconds": self._seconds,
-            "notes": list(self.task.federation.notes),
+            "notes": [*self.task.federation.notes, *_left_out(failed)],
             "run_dir": str(self.folder.path),
         }
         self.folder.write_model("server", self.server.state)
@@ -352,12 +436,21 @@ class Experiment:
         }
 
 
+def _left_out(failed: Mapping[str, int]) -> list[str]:
+    counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(failed.items()))
+    return [f"clients that were left out of a round: {counts} (log.txt says who, when and why)"] if failed else []
+
+
 class _Tally:
     """Bytes and losses of a round's clients."""
 
     def __init__(self) -> None:
-        self.up = self.down = self.jobs = self.samples = 0
+        self.up = self.down = self.sent = self.jobs = self.samples = 0
         self.loss = 0.0
+
+    def add_sent(self, nbytes: int) -> None:
+        self.sent += 1
+        self.down += nbytes
 
     def add_loss(self, loss: float | None, samples: int) -> None:
         self.jobs += 1
@@ -367,4 +460,4 @@ class _Tally:
 
     def per_client(self) -> Record:
         loss = self.loss / self.samples if self.samples else None
-        return {"loss": loss, "up_bytes": self.up // self.jobs, "down_bytes": self.down // self.jobs}
+        return {"loss": loss, "up_bytes": self.up // self.jobs, "down_bytes": self.down // self.sent}

@@ -1,6 +1,6 @@
-"""A job in, a result out: the whole of what an engine asks a lane to do. Every engine calls `perform`."""
+"""A job in, a result out: the whole of what an engine asks a lane to do. Every engine calls `attempt`."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 from typing import Any, Literal
 
@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from fedloom.client import Client
+from fedloom.envelope import MessageError
 from fedloom.evaluation.scores import Scores, answers
+from fedloom.failures import Failure
+from fedloom.faults import Fault, befall, spoilt
 from fedloom.lane import Lane
 from fedloom.message import Message, pack, unpack
 from fedloom.parts import State, snapshot
@@ -33,12 +36,15 @@ class Job:
     memory: State | None = None
     clients: tuple[int, ...] = ()  # whose test samples (and training samples) a global job is about
     keep_model: bool = False  # whether an evaluate job returns what is personal in the model
+    fault: Fault = ""  # what the recipe lets happen to this client
+    delay: float = 0.0  # seconds by which it lets the client be late
 
     def to_bytes(self, with_message: bool = True) -> bytes:
         """For a worker elsewhere; a message that it has already need not travel again."""
         header = {
             "kind": self.kind, "round": self.round, "client": self.client, "clients": self.clients,
             "keep_model": self.keep_model, "new": self.memory is None, "message": with_message,
+            "fault": self.fault, "delay": self.delay,
         }  # fmt: skip
         return pack(
             _prefixed("message", self.message if with_message else {}) | _prefixed("memory", self.memory or {}),
@@ -57,7 +63,7 @@ class Job:
 
 @dataclass
 class Result:
-    """What comes back from a job."""
+    """What comes back from a job; with an `error`, nothing else does."""
 
     client: int
     message: Message | None = None
@@ -66,6 +72,7 @@ class Result:
     scores: list[Scores] = field(default_factory=list)
     loss: Tensor | float | None = None  # a tensor until somebody asks: on a GPU that means waiting
     seconds: float = 0.0
+    error: Failure | None = None
 
     def to_bytes(self) -> bytes:
         """For the way back from a worker elsewhere."""
@@ -81,6 +88,7 @@ class Result:
             "loss": None if self.loss is None else float(self.loss),
             "scores": [asdict(s) for s in self.scores],
             "seconds": self.seconds,
+            "error": None if self.error is None else asdict(replace(self.error, cause=None)),
         }
         return pack(tensors, header)
 
@@ -88,19 +96,41 @@ class Result:
     def from_bytes(cls, data: bytes) -> "Result":
         """The inverse."""
         tensors, header = unpack(data)
-        states = {name: _under(name, tensors) for name in header["has"]}
-        message = None
-        if "message" in states:
-            message = Message(states["message"], client=header["client"], samples=header["samples"])
-        return cls(
-            client=header["client"],
-            message=message,
-            memory=states.get("memory"),
-            personal=states.get("personal"),
-            scores=[Scores(**s) for s in header["scores"]],
-            loss=header["loss"],
-            seconds=header["seconds"],
-        )
+        try:
+            states = {name: _under(name, tensors) for name in header["has"]}
+            message = None
+            if "message" in states:
+                message = Message(states["message"], client=header["client"], samples=header["samples"])
+            return cls(
+                client=header["client"],
+                message=message,
+                memory=states.get("memory"),
+                personal=states.get("personal"),
+                scores=[Scores(**s) for s in header["scores"]],
+                loss=header["loss"],
+                seconds=header["seconds"],
+                error=None if header["error"] is None else Failure(**header["error"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise MessageError(f"the message is refused: its header is no result's ({error})") from None
+
+
+def attempt(lane: Lane, job: Job) -> Result:
+    """As `perform`, but what a client raises becomes the result's error. Every engine reports failures so.
+
+    A GPU out of memory is not the client's doing: that is the engine's to mend, and raised.
+    """
+    try:
+        if failure := befall(job.fault, job.delay):
+            return Result(job.client, error=failure)
+        result = perform(lane, job)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return Result(job.client, error=Failure.of(error))
+    if job.fault == "nan" and result.message is not None:
+        result.message = spoilt(result.message)
+    return result
 
 
 def perform(lane: Lane, job: Job) -> Result:

@@ -8,6 +8,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from fedloom.envelope import LIMIT, MessageError, Signature, check_bytes, read_json, refuse_unless
 from fedloom.parts import State, nbytes
 
 
@@ -41,10 +42,14 @@ class Message(Mapping[str, Tensor]):
         return pack(self.tensors, {"client": self.client, "samples": self.samples})
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Message":
-        """The inverse of `to_bytes`."""
-        tensors, header = unpack(data)
-        return cls(tensors, client=header["client"], samples=header["samples"])
+    def from_bytes(cls, data: bytes, *, limit: int | None = LIMIT, expected: Signature | None = None) -> "Message":
+        """The inverse of `to_bytes`; whoever sent it, it is whole and as expected, or a MessageError."""
+        tensors, header = unpack(data, limit=limit, expected=expected)
+        refuse_unless(header.keys() == {"client", "samples"}, "its header must say client and samples, nothing else")
+        client, samples = header["client"], header["samples"]
+        refuse_unless(client is None or is_count(client, least=-1), f"client {client!r:.40} is no client's number")
+        refuse_unless(is_count(samples), f"samples {samples!r:.40} is no number of samples")
+        return cls(tensors, client=client, samples=samples)
 
 
 def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
@@ -54,9 +59,20 @@ def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
     return safetensors.torch.save(flat, metadata={"fedloom": json.dumps(header)})
 
 
-def unpack(data: bytes) -> tuple[State, dict[str, Any]]:
-    """The inverse of `pack`."""
-    tensors = safetensors.torch.load(data)
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["fedloom"])
+def unpack(data: bytes, *, limit: int | None = None, expected: Signature | None = None) -> tuple[State, dict[str, Any]]:
+    """The inverse of `pack`. Nothing is allocated for tensors before all of the header is known to be right."""
+    inner = check_bytes(data, limit, expected)
+    header = read_json(inner, "its own header", constants=True)
+    try:
+        tensors = safetensors.torch.load(data)
+    except Exception as error:  # check_bytes is meant to be as strict as safetensors: if it is not, a typed error still
+        raise MessageError(f"the message cannot be read: {type(error).__name__}: {error}") from error
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.bool and tensor.numel():
+            refuse_unless(int(tensor.view(torch.uint8).max()) <= 1, f"'{name:.80}' has truth values besides 0 and 1")
     return tensors, header
+
+
+def is_count(value: object, least: int = 0) -> bool:
+    """Whether a header's value is a whole number that can be counted with exactly."""
+    return type(value) is int and least <= value <= 2**53

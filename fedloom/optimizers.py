@@ -3,11 +3,13 @@
 Both follow torch.optim to the letter (the tests compare); their state is a flat list that is zeroed, kept or restored.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSettings(BaseModel):
@@ -19,7 +21,7 @@ class OptimizerSettings(BaseModel):
     lr: float = Field(0.05, gt=0)
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
 
 

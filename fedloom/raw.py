@@ -40,6 +40,8 @@ def read_yaml(source: str | Path) -> dict[str, Any]:
         values = _load(text)
     except yaml.YAMLError as error:
         raise UserError(f"recipe '{source}' is not YAML: {error}") from None
+    except RecursionError:
+        raise UserError(f"recipe '{source}' is not YAML that can be read: it is nested too deeply") from None
     if not isinstance(values, dict):
         raise UserError(f"recipe '{source}' must be a mapping of sections, not {type(values).__name__}")
     return values
@@ -68,6 +70,8 @@ def read_assignment(text: str) -> tuple[str, Any]:
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or "it cannot be read"
         raise UserError(f"--set {text}: the value is not YAML ({problem}); write it as in a recipe") from None
+    except RecursionError:
+        raise UserError(f"--set {path.strip()}: the value is nested too deeply; write it as in a recipe") from None
 
 
 def assign(values: dict[str, Any], path: str, value: Any) -> None:

@@ -22,6 +22,7 @@ from fedloom.data.augment import parse_augment
 from fedloom.data.federation import parse_split
 from fedloom.engines import ENGINES, EngineSettings, engine_class
 from fedloom.errors import UserError, nearest
+from fedloom.faults import Faults
 from fedloom.raw import assign, read_assignment, read_yaml
 from fedloom.training import Training
 
@@ -180,6 +181,7 @@ class Recipe(Section):
     evaluation: EvaluationSettings = EvaluationSettings()
     engine: Annotated[EngineSettings, BeforeValidator(_named)] = EngineSettings()
     storage: StorageSettings = StorageSettings()
+    faults: Faults = Faults()
     seed: int = Field(0, ge=0)
     out: Path | None = Field(None, description="run folder; default: a new one under runs/")
 
@@ -193,6 +195,12 @@ class Recipe(Section):
             able = ", ".join(sorted(name for name in ENGINES if ENGINES[name].gpu))
             raise refusal(
                 f"engine.device = 'cuda': the engine '{engine.name}' works on CPUs; engine.name can be {able}"
+            )
+        if self.engine.client_timeout is not None and not engine.can_stop_clients:
+            able = ", ".join(sorted(name for name in ENGINES if ENGINES[name].can_stop_clients))
+            raise refusal(
+                f"engine.client_timeout = {self.engine.client_timeout:g}: the engine '{engine.name}' cannot stop a "
+                f"client that takes too long; engine.name can be {able}"
             )
         return self
 

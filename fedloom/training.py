@@ -1,7 +1,7 @@
 """The local-training section of a recipe: epochs, batches, optimizer, learning rate over rounds."""
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -51,6 +51,15 @@ class Training(BaseModel):
     schedule: Annotated[str, AfterValidator(_readable)] = Field(
         "constant",
         description="learning rate over rounds: constant, cosine, exponential:0.99, step:50=0.2,75=0.02",
+    )
+
+    min_clients: int = Field(
+        1, ge=1, description="answers that a round needs; with fewer it is retried with other clients"
+    )
+    on_error: Literal["stop", "skip"] = Field(
+        "stop",
+        description="when a client raises: stop the run and show where, or skip the client in that round (what dies, "
+        "is late or sends unusable numbers is always skipped)",
     )
 
     def lr(self, round: int) -> float:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.errors import UserError
+from fedloom.memory import refuse_without_room
 from fedloom.randomness import numpy_generator
 
 
@@ -52,6 +53,7 @@ def resize(images: Tensor, size: int | tuple[int, int]) -> Tensor:
     height, width = (size, size) if isinstance(size, int) else size
     if images.shape[-2:] == (height, width):
         return images
+    refuse_without_room(len(images) * images.shape[1] * height * width, f"data.size = {max(height, width)}")
     resized = torch.empty(*images.shape[:2], height, width, dtype=torch.uint8)
     for start in range(0, len(images), 1024):
         chunk = images[start : start + 1024]

@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedloom.errors import UserError
+from fedloom.memory import refuse_without_room
 
 GREY = {"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
@@ -49,6 +50,7 @@ def decode(
         modes, sizes = zip(*pool.map(head, everything), strict=True)
         width, height = (size, size) if size else _common_size(names, sizes)
         channels = 1 if GREY.issuperset(modes) else 3
+        refuse_without_room(len(names) * channels * height * width, f"data.size = {size or max(height, width)}")
         pixels = np.empty((len(names), channels, height, width), np.uint8)
         list(pool.map(fill, everything))
     return torch.from_numpy(pixels)

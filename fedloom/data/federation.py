@@ -69,6 +69,11 @@ def federate(
         )
     )
     held = [pool[part] for part in parts]
+    if without := [client for client, part in enumerate(held) if len(part) == 0]:
+        raise UserError(
+            f"data.partition = '{partition}': {len(without)} of {len(held)} clients get no samples, among them client "
+            f"{without[0]}; use fewer clients, or another partition"
+        )
     if small := sum(len(part) < minimum for part in held):
         notes.append(f"{small} of {len(held)} clients hold fewer than {minimum} samples")
     strata = labels if groups is None or not division.by_group else groups * len(dataset.classes) + labels

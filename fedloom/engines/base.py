@@ -26,7 +26,10 @@ class EngineSettings(BaseModel):
         description="auto (lanes on a GPU, else inline), inline, processes, lanes, or replay (a check for lanes)",
     )
     workers: int | None = Field(
-        None, ge=1, description="worker processes (default: one per core), or lanes (default: 8, 4 for large networks)"
+        None,
+        ge=1,
+        le=1024,
+        description="worker processes (default: one per core), or lanes (default: 8, 4 for large networks)",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where the engine can use one")
     precision: Literal["float32", "tf32", "bf16"] = Field(
@@ -35,6 +38,12 @@ class EngineSettings(BaseModel):
     channels_last: bool = Field(False, description="images and convolutions with channels last in memory")
     deterministic: bool = Field(False, description="bit-identical reruns on a GPU too (CPUs always give them)")
     compile: bool = Field(False, description="lanes: torch.compile for training steps; pays off in long runs")
+    client_timeout: float | None = Field(
+        None,
+        gt=0,
+        description="processes: a client whose update takes longer, in seconds, is left out of the round, its worker "
+        "replaced; other engines cannot stop a client, and refuse it",
+    )
 
 
 class Engine(ABC):
@@ -42,6 +51,8 @@ class Engine(ABC):
 
     name: ClassVar[str]
     gpu: ClassVar[bool] = False
+    can_stop_clients: ClassVar[bool] = False
+    """Whether a client that takes too long can be ended: a process can, a thread cannot."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -81,7 +92,7 @@ class Engine(ABC):
 
     @abstractmethod
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Does the jobs; yields their results in the same order. Give the longest first."""
+        """Does the jobs; yields their results in the same order, failures too. Give the longest first."""
 
     def close(self) -> None:
         """Gives back what it holds."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from fedloom.engines.base import Engine
-from fedloom.job import Job, Result, perform
+from fedloom.job import Job, Result, attempt
 
 
 class Inline(Engine):
@@ -16,4 +16,4 @@ class Inline(Engine):
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Each job in turn, eagerly, in the home lane."""
         for job in jobs:
-            yield perform(self.home, job)
+            yield attempt(self.home, job)

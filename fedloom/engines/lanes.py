@@ -16,7 +16,7 @@ from torch import Tensor
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.graphs import Graphs, Shared
 from fedloom.errors import UserError
-from fedloom.job import Job, Result, perform
+from fedloom.job import Job, Result, attempt
 from fedloom.lane import Lane, Setup
 
 LANES, LARGE_LANES, LARGE = 8, 4, 4_000_000
@@ -132,7 +132,7 @@ class Lanes(Engine):
                 try:
                     stream.wait_event(given)
                     lane = lane or self._new_lane(graphs)
-                    outcome.result = perform(lane, job)
+                    outcome.result = attempt(lane, job)
                     outcome.ready = torch.cuda.Event(blocking=True)
                     outcome.ready.record()
                 except torch.OutOfMemoryError as error:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.recording import NoPythonReads, Watch, owned, refuse_rebound_parts, storage, undone
-from fedloom.job import Job, Result, perform
+from fedloom.job import Job, Result, attempt
 from fedloom.lane import Lane, Setup, Site
 from fedloom.plan import Indices, Plan
 
@@ -84,4 +84,4 @@ class ReplayEngine(Engine):
         """Each job in the next lane."""
         for job in jobs:
             self._turn += 1
-            yield perform(self.lanes[self._turn % len(self.lanes)], job)
+            yield attempt(self.lanes[self._turn % len(self.lanes)], job)

@@ -104,7 +104,10 @@ class RunFolder:
 
 def holds_run(path: Path) -> bool:
     """Whether a run was begun in this folder."""
-    return (path / RECIPE).exists()
+    try:
+        return (path / RECIPE).exists()
+    except OSError as error:  # a name that is too long, say
+        raise UserError(f"out = '{path}' cannot be read: {error.strerror}; choose another folder") from None
 
 
 def finished(path: Path) -> dict[str, Any] | None:

@@ -27,6 +27,10 @@ class _Cifar(Source):
         """Reads the batches, and the class names from the meta file."""
         root = folder / self.folder
         names = _field(root / self.meta, _unpickle(root / self.meta), self.names_key)
+        if not isinstance(names, (list, tuple)):
+            raise UserError(
+                f"{root / self.meta}: {self.names_key} is a {type(names).__name__}, where names are expected"
+            )
         images, labels = zip(*(self._batch(root / file) for file in (*self.train, *self.test)), strict=True)
         test = sum(len(y) for y in labels[len(self.train) :])
         count = sum(len(y) for y in labels)

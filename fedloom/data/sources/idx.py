@@ -54,6 +54,11 @@ class _Idx(Source):
                 raise UserError(f"{folder / prefix}-*: images {list(x.shape)} and labels {list(y.shape)} do not match")
             images.append(x.transpose(0, 2, 1) if self.transposed else x)
             labels.append(y.astype(np.int64) - self.first_label)
+        if images[0].shape[1:] != images[1].shape[1:]:
+            sizes = " and ".join(str(list(x.shape[1:])) for x in images)
+            raise UserError(
+                f"{folder / self.prefixes[0]}-* and {self.prefixes[1]}-* differ in an image's size: {sizes}"
+            )
         return Dataset(
             name=self.name,
             images=torch.from_numpy(np.concatenate(images)[:, None]),

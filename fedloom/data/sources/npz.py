@@ -12,6 +12,9 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.sources.source import Source
 from fedloom.errors import UserError
 
+MOST_CLASSES = 1_000_000
+"""More than that is a mistake in the labels, such as identifiers in their place."""
+
 
 def read_npz(path: Path) -> Dataset:
     """A dataset out of x, y (all training data) or x_train, y_train, x_test, y_test.
@@ -32,9 +35,7 @@ def read_npz(path: Path) -> Dataset:
         raise UserError(f"{path}: x_train and x_test differ in the shape of an image")
     labels = [_labels(path, f"y{part}", arrays[f"y{part}"], len(x)) for part, x in zip(parts, images, strict=True)]
     y = np.concatenate(labels)
-    classes = (
-        tuple(map(str, arrays["classes"])) if "classes" in arrays else tuple(map(str, range(y.max(initial=-1) + 1)))
-    )
+    classes = _names(path, "classes", arrays) or _numbered(path, y)
     groups, group_names = _groups(path, arrays, parts, len(y))
     return Dataset(
         name=path.stem,
@@ -106,6 +107,8 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 def _images(path: Path, key: str, x: np.ndarray) -> np.ndarray:
     if x.dtype != np.uint8:
         raise UserError(f"{path}: {key} must be uint8 (0 to 255), not {x.dtype}; convert it before saving")
+    if 0 in x.shape[1:]:
+        raise UserError(f"{path}: {key} has shape {list(x.shape)}: images without a pixel")
     if x.ndim == 3:
         return x[:, None]
     if x.ndim == 4 and x.shape[3] in (1, 3):
@@ -121,6 +124,19 @@ def _labels(path: Path, key: str, y: np.ndarray, count: int) -> np.ndarray:
     return y.reshape(-1).astype(np.int64)
 
 
+def _names(path: Path, key: str, arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
+    if key in arrays and arrays[key].ndim != 1:
+        raise UserError(f"{path}: {key} must be a list of names, not an array of shape {list(arrays[key].shape)}")
+    return tuple(map(str, arrays[key])) if key in arrays else ()
+
+
+def _numbered(path: Path, y: np.ndarray) -> tuple[str, ...]:
+    largest = int(y.max(initial=-1))
+    if largest >= MOST_CLASSES:
+        raise UserError(f"{path}: label {largest} makes {largest + 1} classes; number labels from 0 without gaps")
+    return tuple(map(str, range(largest + 1)))
+
+
 def _groups(
     path: Path, arrays: dict[str, np.ndarray], parts: list[str], count: int
 ) -> tuple[torch.Tensor | None, tuple[str, ...]]:
@@ -131,6 +147,6 @@ def _groups(
     if len(values) != count:
         raise UserError(f"{path}: {len(values)} groups for {count} images")
     if "group_names" in arrays:
-        return torch.from_numpy(values.astype(np.int64)), tuple(map(str, arrays["group_names"]))
+        return torch.from_numpy(values.astype(np.int64)), _names(path, "group_names", arrays)
     names, inverse = np.unique(values, return_inverse=True)
     return torch.from_numpy(inverse.astype(np.int64)), tuple(map(str, names))

@@ -54,10 +54,16 @@ def _read_libsvm(path: Path) -> tuple[np.ndarray, np.ndarray]:
             labels[row] = int(float(label)) - 1
             for pair in pairs:
                 index, value = pair.split(":")
-                values[row, int(index) - 1] = float(value)
+                values[row, int(index) - 1] = _pixel(int(index), float(value))
         except (ValueError, IndexError) as error:
             raise UserError(f"{path}: line {row + 1} is not in libsvm's format ({error})") from error
     return (values + 1) / 2, labels
+
+
+def _pixel(index: int, value: float) -> float:
+    if index < 1 or not np.isfinite(value):
+        raise ValueError(f"pixel {index} is {value}")
+    return value
 
 
 def _read_hdf5(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:

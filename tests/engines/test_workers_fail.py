@@ -1,0 +1,168 @@
+"""Workers of the process engine that are killed, stopped or hang: the round goes on, with new ones."""
+
+import os
+import signal
+import threading
+from time import monotonic, sleep
+
+import pytest
+import torch
+from tiny import tiny_task
+
+from fedloom.engines import EngineSettings, Processes
+from fedloom.engines.processes import WorkerError
+from fedloom.job import Job
+from fedloom.lane import Setup
+from fedloom.message import Message
+from fedloom.methods import Method, get
+from fedloom.training import Training
+
+
+class _Suicidal(Method, abstract=True):
+    """Client 1 is shot in the middle of its update; so is whoever evaluates it, the first time."""
+
+    def update(self, client):
+        super().update(client)
+        if client.id == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def personalise(self, client):
+        if client.id == 1 and not os.path.exists("shot"):
+            open("shot", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Hanging(Method, abstract=True):
+    def update(self, client):
+        super().update(client)
+        if client.id == 1:
+            sleep(60)
+
+
+def engine_of(method, workers=2, **settings):
+    setup = Setup(tiny_task(), method, Training(), seed=0)
+    return Processes(setup, EngineSettings(name="processes", workers=workers, **settings))
+
+
+def jobs(engine, clients, kind="update", **fields):
+    message = Message(engine.home.initial)
+    return [Job(kind, 1, message, client=c, **fields) for c in clients]
+
+
+def kinds(results):
+    return [r.error.kind if r.error else None for r in results]
+
+
+@pytest.fixture(params=["fork", "spawn"])
+def start(request, monkeypatch):
+    if request.param == "spawn":
+        monkeypatch.setattr("fedloom.engines.processes.fork_works", lambda: False)
+    return request.param
+
+
+def test_a_worker_killed_in_a_round_costs_one_client_and_is_replaced():
+    with engine_of(_Suicidal()) as engine:
+        before = {w.process.pid for w in engine._workers}
+        results = list(engine.run(jobs(engine, range(6))))
+        assert kinds(results) == [None, "died", None, None, None, None]
+        assert results[1].error.why == "its worker process died (SIGKILL) and is replaced"
+        assert [r.client for r in results] == list(range(6))
+        assert kinds(engine.run(jobs(engine, [0, 2]))) == [None, None]
+        assert len(engine._workers) == 2
+        assert len(before & {w.process.pid for w in engine._workers}) == 1
+
+
+def test_workers_killed_while_idle_cost_nobody(start):
+    with engine_of(get("fedavg")) as engine:
+        expected = [r.message["model.head.weight"] for r in engine.run(jobs(engine, range(3)))]
+        for worker in engine._workers:
+            os.kill(worker.process.pid, signal.SIGKILL)
+            worker.process.join()
+        results = list(engine.run(jobs(engine, range(3))))
+        assert kinds(results) == [None] * 3
+        for result, head in zip(results, expected, strict=True):
+            assert torch.equal(result.message["model.head.weight"], head)
+
+
+def test_a_worker_killed_from_outside_during_a_round(start):
+    with engine_of(get("fedavg"), workers=1) as engine:
+        stream = engine.run(jobs(engine, range(4), delay=0.3))
+        first = next(stream)
+        victim = engine._workers[0].process.pid
+        threading.Timer(0.1, os.kill, (victim, signal.SIGKILL)).start()
+        results = [first, *stream]
+        assert kinds(results) == [None, "died", None, None]
+        assert engine._workers[0].process.pid != victim
+
+
+def test_a_hanging_client_is_left_after_its_time_and_only_it(start):
+    if start == "spawn":
+        method = get("fedavg")  # a class of a test file is not known to a new interpreter
+        late = {1: 60.0}
+    else:
+        method, late = _Hanging(), {}
+    with engine_of(method, client_timeout=1.0) as engine:
+        message = Message(engine.home.initial)
+        todo = [Job("update", 1, message, client=c, delay=late.get(c, 0.0)) for c in range(5)]
+        list(engine.run(todo[:1]))  # all are up: starting takes seconds where they are spawned, and is not counted
+        begun = monotonic()
+        results = list(engine.run(todo))
+        assert kinds(results) == [None, "timed_out", None, None, None]
+        assert "engine.client_timeout = 1 s" in results[1].error.why
+        assert monotonic() - begun < 20
+        assert not any(w.job for w in engine._workers)
+
+
+def test_a_worker_that_is_stopped_before_it_takes_its_job_is_replaced():
+    big = Message({"model.w": torch.zeros(4_000_000)})  # more than a pipe holds: sending it would wait for ever
+    with engine_of(get("fedavg"), workers=1, client_timeout=0.5) as engine:
+        list(engine.run(jobs(engine, [0])))
+        os.kill(engine._workers[0].process.pid, signal.SIGSTOP)
+        message = Message(engine.home.initial | big.tensors)
+        results = list(engine.run([Job("update", 1, message, client=0)]))
+    assert kinds(results) == [None]
+
+
+def test_an_evaluation_is_done_again_by_another_worker():
+    with engine_of(_Suicidal()) as engine:
+        results = list(engine.run(jobs(engine, range(3), kind="evaluate")))
+    assert kinds(results) == [None] * 3
+    assert os.path.exists("shot")
+
+
+def test_an_injected_crash_is_a_dead_worker():
+    with engine_of(get("fedavg"), workers=1) as engine:
+        pid = engine._workers[0].process.pid
+        results = list(engine.run([*jobs(engine, [0], fault="crash"), *jobs(engine, [1])]))
+        assert kinds(results) == ["died", None]
+        assert results[0].error.injected
+        assert engine._workers[0].process.pid != pid
+
+
+def test_workers_that_cannot_start_are_an_error_and_no_endless_loop(monkeypatch):
+    monkeypatch.setattr("fedloom.engines.processes._serve", _dies_at_once)
+    with engine_of(get("fedavg")) as engine, pytest.raises(WorkerError, match="died before their first job"):
+        list(engine.run(jobs(engine, [0])))
+
+
+def _dies_at_once(*arguments):
+    os._exit(3)
+
+
+def test_who_stops_listening_leaves_nothing_to_the_next_round():
+    with engine_of(get("fedavg")) as engine:
+        stream = engine.run(jobs(engine, range(6), delay=0.1))
+        next(stream)
+        stream.close()
+        assert [r.client for r in engine.run(jobs(engine, [5, 4, 3]))] == [5, 4, 3]
+
+
+def test_closing_does_not_wait_for_a_busy_worker():
+    engine = engine_of(get("fedavg"))
+    stream = engine.run([*jobs(engine, [0]), *jobs(engine, [1], delay=60.0)])
+    next(stream)
+    processes = [w.process for w in engine._workers]
+    begun = monotonic()
+    engine.close()
+    assert monotonic() - begun < 5
+    assert not any(p.is_alive() for p in processes)
