@@ -338,6 +338,8 @@ def main() -> None:
         if debug:
             raise
         err.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        for note in getattr(error, "__notes__", []):
+            err.print(note, highlight=False, markup=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, UserError) else 1)
 
 

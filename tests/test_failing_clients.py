@@ -396,3 +396,11 @@ def test_the_command_says_on_stderr_and_in_the_log_who_was_left_out():
     assert done.stderr.count("is left out (dropped): it does not answer (faults.drop)") == dropped
     assert Path("here/log.txt").read_text().count("WARNING round") == dropped
     assert f"note: clients that were left out of a round: {dropped} dropped" in done.stderr
+
+
+def test_a_round_that_nobody_answers_leaves_a_checkpoint_of_the_rounds_before(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(RoundError) as error:
+        tiny_run("fedavg", out=str(out), faults__drop=1.0)
+    assert f"fedloom resume {out}" in error.value.__notes__[-1]
+    assert any((out / "checkpoints").iterdir())

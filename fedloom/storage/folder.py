@@ -107,7 +107,7 @@ def holds_run(path: Path) -> bool:
     try:
         return (path / RECIPE).exists()
     except OSError as error:  # a name that is too long, say
-        raise UserError(f"out = '{path}' cannot be read: {error.strerror}; choose another folder") from None
+        raise UserError(f"out = '{path}' cannot be made: {error.strerror}; choose another folder") from None
 
 
 def finished(path: Path) -> dict[str, Any] | None:
