@@ -109,16 +109,16 @@ def test_a_step_that_cannot_be_captured_is_named_once_and_runs_eagerly():
 
 @needs_gpu
 def test_fewer_lanes_are_tried_when_memory_runs_out(monkeypatch):
-    perform, first = module.perform, iter([True, True])
+    attempt, first = module.attempt, iter([True, True])
 
     def scarce(lane, job):
         if next(first, False):
             raise torch.OutOfMemoryError("CUDA out of memory (so says the test)")
-        return perform(lane, job)
+        return attempt(lane, job)
 
     fixed = {"engine__deterministic": True, "workers": 4}
     expected = on_gpu("fedavg", **fixed)
-    monkeypatch.setattr(module, "perform", scarce)
+    monkeypatch.setattr(module, "attempt", scarce)
     with pytest.warns(UserWarning, match="going on with") as told:
         got = on_gpu("fedavg", **fixed)
     said = sorted(str(w.message) for w in told if "going on with" in str(w.message))
