@@ -64,8 +64,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def results(folder: Path) -> dict[str, object]:
-    """All that a run leaves, without timings (and without where it lay)."""
+    """All that a run leaves, without timings, where it lay and the log of what it got over."""
     files = contents(folder)
+    files.pop("log.txt", None)
     assert not [name for name in files if "checkpoint" in name or "lock" in name or name.endswith(".tmp")]
     summary = json.loads(files.pop("summary.json"))
     lines = [list(json.loads(line)) for line in files.pop("metrics.jsonl").splitlines()]
