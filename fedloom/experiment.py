@@ -16,6 +16,7 @@ from fedloom.evaluation.scores import Scores
 from fedloom.evaluation.spread import pooled, spread, summarise
 from fedloom.job import Job, Result
 from fedloom.lane import Setup
+from fedloom.ledger import Ledger
 from fedloom.message import Message
 from fedloom.randomness import numpy_generator
 from fedloom.recipe import DataSettings, Recipe
@@ -23,6 +24,7 @@ from fedloom.server import Server
 from fedloom.storage.folder import RunFolder
 from fedloom.storage.memory import ClientStore
 from fedloom.task import EVERYONE, Task, group_of_clients
+from fedloom.trust import Trust
 
 Record = dict[str, Any]
 ACCURACIES = (
@@ -87,6 +89,8 @@ class Experiment:
         self.participants = [c for c in range(self.task.clients) if c not in newcomers]
         self.trainers = [EVERYONE] if self.method.pooled else self.participants
         self.evaluated = self._evaluated()
+        self.trust = Trust(recipe, self.method, self.trainers, self.sampled)
+        self.ledger = Ledger()
 
     def _evaluated(self) -> list[int]:
         everyone = list(range(self.task.clients))
@@ -107,11 +111,18 @@ class Experiment:
             closing(ClientStore(budget // 2, inside=self.folder.path)) as remembered,
         ):
             self.folder.describe(self.recipe.with_(out=None).to_yaml())  # where it lay is not part of an experiment
-            self.server = Server(engine.home, federation=len(self.trainers), clients=remembered)
+            self.server = Server(
+                engine.home,
+                federation=len(self.trainers),
+                clients=remembered,
+                combination=self.trust.combination,
+            )
+            self.ledger.describe(engine.home, self.recipe)
             for round in range(1, self.recipe.training.rounds + 1):
                 record = self.round(engine, round)
                 self.history.append(record)
                 self.folder.record(record)
+                self.folder.write_json("ledger.json", self.ledger.to_json())
                 if self.on_round is not None:
                     self.on_round(record)
             return self._finish(perf_counter() - start)
@@ -128,8 +139,8 @@ class Experiment:
         chosen = self._sample(round)
         tally = _Tally()
         self.server.begin(round)
-        messages = self._accepted(engine.run(self._update_jobs(round, chosen, tally)), tally)
-        self.method.combine(self.server, messages)
+        messages = self._accepted(self.trust.run(engine, self._update_jobs(round, chosen, tally)), round, tally)
+        self.method.combine(self.server, self.trust.sealed(messages))
         for _ in messages:  # a method that combines nothing still has its clients work
             pass
         record: Record = {
@@ -137,6 +148,7 @@ class Experiment:
             "lr": training.lr(round),
             "clients": len(chosen),
             **tally.per_client(),
+            **self.trust.record(round, chosen),
         }
         record["train_seconds"] = perf_counter() - start
         final = round == training.rounds
@@ -147,9 +159,17 @@ class Experiment:
 
     def _sample(self, round: int) -> list[int]:
         """Who takes part, the longest first: that order is also the order of summation, on every engine."""
-        count = max(1, int(self.recipe.training.fraction * len(self.trainers) + 0.5))
-        draw = numpy_generator(self.recipe.seed, round, "sample").choice(len(self.trainers), count, replace=False)
+        generator = numpy_generator(self.recipe.seed, round, "sample")
+        if self.trust.poisson:  # perhaps nobody
+            draw = np.flatnonzero(generator.random(len(self.trainers)) < self.recipe.training.fraction)
+        else:
+            draw = generator.choice(len(self.trainers), self.sampled, replace=False)
         return self._longest_first(self.trainers[i] for i in draw)
+
+    @property
+    def sampled(self) -> int:
+        """How many clients a round has."""
+        return max(1, int(self.recipe.training.fraction * len(self.trainers) + 0.5))
 
     def _longest_first(self, clients: Iterable[int]) -> list[int]:
         return sorted(clients, key=lambda c: (-len(self.task.samples(c)), c))
@@ -159,7 +179,9 @@ class Experiment:
         message_for = self._messages(clients)
         for client in clients:
             message = message_for(client)
-            tally.down += 0 if self.method.pooled else message.nbytes
+            if not self.method.pooled:
+                tally.down += message.nbytes
+                self.ledger.add("down", round, client, message)
             yield Job("update", round, message, client=client, memory=self.memory.get(client))
 
     def _messages(self, clients: Iterable[int]) -> Callable[[int], Message]:
@@ -170,12 +192,14 @@ class Experiment:
         shared = Message(self.method.message_for(self.server, EVERYONE))
         return lambda client: shared
 
-    def _accepted(self, results: Iterator[Result], tally: "_Tally") -> Iterator[Message]:
+    def _accepted(self, results: Iterator[Result], round: int, tally: "_Tally") -> Iterator[Message]:
         """Messages one by one; a client's memory is committed together with its message."""
         for result in results:
             assert result.message is not None
             assert result.memory is not None
-            tally.up += 0 if self.method.pooled else result.message.nbytes
+            if not self.method.pooled:
+                tally.up += result.message.nbytes
+                self.ledger.add("up", round, result.client, result.message)
             tally.add_loss(None if result.loss is None else float(result.loss), result.message.samples)
             self.memory[result.client] = result.memory
             yield result.message
@@ -262,6 +286,7 @@ class Experiment:
         }
         for name in ("up_bytes", "down_bytes"):
             summary[name] = round(np.mean([record[name] for record in self.history]))
+        summary |= {name: self.history[-1][name] for name in ("epsilon",) if name in self.history[-1]}
         summary |= {
             "seconds": seconds,
             "notes": list(self.task.federation.notes),
@@ -301,5 +326,5 @@ class _Tally:
             self.samples += samples
 
     def per_client(self) -> Record:
-        loss = self.loss / self.samples if self.samples else None
-        return {"loss": loss, "up_bytes": self.up // self.jobs, "down_bytes": self.down // self.jobs}
+        loss, jobs = self.loss / self.samples if self.samples else None, max(1, self.jobs)
+        return {"loss": loss, "up_bytes": self.up // jobs, "down_bytes": self.down // jobs}
