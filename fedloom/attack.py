@@ -57,20 +57,19 @@ class Attack:
 
     def run(self, engine: Engine, jobs: Iterable[Job]) -> Iterator[Result]:
         """The engine's results, those of hostile clients falsified."""
-        received: dict[int, Message] = {}
-        for result in engine.run(self._noting(jobs, received)):
+        given: dict[int, Job] = {}
+        for result in engine.run(self._noting(jobs, given)):
             if result.client in self.hostile and result.message is not None:
-                job_message = received.pop(result.client)
-                yield replace(result, message=self.falsified(result.message, job_message, self._round))
+                job = given.pop(result.client)
+                yield replace(result, message=self.falsified(result.message, job.message, job.round))
             else:
                 yield result
 
-    def _noting(self, jobs: Iterable[Job], received: dict[int, Message]) -> Iterator[Job]:
-        """Jobs as they are; what hostile clients get is remembered (a reference: it costs no memory)."""
+    def _noting(self, jobs: Iterable[Job], given: dict[int, Job]) -> Iterator[Job]:
+        """Jobs as they are; those of hostile clients are remembered until they answer."""
         for job in jobs:
-            self._round = job.round
             if job.client in self.hostile:
-                received[job.client] = job.message
+                given[job.client] = job
             yield job
 
     def falsified(self, message: Message, received: Message, round: int) -> Message:
