@@ -10,6 +10,8 @@ hostile falsify what they send and not what they keep, and nobody cares how well
 import argparse
 import json
 import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,14 @@ def main() -> None:
     parser.add_argument("--strengths", nargs="+", type=float, default=[1.0, 10.0])
     parser.add_argument("--share", type=float, default=0.2)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time")
     options = parser.parse_args()
+    with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
+        table(options, pool)
+
+
+def table(options: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
+    """Prints it line by line, as the runs end."""
     columns = [(method, strength) for method in options.methods for strength in (0.0, *options.strengths)]
     print(
         f"digits, 20 clients by Dir(0.1), {options.rounds} rounds; {options.share:.0%} of the clients send −s × their "
@@ -46,10 +55,15 @@ def main() -> None:
     )
     print(f"{'':<24}" + "".join(f"{m if s == options.strengths[0] else '':^17}" for m, s in columns))
     print(f"{'':<24}" + "".join(f"{f's = {s:g}' if s else 'no attack':^17}" for _, s in columns))
-    for label, rule in RULES.items():
+    running = {
+        (label, *column): [pool.submit(accuracy, options, *column, rule, seed) for seed in options.seeds]
+        for label, rule in RULES.items()
+        for column in columns
+    }
+    for label in RULES:
         cells = []
-        for method, strength in columns:
-            found = [100 * accuracy(options, method, strength, rule, seed) for seed in options.seeds]
+        for column in columns:
+            found = [100 * run.result() for run in running[label, *column]]
             cells.append(f"{np.mean(found):.1f} ± {np.std(found):.1f}")
         print(f"{label:<24}" + "".join(f"{cell:^17}" for cell in cells), flush=True)
 
@@ -66,7 +80,8 @@ def accuracy(
         recipe = Recipe.parse(
             values
             | {
-                "method": method, "seed": seed, "out": f"{folder}/run", "robust": rule, "attack": attack,
+                "method": method, "seed": seed, "out": f"{folder}/run", "engine": "inline",
+                "robust": rule, "attack": attack,
                 "evaluation": {"every": options.rounds}, "storage": {"personal_models": False},
             }
         )  # fmt: skip
