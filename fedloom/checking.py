@@ -4,7 +4,7 @@ import math
 import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
@@ -98,4 +98,5 @@ def _fields(kind: type[BaseModel], path: Iterable[Any]) -> list[str]:
     section: Any = kind
     for name in path:
         section = section.model_fields[name].annotation
+        section = next((choice for choice in get_args(section) if choice is not type(None)), section)  # A | None
     return list(section.model_fields)

@@ -1,4 +1,4 @@
-"""The command line: `fedloom run`, `resume`, `compare`, `methods`, `datasets`, `recipe`, `data plot`."""
+"""The command line: `fedloom run`, `resume`, `compare`, `methods`, `datasets`, `recipe`, `ledger`, `data plot`."""
 
 import json
 import sys
@@ -23,11 +23,15 @@ from fedloom.data.plot import plot_federation
 from fedloom.errors import RunError, UserError
 from fedloom.experiment import make_task
 from fedloom.interrupts import Interrupted
+from fedloom.ledger import read_ledger
+from fedloom.privacy import uncovered
 from fedloom.raw import read_assignment
 from fedloom.recipe import Recipe
+from fedloom.report.ledger import ledger_lines
 from fedloom.report.progress import RunProgress
 from fedloom.report.table import comparison_table
 from fedloom.storage.folder import without_nan
+from fedloom.trust import unprotected
 
 app = typer.Typer(
     help="Personalised, representation-based federated learning.\n\nStart with: fedloom compare demo",
@@ -233,6 +237,11 @@ def method_info(name: str) -> dict[str, Any]:
         "sends": list(method.sends),
         "receives": list(method.receives),
         "keeps": list(method.keeps),
+        "leaves": [] if method.pooled else list(method.up),
+        "robust": unprotected(method) is None,
+        "not_robust": unprotected(method),
+        "private": uncovered(method) is None,
+        "not_private": uncovered(method),
         "global": method.has_global,
         "paper": method.paper,
         "parameters": [
@@ -251,6 +260,12 @@ def explain(row: dict[str, Any]) -> None:
         value = row[name] if isinstance(row[name], str) else ", ".join(row[name])
         if value:
             out.print(f"  {name}: {value}", highlight=False, markup=False)
+    leaves = ", ".join(row["leaves"]) or "no tensors"
+    told = [f"leaves a client: {leaves}; its number of samples, losses and test results; nothing else (images, labels)"]
+    for name, section in (("robust", "robust rules"), ("private", "differential privacy")):
+        told.append(f"{section}: " + ("yes" if row[name] else f"no, it {row['not_' + name]}"))
+    for line in told:
+        out.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
     for parameter in row["parameters"]:
         line = f"  {parameter['name']} = {parameter['default']}  {parameter['what']}"
         out.print(line, highlight=False, markup=False)
@@ -300,6 +315,20 @@ def print_recipe(
         show_json(resolved.resolved() | comparison)
     else:
         sys.stdout.write(resolved.to_yaml() + (yaml.safe_dump(comparison) if comparison else ""))
+
+
+@app.command()
+def ledger(folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], as_json: Json = False) -> None:
+    """Show exactly what left a client in a run, and what never did: names, shapes, types, bytes, rounds, clients.
+
+    Example: fedloom ledger runs/20260101-120000-fedrep-digits-s0
+    """
+    found = read_ledger(folder)
+    if as_json:
+        show_json(found)
+        return
+    for line in ledger_lines(found):
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 @data_app.command(name="plot")

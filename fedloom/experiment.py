@@ -25,6 +25,7 @@ from fedloom.failures import RoundError
 from fedloom.interrupts import Interrupted, Interrupts
 from fedloom.job import Job, Result
 from fedloom.lane import Setup
+from fedloom.ledger import Ledger
 from fedloom.message import Message
 from fedloom.randomness import numpy_generator
 from fedloom.recipe import DataSettings, Recipe
@@ -36,6 +37,7 @@ from fedloom.storage.checkpoint import Checkpoints
 from fedloom.storage.folder import SUMMARY, RunFolder, holds_run, without_nan
 from fedloom.storage.memory import ClientStore
 from fedloom.task import EVERYONE, Task, group_of_clients
+from fedloom.trust import Trust
 
 Record = dict[str, Any]
 ACCURACIES = (
@@ -105,6 +107,8 @@ class Experiment:
         self._told: set[str] = set()
         self._refuse_too_few()
         refuse_model_without_room(self.task)
+        self.trust = Trust(recipe, self.method, self.trainers, self._per_round)
+        self.ledger = Ledger()
 
     def _evaluated(self) -> list[int]:
         everyone = list(range(self.task.clients))
@@ -146,7 +150,14 @@ class Experiment:
             closing(ClientStore(budget // 2, inside=self.folder.path)) as self.remembered,
             Interrupts() as interrupts,
         ):
-            self.server = Server(engine.home, federation=len(self.trainers), clients=self.remembered)
+            self.server = Server(
+                engine.home,
+                federation=len(self.trainers),
+                clients=self.remembered,
+                combination=self.trust.combination,
+            )
+            self.ledger = Ledger()
+            self.ledger.describe(engine.home, self.recipe)
             self.checkpoints = Checkpoints(self.folder.path / "checkpoints")
             self._begun = perf_counter()
             if resume:
@@ -166,6 +177,7 @@ class Experiment:
                     raise
                 self.history.append(without_nan(record))
                 self.folder.record(record)
+                self.folder.write_json("ledger.json", self.ledger.to_json())
                 if self.on_round is not None:
                     self.on_round(record)
                 every = self.recipe.storage.checkpoint_every
@@ -175,7 +187,10 @@ class Experiment:
 
     def _save(self) -> None:
         """A checkpoint of all that the next round depends on."""
-        notes = {"task": self._fingerprint, "seconds": self._seconds, "history": self.history}
+        notes = {
+            "task": self._fingerprint, "seconds": self._seconds, "history": self.history,
+            "ledger": self.ledger.to_json(),
+        }  # fmt: skip
         self.checkpoints.save(len(self.history), self.server.saved(), self._stores, notes)
 
     def _restore(self, device: torch.device) -> None:
@@ -185,6 +200,7 @@ class Experiment:
         refuse_other_data(self.task, self._fingerprint, checkpoint.notes["task"])
         self.server.restore(server)
         self.history = checkpoint.notes["history"]
+        self.ledger = Ledger.from_json(checkpoint.notes["ledger"])
         self._begun -= checkpoint.notes["seconds"]
         self.folder.cut_back(self.history)
 
@@ -216,8 +232,8 @@ class Experiment:
         """One communication round, and its evaluation when it is due."""
         start = perf_counter()
         training = self.recipe.training
-        attendance, tally, messages = self._ask(engine, round)
-        self.method.combine(self.server, messages)
+        attendance, chosen, tally, messages = self._ask(engine, round)
+        self.method.combine(self.server, self.trust.sealed(messages))
         for _ in messages:  # a method that combines nothing still has its clients work
             pass
         record: Record = {
@@ -226,6 +242,7 @@ class Experiment:
             "clients": attendance.answered,
             **tally.per_client(),
             **attendance.record(),
+            **self.trust.record(round, chosen),
         }
         record["train_seconds"] = perf_counter() - start
         final = round == training.rounds
@@ -234,7 +251,7 @@ class Experiment:
         record["seconds"] = perf_counter() - start
         return record
 
-    def _ask(self, engine: Engine, round: int) -> tuple[Attendance, "_Tally", Iterator[Message]]:
+    def _ask(self, engine: Engine, round: int) -> tuple[Attendance, list[int], "_Tally", Iterator[Message]]:
         """Has clients work, and others if too few answer: `min_clients` answers are there before any is combined."""
         training = self.recipe.training
         asked: set[int] = set()
@@ -246,11 +263,13 @@ class Experiment:
             self.server.begin(round)
             tally = _Tally()
             attendance = Attendance(expected, round=round, attempt=attempt, skip=skip, told=self._told)
-            results = attendance.present(engine.run(self._update_jobs(round, chosen, tally, attempt)))
-            first = list(islice(results, training.min_clients))
-            if len(first) == training.min_clients:
-                return attendance, tally, self._accepted(chain(first, results), tally)
-            attendance.too_few(training.min_clients, ATTEMPTS - attempt - 1)
+            jobs = self._update_jobs(round, chosen, tally, attempt)
+            results = attendance.present(self._noted(self.trust.run(engine, jobs), round))
+            needed = 0 if self.trust.poisson else training.min_clients  # a Poisson sample may have nobody
+            first = list(islice(results, needed))
+            if len(first) == needed:
+                return attendance, chosen, tally, self._accepted(chain(first, results), tally)
+            attendance.too_few(needed, ATTEMPTS - attempt - 1)
         raise AssertionError("the last attempt raises")
 
     @property
@@ -264,10 +283,12 @@ class Experiment:
         When a round is retried, those who were not asked before come first.
         """
         if attempt == 0:
-            draw = numpy_generator(self.recipe.seed, round, "sample")
-            return self._longest_first(
-                self.trainers[i] for i in draw.choice(len(self.trainers), self._per_round, replace=False)
-            )
+            generator = numpy_generator(self.recipe.seed, round, "sample")
+            if self.trust.poisson:  # perhaps nobody
+                draw = np.flatnonzero(generator.random(len(self.trainers)) < self.recipe.training.fraction)
+            else:
+                draw = generator.choice(len(self.trainers), self._per_round, replace=False)
+            return self._longest_first(self.trainers[i] for i in draw)
         order = numpy_generator(self.recipe.seed, round, "sample", attempt).permutation(self.trainers)
         others_first = sorted((int(c) for c in order), key=set(asked).__contains__)
         return self._longest_first(others_first[: self._per_round])
@@ -281,6 +302,8 @@ class Experiment:
         for client in clients:
             message = message_for(client)
             tally.add_sent(0 if self.method.pooled else message.nbytes)
+            if not self.method.pooled:
+                self.ledger.add("down", round, client, message)
             fault, delay = self.recipe.faults.draw(self.recipe.seed, round, client, attempt)
             memory = self.memory.get(client)
             yield Job("update", round, message, client=client, memory=memory, fault=fault, delay=delay)
@@ -297,6 +320,13 @@ class Experiment:
             return lambda client: Message(self.method.message_for(self.server, client), client=client)
         shared = Message(self.method.message_for(self.server, EVERYONE))
         return lambda client: shared
+
+    def _noted(self, results: Iterator[Result], round: int) -> Iterator[Result]:
+        """What leaves a client is in the ledger, whatever becomes of it."""
+        for result in results:
+            if result.message is not None and not self.method.pooled:
+                self.ledger.add("up", round, result.client, result.message)
+            yield result
 
     def _accepted(self, results: Iterator[Result], tally: "_Tally") -> Iterator[Message]:
         """Messages one by one; a client's memory is committed together with its message."""
@@ -409,6 +439,7 @@ class Experiment:
         failed: Counter[str] = Counter()
         for record in self.history:
             failed.update(record.get("failed") or {})
+        summary |= {name: self.history[-1][name] for name in ("epsilon",) if name in self.history[-1]}
         summary |= {
             "failed": dict(sorted(failed.items())),
             "seconds": self._seconds,
@@ -460,4 +491,5 @@ class _Tally:
 
     def per_client(self) -> Record:
         loss = self.loss / self.samples if self.samples else None
-        return {"loss": loss, "up_bytes": self.up // self.jobs, "down_bytes": self.down // self.sent}
+        up, down = self.up // max(1, self.jobs), self.down // max(1, self.sent)
+        return {"loss": loss, "up_bytes": up, "down_bytes": down}

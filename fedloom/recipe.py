@@ -16,13 +16,16 @@ from pydantic import (
 )
 
 from fedloom import methods, models, objectives
+from fedloom.attack import AttackSettings
 from fedloom.checking import checked, refusal
+from fedloom.combination import RobustSettings
 from fedloom.data import parse_partition
 from fedloom.data.augment import parse_augment
 from fedloom.data.federation import parse_split
 from fedloom.engines import ENGINES, EngineSettings, engine_class
 from fedloom.errors import UserError, nearest
 from fedloom.faults import Faults
+from fedloom.privacy import PrivacySettings
 from fedloom.raw import assign, read_assignment, read_yaml
 from fedloom.training import Training
 
@@ -182,6 +185,9 @@ class Recipe(Section):
     engine: Annotated[EngineSettings, BeforeValidator(_named)] = EngineSettings()
     storage: StorageSettings = StorageSettings()
     faults: Faults = Faults()
+    robust: RobustSettings | None = Field(None, description="a robust rule in the place of the mean")
+    attack: AttackSettings | None = Field(None, description="hostile clients, for study")
+    privacy: PrivacySettings | None = Field(None, description="client-level differential privacy")
     seed: int = Field(0, ge=0)
     out: Path | None = Field(None, description="run folder; default: a new one under runs/")
 
@@ -201,6 +207,15 @@ class Recipe(Section):
             raise refusal(
                 f"engine.client_timeout = {self.engine.client_timeout:g}: the engine '{engine.name}' cannot stop a "
                 f"client that takes too long; engine.name can be {able}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _robust_or_private(self) -> "Recipe":
+        if self.robust is not None and self.privacy is not None:
+            raise refusal(
+                f"robust.rule = '{self.robust.rule}': cannot be combined with privacy, whose noise is measured for the "
+                "mean of clipped updates; remove one of the sections (privacy.clip bounds what a client can do as well)"
             )
         return self
 

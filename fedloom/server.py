@@ -1,7 +1,7 @@
 """The server: the shared state, what it remembers of each client, and the one place where averaging happens."""
 
 from collections.abc import Iterable, Mapping, MutableMapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -18,14 +18,39 @@ _PLACES = ("state/", "kept/")
 SMALLEST = torch.finfo(torch.float64).tiny
 
 
+class Combination(Protocol):
+    """What stands in for the weighted mean: a robust rule, or differential privacy."""
+
+    sealed: bool
+    """Whether messages may be read by nothing else."""
+
+    def average(
+        self,
+        server: "Server",
+        messages: Iterable[Message],
+        paths: tuple[str, ...] | None,
+        rows: By,
+        sums: tuple[str, ...],
+    ) -> State:
+        """What `server.average` returns."""
+
+
 class Server(Worker):
     """Holds `state` (what goes down to clients) between rounds; `clients` is its memory of each of them."""
 
-    def __init__(self, lane: Lane, *, federation: int, clients: MutableMapping[int, State] | None = None):
+    def __init__(
+        self,
+        lane: Lane,
+        *,
+        federation: int,
+        clients: MutableMapping[int, State] | None = None,
+        combination: Combination | None = None,
+    ):
         super().__init__(lane, who=-1, round=0, job="server", samples=np.empty(0, np.int64))
         self._state = lane.downward()
         self._clients: MutableMapping[int, State] = {} if clients is None else clients
         self._federation = federation
+        self._combination = combination
 
     @property
     def state(self) -> State:
@@ -78,14 +103,27 @@ class Server(Worker):
         Weights are the clients' sample counts; `by={"means": "counts"}` takes the tensor `counts` of the same message
         as the (row-wise) weights of `means`; `by="uniform"` weighs all alike. Names in `sums` are added up. Integer
         tensors take the maximum. Where nothing was sent the server's old value stays. Sums run in float64, so that the
-        mean of equal values is that value.
+        mean of equal values is that value. A recipe's `robust` or `privacy` section takes the mean's place.
         """
         paths = None if parts is None else as_paths(parts)
         rows: By = by if isinstance(by, Mapping) else {}
+        if self._combination is not None:
+            return self._combination.average(self, messages, paths, rows, sums)
+        alike = by == "uniform"
+        return self.mean(((m, 1.0 if alike else float(m.samples)) for m in messages), paths, rows, sums)
+
+    def mean(
+        self,
+        weighted: Iterable[tuple[Message, float]],
+        paths: tuple[str, ...] | None,
+        rows: By,
+        sums: tuple[str, ...],
+    ) -> State:
+        """`average` of messages with these weights, whatever the recipe says of robustness or privacy."""
         totals: State = {}
         weights: dict[str, Tensor | float] = {}
         scratch: State = {}
-        for message in messages:
+        for message, own in weighted:
             plain: State = {}
             for name, value in message.items():
                 if paths is not None and not under(name, paths):
@@ -101,7 +139,7 @@ class Server(Worker):
                     weights[name] = weights.get(name, 0.0) + weight
                 else:
                     plain[name] = value
-            _add(plain, 1.0 if by == "uniform" else float(message.samples), totals, weights, scratch)
+            _add(plain, own, totals, weights, scratch)
         return {name: self._settled(name, total, weights.get(name)) for name, total in totals.items()}
 
     def _settled(self, name: str, total: Tensor, weight: Tensor | float | None) -> Tensor:

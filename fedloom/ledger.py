@@ -1,0 +1,162 @@
+"""The ledger: exactly what left a client and what it was sent, and what never left it. Small, and written by every run.
+
+Messages that hold the same tensors (names, shapes, types) are one entry, with the rounds, the clients and the bytes.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from fedloom.errors import UserError
+from fedloom.lane import Lane
+from fedloom.message import Message
+from fedloom.parts import nbytes, under
+
+if TYPE_CHECKING:
+    from fedloom.methods.base import Method
+    from fedloom.recipe import Recipe
+
+Direction = Literal["up", "down"]
+Signature = tuple[tuple[str, tuple[int, ...], str], ...]
+FILE = "ledger.json"
+
+
+@dataclass
+class Entry:
+    """All messages with the same tensors in one direction."""
+
+    direction: Direction
+    tensors: list[dict[str, Any]]
+    rounds: set[int] = field(default_factory=set)
+    clients: set[int] = field(default_factory=set)
+    messages: int = 0
+    bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Rounds and clients as ranges, [first, last] each."""
+        return {
+            "direction": self.direction, "messages": self.messages, "bytes": self.bytes,
+            "rounds": ranges(self.rounds), "clients": len(self.clients), "client_ids": ranges(self.clients),
+            "tensors": self.tensors,
+        }  # fmt: skip
+
+
+class Ledger:
+    """Filled message by message; `to_json` is the whole of its state."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[Direction, Signature], Entry] = {}
+        self._about: dict[str, Any] = {}
+
+    def describe(self, lane: Lane, recipe: "Recipe") -> None:
+        """What there is besides messages: the parts that stay, the data, the numbers that are told."""
+        method, task = lane.setup.method, lane.setup.task
+        sent = set() if method.pooled else set(lane.outgoing())
+        images, labels = task.dataset.images, task.dataset.labels
+        self._about = {
+            "method": method.name,
+            "pooled": method.pooled,
+            "never": [
+                *_stays({name: t for name, t in lane.tensors.items() if name not in sent}, method, lane.private),
+                {"part": "images", "tensors": len(images), "bytes": nbytes({"": images}), "why": "data"},
+                {"part": "labels", "tensors": len(labels), "bytes": nbytes({"": labels}), "why": "data"},
+            ],
+            "numbers": [
+                "with every message: the number of training samples, the mean training loss",
+                "when evaluated: samples right, samples tested and loss of the client's own test data",
+            ],
+            "models": recipe.storage.personal_models,
+            "privacy": None if recipe.privacy is None else recipe.privacy.model_dump(mode="json"),
+        }
+
+    def add(self, direction: Direction, round: int, client: int, message: Message) -> None:
+        """One message, as it travels."""
+        signature = tuple((name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in message.items())
+        entry = self._entries.get((direction, signature))
+        if entry is None:
+            rows = [
+                {"name": name, "shape": list(shape), "dtype": dtype, "bytes": nbytes({name: message[name]})}
+                for name, shape, dtype in signature
+            ]
+            entry = self._entries[direction, signature] = Entry(direction, rows)
+        entry.rounds.add(round)
+        entry.clients.add(client)
+        entry.messages += 1
+        entry.bytes += sum(row["bytes"] for row in entry.tensors)
+
+    def to_json(self) -> dict[str, Any]:
+        """What the file holds."""
+        return self._about | {"messages": [entry.to_json() for entry in self._entries.values()]}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Ledger":
+        """The inverse, for a run that goes on."""
+        ledger = cls()
+        ledger._about = {name: value for name, value in values.items() if name != "messages"}
+        for row in values["messages"]:
+            signature = tuple((t["name"], tuple(t["shape"]), t["dtype"]) for t in row["tensors"])
+            ledger._entries[row["direction"], signature] = Entry(
+                row["direction"], row["tensors"], _members(row["rounds"]), _members(row["client_ids"]),
+                row["messages"], row["bytes"],
+            )  # fmt: skip
+        return ledger
+
+
+def read_ledger(run: Path) -> dict[str, Any]:
+    """A run folder's ledger."""
+    path = run / FILE
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is no JSON"
+        raise UserError(
+            f"RUN = '{run}': {FILE} cannot be read ({reason}); give the folder of a run, such as runs/NAME"
+        ) from None
+    if not isinstance(found, dict) or "messages" not in found or "never" not in found:
+        raise UserError(f"RUN = '{run}': {FILE} is no ledger; give the folder of a run, such as runs/NAME")
+    return found
+
+
+def ranges(numbers: Iterable[int]) -> list[list[int]]:
+    """Whole numbers as ranges.
+
+    >>> ranges({1, 2, 3, 7})
+    [[1, 3], [7, 7]]
+    """
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return found
+
+
+def _members(found: Iterable[tuple[int, int]]) -> set[int]:
+    return {number for first, last in found for number in range(first, last + 1)}
+
+
+def _stays(tensors: Mapping[str, Tensor], method: "Method", private: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Parts that are not sent, by the longest path that is spoken of."""
+    groups: dict[tuple[str, str], dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        groups.setdefault(_why(name, method, private), {})[name] = tensor
+    return [
+        {"part": part, "tensors": len(found), "bytes": nbytes(found), "why": why}
+        for (part, why), found in groups.items()
+    ]
+
+
+def _why(name: str, method: "Method", private: tuple[str, ...]) -> tuple[str, str]:
+    for paths, why in (
+        (private, "private module"),
+        (method.keeps, "kept by the client"),
+        (method.down, "comes down only"),
+    ):
+        if owner := next((path for path in sorted(paths, key=len, reverse=True) if under(name, (path,))), None):
+            return owner, why
+    return ".".join(name.split(".")[:2]) if "." in name else name, "made anew in every round"

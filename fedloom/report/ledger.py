@@ -1,0 +1,64 @@
+"""The ledger of a run as text: what left a client, what came to it, what never left."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+TITLES = {"up": "left a client", "down": "came to a client"}
+
+
+def ledger_lines(ledger: dict[str, Any]) -> Iterator[str]:
+    """Line by line."""
+    if ledger["pooled"]:
+        yield f"{ledger['method']} trains on all data in one place: there are no clients, and nothing travels."
+        return
+    for direction, title in TITLES.items():
+        entries = [entry for entry in ledger["messages"] if entry["direction"] == direction]
+        if not any(entry["tensors"] for entry in entries):
+            yield f"{title}: no tensors"
+        for entry in entries:
+            if entry["tensors"]:
+                yield from _entry(title, entry)
+    yield "left a client beside tensors:"
+    yield from (f"  {what}" for what in ledger["numbers"])
+    if ledger["models"]:
+        yield "  at the end: personal models, into this run folder (storage.personal_models: false keeps them away)"
+    yield "never left a client:"
+    rows = [(row["part"], _count(row), _size(row["bytes"]), row["why"]) for row in ledger["never"]]
+    yield from _aligned(rows)
+    if (privacy := ledger["privacy"]) is not None:
+        yield (
+            f"the server clipped each update to {privacy['clip']:g} and added noise of {privacy['noise']:g} × that to "
+            "their sum: what it made of them is private (docs/trust.md), the messages that it got are not"
+        )
+
+
+def _entry(title: str, entry: dict[str, Any]) -> Iterator[str]:
+    tensors = entry["tensors"]
+    yield (
+        f"{title}: {entry['bytes']:,} bytes in {entry['messages']:,} messages, {entry['clients']:,} clients, "
+        f"rounds {_ranges(entry['rounds'])}; each {sum(t['bytes'] for t in tensors):,} bytes:"
+    )
+    yield from _aligned((t["name"], _shape(t["shape"]), t["dtype"], _size(t["bytes"])) for t in tensors)
+
+
+def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _count(row: dict[str, Any]) -> str:
+    return f"{row['tensors']:,}" if row["why"] == "data" else f"{row['tensors']:,} tensors"
+
+
+def _shape(shape: list[int]) -> str:
+    return "×".join(map(str, shape)) or "a number"
+
+
+def _size(count: int) -> str:
+    return f"{count:,} bytes"
+
+
+def _ranges(found: list[list[int]]) -> str:
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in found)

@@ -1,0 +1,15 @@
+"""What methods do with messages is found out before anything runs."""
+
+import pytest
+
+from fedloom.methods import REGISTRY, get
+from fedloom.rehearsal import use_of_messages
+
+READS = {"fedamp", "fedgh", "fedpac"}
+ADDS_UP = {"fedcrl", "fedproto", "scaffold"}
+
+
+@pytest.mark.parametrize("method", sorted(REGISTRY))
+def test_the_use_of_messages_is_known(method):
+    expected = "reads" if method in READS else "adds up" if method in ADDS_UP else "averages"
+    assert use_of_messages(get(method)) == expected
