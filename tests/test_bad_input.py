@@ -6,6 +6,7 @@ import pickle
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -298,6 +299,10 @@ WRONG = {
     "storage.personal_models": ("x", "true or false"),
     "faults.drop": (1.5, "at most 1"), "faults.crash": (-1, "at least 0"), "faults.raises": ("x", "a number"),
     "faults.nan": (2, "at most 1"), "faults.slow": (2, "at most 1"), "faults.slow_seconds": (-1, "at least 0"),
+    "robust.rule": ("x", "geometric"), "robust.clip": (0, "above 0"), "robust.trim": (0.7, "below 0.5"),
+    "robust.attackers": (-1, "at least 0"), "attack.kind": ("x", "signflip"), "attack.share": (2, "below 1"),
+    "attack.strength": (-1, "above 0"), "privacy.clip": (0, "above 0"), "privacy.noise": (-1, "above 0"),
+    "privacy.delta": (2, "below 1"), "privacy.sampling": ("x", "poisson"),
     "seed": (-1, "at least 0"), "out": (3, "a path"),
 }  # fmt: skip
 
@@ -344,9 +349,10 @@ def test_every_field_wrong_in_turn_is_named_with_its_value_and_a_remedy(field, c
 def test_no_field_of_the_recipe_is_missing_here():
     def fields(model, prefix=""):
         for name, field in model.model_fields.items():
-            kind = field.annotation
-            if hasattr(kind, "model_fields"):
-                yield from fields(kind, f"{prefix}{name}.")
+            kinds = (field.annotation, *get_args(field.annotation))  # a section may be missing
+            section = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
+            if section is not None and name != "objective":
+                yield from fields(section, f"{prefix}{name}.")
             elif name != "objective":
                 yield prefix + name
 
