@@ -75,7 +75,8 @@ class Ledger:
 
     def add(self, direction: Direction, round: int, client: int, message: Message) -> None:
         """One message, as it travels."""
-        signature = tuple((name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in message.items())
+        found = ((name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in message.items())
+        signature = tuple(sorted(found))
         entry = self._entries.get((direction, signature))
         if entry is None:
             rows = [

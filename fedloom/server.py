@@ -88,7 +88,8 @@ class Server(Worker):
                 raise UserError(
                     f"{name}, of shape {tuple(now.shape)}, {found}: the method has changed since; begin a new run"
                 )
-        self._state, self._kept = split["state/"], split["kept/"]
+        self._state = {name: split["state/"][name] for name in self._state}  # in the order that it had
+        self._kept = split["kept/"]
 
     def average(
         self,

@@ -162,7 +162,9 @@ def test_without_a_usable_checkpoint_nothing_is_changed(tmp_path) -> None:
     before = contents(out)
     with pytest.raises(UserError, match="none of the 2 checkpoints in it can be used; nothing was changed"):
         experiment("ditto", out).run(resume=True)
-    assert contents(out) == before
+    after = contents(out)
+    assert "is damaged" in after.pop("log.txt").decode()
+    assert after == before
 
 
 def test_checkpoints_are_as_far_apart_as_the_recipe_says(tmp_path) -> None:
