@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.experiment import Experiment, make_task
+from fedloom.experiment import Experiment
+from fedloom.preparing import make_task
 from fedloom.raw import read_yaml
 from fedloom.recipe import Recipe
 

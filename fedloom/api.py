@@ -11,11 +11,12 @@ from typing import Any
 from pydantic import Field
 from rich.console import Console
 
-from fedloom.checking import checked
+from fedloom.checking import Section, checked
 from fedloom.errors import UserError
-from fedloom.experiment import Experiment, Record, load_dataset, make_task
+from fedloom.experiment import Experiment, Record
+from fedloom.preparing import load_dataset, make_task
 from fedloom.raw import assign, read_yaml
-from fedloom.recipe import Recipe, Section
+from fedloom.recipe import Recipe
 from fedloom.report.table import comparison_table
 from fedloom.resuming import ended, stored_recipe
 from fedloom.storage.folder import RunFolder, without_nan

@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
+from fedloom.checking import Section
 from fedloom.engines import Engine
 from fedloom.errors import UserError
 from fedloom.job import Job, Result
@@ -18,10 +19,8 @@ from fedloom.randomness import key, numpy_generator
 STRENGTH = {"signflip": 1.0, "scale": 10.0, "noise": 1.0}
 
 
-class AttackSettings(BaseModel):
+class AttackSettings(Section):
     """Which clients are hostile, and what they do to what they send."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["signflip", "scale", "noise"] = Field(
         "signflip", description="send received − s·update, received + s·update, or the update plus N(0, s²)"

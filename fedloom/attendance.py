@@ -5,12 +5,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
-from fedloom.envelope import Signature, mismatch, signature
+from fedloom.envelope import Signature, mismatch
 from fedloom.failures import Failure, RoundError
 from fedloom.job import Result
-from fedloom.message import Message, is_count
+from fedloom.message import is_count
 
 log = logging.getLogger("fedloom")
 
@@ -75,23 +73,10 @@ class Attendance:
         message = result.message
         if message is None or result.memory is None:
             return Failure("invalid", "it sent nothing")
-        if wrong := mismatch(signature(message), self._expected):
+        if wrong := mismatch(message.signature, self._expected):
             return Failure("invalid", wrong)
         if message.client != result.client or not is_count(message.samples):
             return Failure("invalid", f"it claims to be client {message.client} with {message.samples} samples")
-        if name := not_finite(message):
+        if name := message.not_finite():
             return Failure("invalid", f"'{name}' has values that are not finite; a smaller learning rate may help")
         return None
-
-
-def not_finite(message: Message) -> str | None:
-    """The first tensor that has a NaN or an infinity; on a GPU one question for all of them."""
-    floats = {name: tensor for name, tensor in message.items() if tensor.is_floating_point() and tensor.numel()}
-    if not floats:
-        return None
-    norms = torch._foreach_norm(list(floats.values()), torch.inf)
-    widest = torch.float64 if any(norm.dtype == torch.float64 for norm in norms) else torch.float32
-    finite = torch.stack([norm.to(widest) for norm in norms]).isfinite()
-    if bool(finite.all()):
-        return None
-    return list(floats)[int((~finite).nonzero()[0])]

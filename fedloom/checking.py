@@ -6,12 +6,18 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
 from fedloom.errors import UserError, nearest
 
 Checked = TypeVar("Checked", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """A part of a recipe: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def checked(kind: type[Checked], values: Any, path: str = "") -> Checked:

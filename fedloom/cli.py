@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,25 +12,22 @@ import typer
 import yaml
 from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 from rich.table import Table
-from rich.text import Text
 
 from fedloom import api, methods
 from fedloom.data import describe
 from fedloom.data.plot import plot_federation
 from fedloom.errors import RunError, UserError
-from fedloom.experiment import make_task
 from fedloom.interrupts import Interrupted
 from fedloom.ledger import read_ledger
-from fedloom.privacy import uncovered
+from fedloom.preparing import make_task
 from fedloom.raw import read_assignment
 from fedloom.recipe import Recipe
 from fedloom.report.ledger import ledger_lines
+from fedloom.report.methods import explain, list_one, method_info
 from fedloom.report.progress import RunProgress
 from fedloom.report.table import comparison_table
 from fedloom.storage.folder import without_nan
-from fedloom.trust import unprotected
 
 app = typer.Typer(
     help="Personalised, representation-based federated learning.\n\nStart with: fedloom compare demo",
@@ -209,66 +205,11 @@ def list_methods(
         show_json({"methods": rows})
         return
     if name is not None:
-        explain(rows[0])
+        explain(out, rows[0])
         return
     for row in rows:
-        list_one(row)
+        list_one(out, row)
     out.print("Any method with a global model can have fine-tuning: fedavg+ft. More: fedloom methods NAME")
-
-
-def list_one(row: dict[str, Any]) -> None:
-    """A method in the list: its name, then a line each on what it is, what travels, what it can be told, its paper."""
-    travels = [f"{verb} {', '.join(row[verb])}" for verb in ("shares", "sends", "receives", "keeps") if row[verb]]
-    parameters = ", ".join(f"{p['name']}={p['default']}" for p in row["parameters"])
-    out.print(f"[bold]{row['name']}[/bold]")
-    for line in (row["what"], " · ".join(travels), parameters, row["paper"]):
-        if line:
-            out.print(Padding(Text(line), (0, 0, 0, 4)))
-
-
-def method_info(name: str) -> dict[str, Any]:
-    """What `methods --json` says of one."""
-    method = methods.get(name)
-    return {
-        "name": method.name,
-        "what": (method.__doc__ or "").split("\n")[0],
-        "more": " ".join(cleandoc(method.__doc__ or "").split("\n")[1:]).strip(),
-        "shares": list(method.shares),
-        "sends": list(method.sends),
-        "receives": list(method.receives),
-        "keeps": list(method.keeps),
-        "leaves": [] if method.pooled else list(method.up),
-        "robust": unprotected(method) is None,
-        "not_robust": unprotected(method),
-        "private": uncovered(method) is None,
-        "not_private": uncovered(method),
-        "global": method.has_global,
-        "paper": method.paper,
-        "parameters": [
-            {"name": n, "default": default, "what": methods.field_docs(type(method)).get(n, "")}
-            for n, default in methods.hyperparameters(type(method)).items()
-        ],
-    }
-
-
-def explain(row: dict[str, Any]) -> None:
-    """One method, in full."""
-    out.print(f"[bold]{row['name']}[/bold]  {escape(row['what'])}", highlight=False)
-    if row["more"]:
-        out.print(Padding(Text(row["more"]), (0, 0, 0, 2)))
-    for name in ("paper", "shares", "sends", "receives", "keeps"):
-        value = row[name] if isinstance(row[name], str) else ", ".join(row[name])
-        if value:
-            out.print(f"  {name}: {value}", highlight=False, markup=False)
-    leaves = ", ".join(row["leaves"]) or "no tensors"
-    told = [f"leaves a client: {leaves}; its number of samples, losses and test results; nothing else (images, labels)"]
-    for name, section in (("robust", "robust rules"), ("private", "differential privacy")):
-        told.append(f"{section}: " + ("yes" if row[name] else f"no, it {row['not_' + name]}"))
-    for line in told:
-        out.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
-    for parameter in row["parameters"]:
-        line = f"  {parameter['name']} = {parameter['default']}  {parameter['what']}"
-        out.print(line, highlight=False, markup=False)
 
 
 @app.command()

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.checking import refusal
+from fedloom.checking import Section, refusal
 from fedloom.errors import UserError
 from fedloom.message import Message
 from fedloom.parts import State, under
@@ -43,10 +43,8 @@ NEEDS: dict[Rule, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-class RobustSettings(BaseModel):
+class RobustSettings(Section):
     """How messages are combined where some clients may be hostile."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     rule: Rule = Field(description="clip, median, trimmed, krum, multikrum or geometric")
     clip: float | None = Field(None, gt=0, description="clip: the largest L2 norm of a client's whole update")
@@ -172,8 +170,9 @@ def _levelled(messages: Iterable[Message], paths: tuple[str, ...] | None, rows: 
             for name, value in message.items()
             if paths is None or under(name, paths) or name in rows.values()
         }
-        if all(bool(v.isfinite().all()) for name, v in message.items() if name in wanted and v.is_floating_point()):
-            yield Message(wanted, client=message.client, samples=message.samples)
+        chosen = Message(wanted, client=message.client, samples=message.samples)
+        if chosen.not_finite() is None:
+            yield chosen
 
 
 def _update(message: Message, name: str, old: State, rows: Mapping[str, str]) -> Tensor:

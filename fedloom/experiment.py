@@ -1,7 +1,6 @@
 """The round loop: sample → engine → combine → evaluate → record → checkpoint. It knows no device, no method by name."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -14,80 +13,35 @@ import numpy as np
 import torch
 
 from fedloom.attendance import Attendance
-from fedloom.data import Dataset, combine, federate, limit, load
-from fedloom.data.augment import parse_augment
 from fedloom.engines import Engine, make_engine
 from fedloom.envelope import signature
 from fedloom.errors import UserError
+from fedloom.evaluation.evaluator import Answer, Evaluator
 from fedloom.evaluation.scores import Scores
-from fedloom.evaluation.spread import pooled, spread, summarise
+from fedloom.evaluation.summary import summary_of
 from fedloom.failures import RoundError
 from fedloom.interrupts import Interrupted, Interrupts
 from fedloom.job import Job, Result
 from fedloom.lane import Setup
+from fedloom.ledger import FILE as LEDGER
 from fedloom.ledger import Ledger
 from fedloom.message import Message
+from fedloom.preparing import make_task
 from fedloom.randomness import numpy_generator
-from fedloom.recipe import DataSettings, Recipe
-from fedloom.report.log import LOGGER, logging_to
+from fedloom.recipe import Recipe
+from fedloom.report.log import logging_to
 from fedloom.resuming import ended, fingerprint, refuse_other_data, tell_other_versions
 from fedloom.room import refuse_model_without_room
 from fedloom.server import Server
 from fedloom.storage.checkpoint import Checkpoints
 from fedloom.storage.folder import SUMMARY, RunFolder, holds_run, without_nan
 from fedloom.storage.memory import ClientStore
-from fedloom.task import EVERYONE, Task, group_of_clients
+from fedloom.task import EVERYONE, Task, longest_first
 from fedloom.trust import Trust
 
 Record = dict[str, Any]
-ACCURACIES = (
-    "global_accuracy", "personal_accuracy", "personal_weighted", "personal_std", "personal_worst",
-    "newcomer_accuracy", "newcomer_std", "newcomer_global_accuracy",
-)  # fmt: skip
 ATTEMPTS = 5
 """How often a round is begun, with other clients each time, before the run stops for want of answers."""
-GLOBAL_CHUNK = 2048
-"""Test samples of one job that scores the shared model: enough to be worth sending, small enough to share out."""
-
-
-def load_dataset(recipe: Recipe) -> Dataset:
-    """The images that a recipe names, several datasets as styles of one."""
-    data = recipe.data
-    parts = [load(name, folder=data.dir, size=data.size) for name in _names(data)]
-    return parts[0] if len(parts) == 1 else combine(parts, size=data.size)
-
-
-def make_task(recipe: Recipe, dataset: Dataset | None = None) -> Task:
-    """Loads the data, unless they are given, and deals them out."""
-    data = recipe.data
-    seed = recipe.seed if data.seed is None else data.seed
-    dataset = dataset or load_dataset(recipe)
-    if data.limit is not None:
-        dataset = limit(dataset, data.limit, seed)
-    federation = federate(
-        dataset,
-        clients=data.clients,
-        partition=data.partition,
-        split=data.split,
-        minimum=data.minimum,
-        newcomers=data.newcomers,
-        resample=data.resample,
-        seed=seed,
-    )
-    return Task(
-        dataset,
-        federation,
-        model_name=recipe.model.name,
-        model_options=recipe.model.options,
-        augment=parse_augment(data.augment),
-        views=parse_augment(data.views),
-        normalise=data.normalise,
-        objective=recipe.make_objective(),
-    )
-
-
-def _names(data: DataSettings) -> list[str]:
-    return [data.name] if Path(data.name).exists() else data.name.split("+")
 
 
 class Experiment:
@@ -103,20 +57,16 @@ class Experiment:
         newcomers = set(self.task.federation.newcomers)
         self.participants = [c for c in range(self.task.clients) if c not in newcomers]
         self.trainers = [EVERYONE] if self.method.pooled else self.participants
-        self.evaluated = self._evaluated()
         self._told: set[str] = set()
         self._refuse_too_few()
         refuse_model_without_room(self.task)
         self.trust = Trust(recipe, self.method, self.trainers, self._per_round)
         self.ledger = Ledger()
 
-    def _evaluated(self) -> list[int]:
-        everyone = list(range(self.task.clients))
-        wanted = self.recipe.evaluation.clients
-        if wanted is None or wanted >= len(everyone):
-            return everyone
-        chosen = numpy_generator(self.recipe.seed, "evaluated").choice(len(everyone), wanted, replace=False)
-        return sorted(int(c) for c in chosen)
+    @property
+    def scores(self) -> list[Scores]:
+        """Every client's, at the last evaluation."""
+        return self.evaluator.scores
 
     def _refuse_too_few(self) -> None:
         needed, asked = self.recipe.training.min_clients, self._per_round
@@ -156,6 +106,7 @@ class Experiment:
                 clients=self.remembered,
                 combination=self.trust.combination,
             )
+            self.evaluator = Evaluator(self.recipe, self.task, self.method, self.memory, self.folder)
             self.ledger = Ledger()
             self.ledger.describe(engine.home, self.recipe)
             self.checkpoints = Checkpoints(self.folder.path / "checkpoints")
@@ -177,7 +128,6 @@ class Experiment:
                     raise
                 self.history.append(without_nan(record))
                 self.folder.record(record)
-                self.folder.write_json("ledger.json", self.ledger.to_json())
                 if self.on_round is not None:
                     self.on_round(record)
                 every = self.recipe.storage.checkpoint_every
@@ -192,6 +142,7 @@ class Experiment:
             "ledger": self.ledger.to_json(),
         }  # fmt: skip
         self.checkpoints.save(len(self.history), self.server.saved(), self._stores, notes)
+        self.folder.write_json(LEDGER, self.ledger.to_json())
 
     def _restore(self, device: torch.device) -> None:
         """The state of the last checkpoint; metrics written after it are taken back."""
@@ -247,7 +198,7 @@ class Experiment:
         record["train_seconds"] = perf_counter() - start
         final = round == training.rounds
         if final or round % self.recipe.evaluation.every == 0:
-            record |= self.evaluate(engine, round, final=final)
+            record |= self.evaluator.evaluate(engine, round, self.server.state, self._answer(), final=final)
         record["seconds"] = perf_counter() - start
         return record
 
@@ -255,7 +206,7 @@ class Experiment:
         """Has clients work, and others if too few answer: `min_clients` answers are there before any is combined."""
         training = self.recipe.training
         asked: set[int] = set()
-        expected = signature(engine.home.outgoing())
+        expected = signature(engine.home.sent)
         skip = training.on_error == "skip"
         for attempt in range(ATTEMPTS):
             chosen = self._sample(round, attempt, asked)
@@ -288,13 +239,10 @@ class Experiment:
                 draw = np.flatnonzero(generator.random(len(self.trainers)) < self.recipe.training.fraction)
             else:
                 draw = generator.choice(len(self.trainers), self._per_round, replace=False)
-            return self._longest_first(self.trainers[i] for i in draw)
+            return longest_first(self.task, (self.trainers[i] for i in draw))
         order = numpy_generator(self.recipe.seed, round, "sample", attempt).permutation(self.trainers)
         others_first = sorted((int(c) for c in order), key=set(asked).__contains__)
-        return self._longest_first(others_first[: self._per_round])
-
-    def _longest_first(self, clients: Iterable[int]) -> list[int]:
-        return sorted(clients, key=lambda c: (-len(self.task.samples(c)), c))
+        return longest_first(self.task, others_first[: self._per_round])
 
     def _update_jobs(self, round: int, clients: list[int], tally: "_Tally", attempt: int) -> Iterator[Job]:
         """Made as an engine asks for them, so that few clients' memories are in RAM at once."""
@@ -308,13 +256,13 @@ class Experiment:
             memory = self.memory.get(client)
             yield Job("update", round, message, client=client, memory=memory, fault=fault, delay=delay)
 
-    def _messages(self, clients: Iterable[int]) -> Callable[[int], Message]:
+    def _messages(self, clients: Iterable[int]) -> Answer:
         """What each client gets, made before the first of them answers: answers change what the server knows."""
         answer = self._answer()
         each = {client: answer(client) for client in clients}
         return each.pop
 
-    def _answer(self) -> Callable[[int], Message]:
+    def _answer(self) -> Answer:
         """What the server has for a client: one object for all, unless the method makes an answer for each."""
         if self.method.overrides("message_for"):
             return lambda client: Message(self.method.message_for(self.server, client), client=client)
@@ -338,138 +286,22 @@ class Experiment:
             self.memory[result.client] = result.memory
             yield result.message
 
-    def evaluate(self, engine: Engine, round: int, *, final: bool = False) -> Record:
-        """Global and personal accuracy. `final` also covers clients that never took part, and keeps the models."""
-        record: Record = {"global_accuracy": None}
-        newcomers = set(self.task.federation.newcomers)
-        shared: list[Scores] = []
-        if self.method.has_global and self.method.overrides("generalise"):
-            record |= self._generalise(engine, round)
-        elif self.method.has_global:
-            shared = self._score_shared(engine, round)
-            record["global_accuracy"] = pooled([s for s in shared if s.client not in newcomers])
-            record |= spread([s for s in shared if s.client in newcomers], prefix="newcomer_global")
-        self.scores = shared if self.method.personal_is_global else self._score_personal(engine, round, final)
-        record["evaluated"] = len(self.scores)
-        record |= spread([s for s in self.scores if s.client not in newcomers])
-        record |= spread([s for s in self.scores if s.client in newcomers], prefix="newcomer")
-        return record
-
-    def _score_shared(self, engine: Engine, round: int) -> list[Scores]:
-        """One model for all: every distinct test set once (a common one is the same for all), in jobs of some size."""
-        tests = self.task.federation.test
-        first = {id(tests[c]): c for c in reversed(self.evaluated)}
-        message = Message(self.server.state)
-        jobs: list[Job] = []
-        group: list[int] = []
-        for client in sorted(first.values()):
-            group.append(client)
-            if sum(len(tests[c]) for c in group) >= GLOBAL_CHUNK:
-                jobs.append(Job("global", round, message, clients=tuple(group)))
-                group = []
-        if group:
-            jobs.append(Job("global", round, message, clients=tuple(group)))
-        scored = {s.client: s for result in self._done(engine.run(jobs), round) for s in result.scores}
-        return [replace(scored[first[id(tests[c])]], client=c) for c in self.evaluated]
-
-    def _generalise(self, engine: Engine, round: int) -> Record:
-        """The global representation, judged in every style: the mean over styles, and each of them."""
-        message = Message(self.server.state)
-        names = self.task.dataset.group_names or (self.task.dataset.name,)
-        members: dict[int, list[int]] = {}
-        for client, group in enumerate(group_of_clients(self.task)):
-            members.setdefault(group, []).append(client)
-        jobs = [Job("generalise", round, message, client=g, clients=tuple(members[g])) for g in sorted(members)]
-        styles = {names[result.client]: result.scores[0].accuracy for result in self._done(engine.run(jobs), round)}
-        return {"global_accuracy": float(np.mean(list(styles.values()))), "styles": styles}
-
-    def _score_personal(self, engine: Engine, round: int, final: bool) -> list[Scores]:
-        """Each client's own model. Who keeps something but has not taken part yet waits for the final evaluation."""
-        waits = bool(self.method.personal_parts) and not final
-        clients = self._longest_first(c for c in self.evaluated if not waits or c in self.memory)
-        message_for = self._answer()
-        keep = final and self.recipe.storage.personal_models
-        jobs = (
-            Job("evaluate", round, message_for(c), client=c, memory=self.memory.get(c), keep_model=keep)
-            for c in clients
-        )
-        scores: list[Scores] = []
-        for result in self._done(engine.run(jobs), round, skip=self.recipe.training.on_error == "skip"):
-            scores += result.scores
-            if result.personal:
-                self.folder.write_model(f"client-{result.client:05d}", result.personal)
-        return sorted(scores, key=lambda s: s.client)
-
-    @staticmethod
-    def _done(results: Iterable[Result], round: int, skip: bool = False) -> Iterator[Result]:
-        """Results of evaluations: nobody can stand in for a client, so that a failure ends the run or is left out."""
-        first, done = None, False
-        for result in results:
-            if result.error is None:
-                done = True
-                yield result
-                continue
-            first = first or (result.client, result.error)
-            if not skip or result.error.mistake:
-                break
-            LOGGER.warning(f"round {round}: client {result.client} is not evaluated: {result.error.why}")
-        if first is not None and not (skip and done):
-            raise first[1].error(first[0], round)
-
     def _finish(self) -> Record:
         """Writes the last files of the run folder."""
-        tested = [record for record in self.history if "evaluated" in record]
-        rule = self.recipe.evaluation.summary
-        summary: Record = {
+        first = {
             "method": self.method.name,
             "rounds": len(self.history),
             "seed": self.recipe.seed,
             "clients": self.task.clients,
-            "summary": rule,
         }
-        for name in ACCURACIES:
-            known = [record[name] for record in tested if record.get(name) is not None]
-            summary[name] = summarise(known, rule) if known else None
-        summary["best"] = {
-            name: max((r[name] for r in tested if r.get(name) is not None), default=None)
-            for name in ("global_accuracy", "personal_accuracy")
-        }
-        for name in ("up_bytes", "down_bytes"):
-            summary[name] = round(np.mean([record[name] for record in self.history]))
-        failed: Counter[str] = Counter()
-        for record in self.history:
-            failed.update(record.get("failed") or {})
-        summary |= {name: self.history[-1][name] for name in ("epsilon",) if name in self.history[-1]}
-        summary |= {
-            "failed": dict(sorted(failed.items())),
-            "seconds": self._seconds,
-            "notes": [*self.task.federation.notes, *_left_out(failed)],
-            "run_dir": str(self.folder.path),
-        }
+        last = {"seconds": self._seconds, "run_dir": str(self.folder.path)}
+        summary = first | summary_of(self.history, self.recipe.evaluation.summary, self.task.federation.notes) | last
         self.folder.write_model("server", self.server.state)
-        self.folder.write_lines("clients.jsonl", (self._client_row(s) for s in self.scores))
+        self.folder.write_lines("clients.jsonl", self.evaluator.rows())
+        self.folder.write_json(LEDGER, self.ledger.to_json())
         self.folder.write_json(SUMMARY, summary)
         self.checkpoints.remove()
         return summary
-
-    def _client_row(self, scores: Scores) -> Record:
-        newcomer = scores.client in self.task.federation.newcomers
-        row: Record = {
-            "client": scores.client,
-            "newcomer": newcomer,
-            "train": len(self.task.samples(scores.client)),
-        }
-        return row | {
-            "accuracy": scores.accuracy,
-            "right": scores.right,
-            "total": scores.total,
-            "loss": scores.loss,
-        }
-
-
-def _left_out(failed: Mapping[str, int]) -> list[str]:
-    counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(failed.items()))
-    return [f"clients that were left out of a round: {counts} (log.txt says who, when and why)"] if failed else []
 
 
 class _Tally:

@@ -4,9 +4,9 @@ from time import sleep
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from fedloom.checking import refusal
+from fedloom.checking import Section, refusal
 from fedloom.failures import Failure, InjectedError
 from fedloom.message import Message
 from fedloom.randomness import numpy_generator
@@ -14,10 +14,8 @@ from fedloom.randomness import numpy_generator
 Fault = Literal["", "drop", "crash", "raises", "nan"]
 
 
-class Faults(BaseModel):
+class Faults(Section):
     """The `faults` section: with which probability a client fails in a round. The same clients on every engine."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     drop: float = Field(0, ge=0, le=1, description="the client does not answer")
     crash: float = Field(0, ge=0, le=1, description="its worker process dies (only counted so, where there is none)")

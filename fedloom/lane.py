@@ -171,7 +171,7 @@ class Lane:
 
     def outgoing(self) -> State:
         """What a client sends."""
-        return self._copies(self._up)
+        return copies(self.sent)
 
     def downward(self) -> State:
         """What a server holds for its clients, at the values that the parts have now."""
@@ -182,8 +182,9 @@ class Lane:
         return self._copies(self._kept)
 
     @cached_property
-    def _up(self) -> list[str]:
-        return self._names(self.setup.method.up)
+    def sent(self) -> State:
+        """The tensors that a client sends: themselves, not copies."""
+        return {name: self.tensors[name] for name in self._names(self.setup.method.up)}
 
     @cached_property
     def _kept(self) -> list[str]:

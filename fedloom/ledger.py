@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor
 
 from fedloom.errors import UserError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from fedloom.recipe import Recipe
 
 Direction = Literal["up", "down"]
-Signature = tuple[tuple[str, tuple[int, ...], str], ...]
+Contents = frozenset[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]
 FILE = "ledger.json"
 
 
@@ -49,13 +50,13 @@ class Ledger:
     """Filled message by message; `to_json` is the whole of its state."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[Direction, Signature], Entry] = {}
+        self._entries: dict[tuple[Direction, Contents], Entry] = {}
         self._about: dict[str, Any] = {}
 
     def describe(self, lane: Lane, recipe: "Recipe") -> None:
         """What there is besides messages: the parts that stay, the data, the numbers that are told."""
         method, task = lane.setup.method, lane.setup.task
-        sent = set() if method.pooled else set(lane.outgoing())
+        sent = set() if method.pooled else set(lane.sent)
         images, labels = task.dataset.images, task.dataset.labels
         self._about = {
             "method": method.name,
@@ -75,19 +76,18 @@ class Ledger:
 
     def add(self, direction: Direction, round: int, client: int, message: Message) -> None:
         """One message, as it travels."""
-        found = ((name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in message.items())
-        signature = tuple(sorted(found))
-        entry = self._entries.get((direction, signature))
+        contents = frozenset(message.signature.items())  # whatever their order
+        entry = self._entries.get((direction, contents))
         if entry is None:
             rows = [
-                {"name": name, "shape": list(shape), "dtype": dtype, "bytes": nbytes({name: message[name]})}
-                for name, shape, dtype in signature
+                {"name": name, "shape": list(shape), "dtype": _word(dtype), "bytes": nbytes({name: message[name]})}
+                for name, (dtype, shape) in sorted(message.signature.items())
             ]
-            entry = self._entries[direction, signature] = Entry(direction, rows)
+            entry = self._entries[direction, contents] = Entry(direction, rows)
         entry.rounds.add(round)
         entry.clients.add(client)
         entry.messages += 1
-        entry.bytes += sum(row["bytes"] for row in entry.tensors)
+        entry.bytes += message.nbytes
 
     def to_json(self) -> dict[str, Any]:
         """What the file holds."""
@@ -99,8 +99,8 @@ class Ledger:
         ledger = cls()
         ledger._about = {name: value for name, value in values.items() if name != "messages"}
         for row in values["messages"]:
-            signature = tuple((t["name"], tuple(t["shape"]), t["dtype"]) for t in row["tensors"])
-            ledger._entries[row["direction"], signature] = Entry(
+            contents = frozenset((t["name"], (getattr(torch, t["dtype"]), tuple(t["shape"]))) for t in row["tensors"])
+            ledger._entries[row["direction"], contents] = Entry(
                 row["direction"], row["tensors"], _members(row["rounds"]), _members(row["client_ids"]),
                 row["messages"], row["bytes"],
             )  # fmt: skip
@@ -135,6 +135,10 @@ def ranges(numbers: Iterable[int]) -> list[list[int]]:
         else:
             found.append([number, number])
     return found
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _members(found: Iterable[tuple[int, int]]) -> set[int]:

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedloom.envelope import LIMIT, MessageError, Signature, check_bytes, read_json, refuse_unless
+from fedloom.envelope import LIMIT, MessageError, Signature, check_bytes, read_json, refuse_unless, signature
 from fedloom.parts import State, nbytes
 
 
@@ -32,10 +33,27 @@ class Message(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         return f"Message(client={self.client}, samples={self.samples}, {len(self)} tensors, {self.nbytes} bytes)"
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """What travels: the size of the tensors' contents."""
         return nbytes(self.tensors)
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Names, types and shapes."""
+        return signature(self.tensors)
+
+    def not_finite(self) -> str | None:
+        """The first tensor that has a NaN or an infinity; on a GPU one question for all of them."""
+        floats = {name: tensor for name, tensor in self.items() if tensor.is_floating_point() and tensor.numel()}
+        if not floats:
+            return None
+        norms = torch._foreach_norm(list(floats.values()), torch.inf)
+        widest = torch.float64 if any(norm.dtype == torch.float64 for norm in norms) else torch.float32
+        finite = torch.stack([norm.to(widest) for norm in norms]).isfinite()
+        if bool(finite.all()):
+            return None
+        return list(floats)[int((~finite).nonzero()[0])]
 
     def to_bytes(self) -> bytes:
         """Safetensors, with client and samples in the header."""

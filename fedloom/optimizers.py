@@ -6,16 +6,16 @@ Both follow torch.optim to the letter (the tests compare); their state is a flat
 from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
+
+from fedloom.checking import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class OptimizerSettings(BaseModel):
+class OptimizerSettings(Section):
     """Which optimizer clients use, and its constants."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["sgd", "adam"] = "sgd"
     lr: float = Field(0.05, gt=0)

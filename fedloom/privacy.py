@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
+from fedloom.checking import Section
 from fedloom.errors import UserError
 from fedloom.message import Message
 from fedloom.parts import State, under
@@ -30,10 +31,8 @@ if TYPE_CHECKING:
     from fedloom.server import By, Server
 
 
-class PrivacySettings(BaseModel):
+class PrivacySettings(Section):
     """Client-level differential privacy: the released models hardly depend on any one client."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     clip: float = Field(1.0, gt=0, description="the largest L2 norm of a client's whole update")
     noise: float = Field(1.0, gt=0, description="noise multiplier: std of the noise on the sum of updates, over clip")

@@ -17,7 +17,7 @@ from pydantic import (
 
 from fedloom import methods, models, objectives
 from fedloom.attack import AttackSettings
-from fedloom.checking import checked, refusal
+from fedloom.checking import Section, checked, refusal
 from fedloom.combination import RobustSettings
 from fedloom.data import parse_partition
 from fedloom.data.augment import parse_augment
@@ -28,12 +28,6 @@ from fedloom.faults import Faults
 from fedloom.privacy import PrivacySettings
 from fedloom.raw import assign, read_assignment, read_yaml
 from fedloom.training import Training
-
-
-class Section(BaseModel):
-    """A part of a recipe: unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def _named(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The task: what is to be learnt, by whom, from what. It knows nothing of methods."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -79,6 +79,11 @@ class Task:
         """The dataset with its normalisation, on the CPU."""
         mean, std = channel_statistics(self.dataset, self.normalise)
         return Pixels(self.dataset.images, self.dataset.labels, mean, std, self.augment, self.views)
+
+
+def longest_first(task: Task, clients: Iterable[int]) -> list[int]:
+    """Those with most training samples first: the order in which engines take them, and in which sums are made."""
+    return sorted(clients, key=lambda c: (-len(task.samples(c)), c))
 
 
 def channel_statistics(dataset: Dataset, how: str) -> tuple[Tensor, Tensor]:

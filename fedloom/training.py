@@ -3,8 +3,9 @@
 import math
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
+from fedloom.checking import Section
 from fedloom.optimizers import OptimizerSettings
 
 
@@ -38,10 +39,8 @@ def _readable(schedule: str) -> str:
     return schedule
 
 
-class Training(BaseModel):
+class Training(Section):
     """How long and how clients train."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     rounds: int = Field(20, ge=1, description="communication rounds")
     fraction: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")

@@ -14,7 +14,6 @@ import pytest
 import torch
 from tiny import same_state, tiny_run, tiny_task, without_times
 
-from fedloom.attendance import not_finite
 from fedloom.errors import RunError, UserError
 from fedloom.experiment import ATTEMPTS, Experiment
 from fedloom.failures import ClientError, RoundError
@@ -182,8 +181,8 @@ def test_one_bad_value_among_many_is_found_wherever_it_is(dtype, value):
             good, bad = torch.ones(size, dtype=dtype), torch.ones(size, dtype=dtype)
             bad[place] = value
             others = {"a": torch.full((3,), 3e38), "n": torch.zeros(0), "i": torch.ones(2, dtype=torch.int64)}
-            assert not_finite(Message(others | {"b": good})) is None
-            assert not_finite(Message(others | {"b": bad, "c": good})) == "b"
+            assert Message(others | {"b": good}).not_finite() is None
+            assert Message(others | {"b": bad, "c": good}).not_finite() == "b"
 
 
 # memory

@@ -6,8 +6,9 @@ from contextlib import ExitStack
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from fedloom.checking import Section
 from fedloom.engines.flags import set_flags
 from fedloom.errors import UserError
 from fedloom.job import Job, Result
@@ -16,10 +17,8 @@ from fedloom.lane import Arithmetic, Lane, Setup
 ENGINES: dict[str, type["Engine"]] = {}
 
 
-class EngineSettings(BaseModel):
+class EngineSettings(Section):
     """Where and how fast; never what."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(
         "auto",

@@ -73,17 +73,17 @@ class FedAMP(Method):
         xi = self.weights(w, server, others, names)
         mixed = w * (1 - xi.sum())  # ξ_ii
         for j, share in zip(others, xi, strict=True):
-            mixed += share * _flat(server.clients[j], names).to(w)
+            mixed += share * _flat(server.clients[j], names)
         pieces = mixed.float().split([own[name].numel() for name in names])
         return own | {name: piece.view_as(own[name]) for name, piece in zip(names, pieces, strict=True)}
 
     def weights(self, w: Tensor, server: Server, others: list[int], names: list[str]) -> Tensor:
         """ξ_ij of the others."""
         if self.similarity == "distance":
-            distances = torch.stack([(w - _flat(server.clients[j], names).to(w)).square().sum() for j in others])
+            distances = torch.stack([(w - _flat(server.clients[j], names)).square().sum() for j in others])
             sigma = self.sigma or self.alpha_k * server.federation
             return self.alpha_k * torch.exp(-distances / sigma) / sigma
-        cosines = torch.stack([torch.cosine_similarity(w, _flat(server.clients[j], names).to(w), 0) for j in others])
+        cosines = torch.stack([torch.cosine_similarity(w, _flat(server.clients[j], names), 0) for j in others])
         own = 1 / (1 + len(others)) if self.own_share is None else self.own_share
         return (1 - own) * torch.softmax(self.sharpness * cosines, 0)
 

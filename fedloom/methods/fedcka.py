@@ -1,7 +1,5 @@
 """FedCKA: early layers held like the global model's, by centred kernel alignment (Son et al., 2022)."""
 
-from copy import deepcopy
-
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
@@ -9,23 +7,20 @@ from torch.nn.functional import cross_entropy, logsigmoid
 from fedloom.client import Client
 from fedloom.data.batch import Batch
 from fedloom.losses import linear_cka
-from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.previous import Remembering
 from fedloom.models import SplitModel
 from fedloom.models.base import tapped
 from fedloom.models.projected import Tapped
-from fedloom.parts import Part, copy_
 from fedloom.task import Task
 
 
-class FedCKA(FedAvg):
+class FedCKA(Remembering):
     """FedAvg whose first layers are more like the global model's than like the last local model's, measured by CKA."""
 
     paper = (
         "Son et al., Comparisons Where It Matters: Using Layer-Wise Regularization to Improve Federated Learning on "
         "Heterogeneous Data, Applied Sciences 2022"
     )
-    keeps, serves = ("previous",), ()
-    learns_from = ("labels",)
 
     mu: float = 3.0
     """Weight of the regulariser."""
@@ -36,18 +31,11 @@ class FedCKA(FedAvg):
     width: int = 256
     """Width of these projection heads."""
 
-    def build(self, task: Task) -> dict[str, Part]:
-        """The network, with projection heads if asked for, and the client's last one."""
+    def equipped(self, task: Task) -> SplitModel:
+        """The network, with projection heads if asked for."""
         model = task.model()
         model.taps = self.taps or model.taps[:2]
-        if self.projected:
-            model = Tapped(model, model.taps, task.shape, self.width)
-        return {"model": model, "previous": deepcopy(model)}
-
-    def update(self, client: Client) -> None:
-        """Trains, then remembers the local model for the next time."""
-        client.fit("model", self.loss)
-        copy_(client.previous, client.model)
+        return Tapped(model, model.taps, task.shape, self.width) if self.projected else model
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Cross-entropy, and −log(e^CKA(l,g) / (e^CKA(l,g) + e^CKA(l,p))), the mean over layers."""

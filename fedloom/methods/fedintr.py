@@ -1,6 +1,5 @@
 """FedIntR: local training regularised on intermediate representations (Alg. 1)."""
 
-from copy import deepcopy
 from typing import Literal
 
 import torch
@@ -10,18 +9,16 @@ from torch.nn.functional import cross_entropy
 from fedloom.client import Client
 from fedloom.data.batch import Batch
 from fedloom.losses import layerwise_contrastive
-from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.previous import Remembering
+from fedloom.models import SplitModel
 from fedloom.models.projected import Tapped
-from fedloom.parts import Part, copy_
 from fedloom.task import Task
 
 
-class FedIntR(FedAvg):
+class FedIntR(Remembering):
     """FedAvg whose local layers stay near the global model's and move away from the last local model's."""
 
     paper = "Tun et al., Federated Learning with Intermediate Representation Regularization"
-    keeps, serves = ("previous",), ()
-    learns_from = ("labels",)
 
     mu: float = 1.0
     """Weight of the regulariser (the paper tunes it per dataset in 0.1–10)."""
@@ -36,15 +33,9 @@ class FedIntR(FedAvg):
     weights: Literal["softmax", "average"] = "softmax"
     """Layer weights: Eq. 4, or all alike (the ablation, Eq. 6)."""
 
-    def build(self, task: Task) -> dict[str, Part]:
-        """The model with its projections, and the client's last one."""
-        model = Tapped(task.model(), self.taps, task.shape, self.width)
-        return {"model": model, "previous": deepcopy(model)}
-
-    def update(self, client: Client) -> None:
-        """Trains, then remembers the local model for the next time (line 11)."""
-        client.fit("model", self.loss)
-        copy_(client.previous, client.model)
+    def equipped(self, task: Task) -> SplitModel:
+        """The model with its projections; the last local one is remembered (line 11)."""
+        return Tapped(task.model(), self.taps, task.shape, self.width)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Cross-entropy and the weighted sum over layers."""

@@ -1,6 +1,5 @@
 """MOON: local representations near the global model's, away from the last local model's (Li et al., 2021)."""
 
-from copy import deepcopy
 from typing import Literal
 
 import torch
@@ -10,21 +9,19 @@ from torch.nn.functional import cross_entropy
 from fedloom.client import Client
 from fedloom.data.batch import Batch
 from fedloom.losses import model_contrastive
-from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.previous import Remembering
+from fedloom.models import SplitModel
 from fedloom.models.projected import Projected
-from fedloom.parts import Part, copy_
 from fedloom.task import Task
 
 
-class MOON(FedAvg):
+class MOON(Remembering):
     """FedAvg with a model-contrastive loss on a projection of the representation; the classifier reads the projection.
 
     With μ = 0 it is FedAvg on that network.
     """
 
     paper = "Li et al., Model-Contrastive Federated Learning, CVPR 2021"
-    keeps, serves = ("previous",), ()
-    learns_from = ("labels",)
 
     mu: float = 1.0
     """Weight of the contrastive loss (the paper tunes it in 0.1–10: 5 on CIFAR-10, 1 elsewhere)."""
@@ -35,15 +32,9 @@ class MOON(FedAvg):
     projection: Literal["below", "side"] = "below"
     """`below` the classifier, as in the paper; or at its `side`, where the classifier does not see it (FedIntR's)."""
 
-    def build(self, task: Task) -> dict[str, Part]:
-        """The network with its projection, and the client's last one."""
-        model = Projected(task.model(), task.classes, self.width, side=self.projection == "side")
-        return {"model": model, "previous": deepcopy(model)}
-
-    def update(self, client: Client) -> None:
-        """Trains, then remembers the local model for the next time."""
-        client.fit("model", self.loss)
-        copy_(client.previous, client.model)
+    def equipped(self, task: Task) -> SplitModel:
+        """The network with its projection."""
+        return Projected(task.model(), task.classes, self.width, side=self.projection == "side")
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Cross-entropy and the model-contrastive term, sample by sample."""

@@ -26,8 +26,8 @@ class Probed(Headed, abstract=True):
 
     @property
     def keeps(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What the method keeps, and the client's last extractor."""
-        return (*super().keeps, "own")
+        """What the method keeps, and the client's last extractor where that is what is judged."""
+        return (*super().keeps, "own") if self.remembers else super().keeps
 
     @property
     def serves(self) -> tuple[str, ...] | None:  # type: ignore[override]

@@ -26,6 +26,8 @@ class ClientStore(MutableMapping[int, State]):
         self._warm: OrderedDict[int, State] = OrderedDict()
         self._size = 0
         self._spilled: set[int] = set()
+        self._devices: dict[int, torch.device] = {}
+        """Where what is spilled came from, and goes back to."""
         self.changed: set[int] = set()
         """Clients set or deleted since somebody cleared this (a checkpoint does)."""
 
@@ -35,7 +37,7 @@ class ClientStore(MutableMapping[int, State]):
             return self._warm[client]
         if client not in self._spilled:
             raise KeyError(client)
-        state = load_file(self._path(client))
+        state = self._read(client)
         self._admit(client, state)
         return state
 
@@ -43,7 +45,11 @@ class ClientStore(MutableMapping[int, State]):
         """The same, but what is on disk stays there: for reading through all of them."""
         if client in self._warm or client not in self._spilled:
             return self._warm[client]
-        return load_file(self._path(client))
+        return self._read(client)
+
+    def _read(self, client: int) -> State:
+        device = self._devices.get(client, torch.device("cpu"))
+        return {name: tensor.to(device) for name, tensor in load_file(self._path(client)).items()}
 
     def __setitem__(self, client: int, state: State) -> None:
         self._forget(client)
@@ -99,6 +105,7 @@ class ClientStore(MutableMapping[int, State]):
             except OSError as error:
                 raise unwritable(Path(error.filename or self._inside or self._folder or "."), error) from error
             self._spilled.add(client)
+            self._devices[client] = next((tensor.device for tensor in state.values()), torch.device("cpu"))
 
     def _forget(self, client: int) -> None:
         if client in self._warm:

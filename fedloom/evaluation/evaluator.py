@@ -1,0 +1,138 @@
+"""Evaluation of a round: the shared model over all test samples, every client's own model, each style."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedloom.engines import Engine
+from fedloom.evaluation.scores import Scores
+from fedloom.evaluation.spread import pooled, spread
+from fedloom.job import Job, Result
+from fedloom.message import Message
+from fedloom.parts import State
+from fedloom.randomness import numpy_generator
+from fedloom.report.log import LOGGER
+from fedloom.storage.folder import RunFolder
+from fedloom.task import Task, group_of_clients, longest_first
+
+if TYPE_CHECKING:
+    from fedloom.methods.base import Method
+    from fedloom.recipe import Recipe
+
+Record = dict[str, Any]
+Answer = Callable[[int], Message]
+GLOBAL_CHUNK = 2048
+"""Test samples of one job that scores the shared model: enough to be worth sending, small enough to share out."""
+
+
+class Evaluator:
+    """Scores what a run has learnt; `scores` are the clients' of the last time."""
+
+    def __init__(self, recipe: "Recipe", task: Task, method: "Method", memory: Mapping[int, State], folder: RunFolder):
+        self.recipe, self.task, self.method, self.memory, self.folder = recipe, task, method, memory, folder
+        self.clients = _evaluated(recipe, task)
+        self.scores: list[Scores] = []
+
+    def evaluate(self, engine: Engine, round: int, state: State, answer: Answer, *, final: bool = False) -> Record:
+        """Global and personal accuracy, of the server's state and of what it answers each client.
+
+        `final` also covers clients that never took part, and keeps the models.
+        """
+        record: Record = {"global_accuracy": None}
+        newcomers = set(self.task.federation.newcomers)
+        shared: list[Scores] = []
+        if self.method.has_global and self.method.overrides("generalise"):
+            record |= self._generalise(engine, round, state)
+        elif self.method.has_global:
+            shared = self._score_shared(engine, round, state)
+            record["global_accuracy"] = pooled([s for s in shared if s.client not in newcomers])
+            record |= spread([s for s in shared if s.client in newcomers], prefix="newcomer_global")
+        self.scores = shared if self.method.personal_is_global else self._score_personal(engine, round, answer, final)
+        record["evaluated"] = len(self.scores)
+        record |= spread([s for s in self.scores if s.client not in newcomers])
+        record |= spread([s for s in self.scores if s.client in newcomers], prefix="newcomer")
+        return record
+
+    def _score_shared(self, engine: Engine, round: int, state: State) -> list[Scores]:
+        """One model for all: every distinct test set once (a common one is the same for all), in jobs of some size."""
+        tests = self.task.federation.test
+        first = {id(tests[c]): c for c in reversed(self.clients)}
+        message = Message(state)
+        jobs: list[Job] = []
+        group: list[int] = []
+        for client in sorted(first.values()):
+            group.append(client)
+            if sum(len(tests[c]) for c in group) >= GLOBAL_CHUNK:
+                jobs.append(Job("global", round, message, clients=tuple(group)))
+                group = []
+        if group:
+            jobs.append(Job("global", round, message, clients=tuple(group)))
+        scored = {s.client: s for result in self._done(engine.run(jobs), round) for s in result.scores}
+        return [replace(scored[first[id(tests[c])]], client=c) for c in self.clients]
+
+    def _generalise(self, engine: Engine, round: int, state: State) -> Record:
+        """The global representation, judged in every style: the mean over styles, and each of them."""
+        message = Message(state)
+        names = self.task.dataset.group_names or (self.task.dataset.name,)
+        members: dict[int, list[int]] = {}
+        for client, group in enumerate(group_of_clients(self.task)):
+            members.setdefault(group, []).append(client)
+        jobs = [Job("generalise", round, message, client=g, clients=tuple(members[g])) for g in sorted(members)]
+        styles = {names[result.client]: result.scores[0].accuracy for result in self._done(engine.run(jobs), round)}
+        return {"global_accuracy": float(np.mean(list(styles.values()))), "styles": styles}
+
+    def _score_personal(self, engine: Engine, round: int, answer: Answer, final: bool) -> list[Scores]:
+        """Each client's own model. Who keeps something but has not taken part yet waits for the final evaluation."""
+        waits = bool(self.method.personal_parts) and not final
+        clients = longest_first(self.task, (c for c in self.clients if not waits or c in self.memory))
+        keep = final and self.recipe.storage.personal_models
+        jobs = (
+            Job("evaluate", round, answer(c), client=c, memory=self.memory.get(c), keep_model=keep) for c in clients
+        )
+        scores: list[Scores] = []
+        for result in self._done(engine.run(jobs), round, skip=self.recipe.training.on_error == "skip"):
+            scores += result.scores
+            if result.personal:
+                self.folder.write_model(f"client-{result.client:05d}", result.personal)
+        return sorted(scores, key=lambda s: s.client)
+
+    @staticmethod
+    def _done(results: Iterable[Result], round: int, skip: bool = False) -> Iterator[Result]:
+        """Results of evaluations: nobody can stand in for a client, so that a failure ends the run or is left out."""
+        first, done = None, False
+        for result in results:
+            if result.error is None:
+                done = True
+                yield result
+                continue
+            first = first or (result.client, result.error)
+            if not skip or result.error.mistake:
+                break
+            LOGGER.warning(f"round {round}: client {result.client} is not evaluated: {result.error.why}")
+        if first is not None and not (skip and done):
+            raise first[1].error(first[0], round)
+
+    def rows(self) -> Iterator[Record]:
+        """A line for every client that was evaluated last."""
+        newcomers = set(self.task.federation.newcomers)
+        for scores in self.scores:
+            yield {
+                "client": scores.client,
+                "newcomer": scores.client in newcomers,
+                "train": len(self.task.samples(scores.client)),
+                "accuracy": scores.accuracy,
+                "right": scores.right,
+                "total": scores.total,
+                "loss": scores.loss,
+            }
+
+
+def _evaluated(recipe: "Recipe", task: Task) -> list[int]:
+    everyone = list(range(task.clients))
+    wanted = recipe.evaluation.clients
+    if wanted is None or wanted >= len(everyone):
+        return everyone
+    chosen = numpy_generator(recipe.seed, "evaluated").choice(len(everyone), wanted, replace=False)
+    return sorted(int(c) for c in chosen)

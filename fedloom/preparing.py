@@ -1,0 +1,48 @@
+"""From a recipe to a task: the images it names, dealt out to clients."""
+
+from pathlib import Path
+
+from fedloom.data import Dataset, combine, federate, limit, load
+from fedloom.data.augment import parse_augment
+from fedloom.recipe import DataSettings, Recipe
+from fedloom.task import Task
+
+
+def load_dataset(recipe: Recipe) -> Dataset:
+    """The images that a recipe names, several datasets as styles of one."""
+    data = recipe.data
+    parts = [load(name, folder=data.dir, size=data.size) for name in _names(data)]
+    return parts[0] if len(parts) == 1 else combine(parts, size=data.size)
+
+
+def make_task(recipe: Recipe, dataset: Dataset | None = None) -> Task:
+    """Loads the data, unless they are given, and deals them out."""
+    data = recipe.data
+    seed = recipe.seed if data.seed is None else data.seed
+    dataset = dataset or load_dataset(recipe)
+    if data.limit is not None:
+        dataset = limit(dataset, data.limit, seed)
+    federation = federate(
+        dataset,
+        clients=data.clients,
+        partition=data.partition,
+        split=data.split,
+        minimum=data.minimum,
+        newcomers=data.newcomers,
+        resample=data.resample,
+        seed=seed,
+    )
+    return Task(
+        dataset,
+        federation,
+        model_name=recipe.model.name,
+        model_options=recipe.model.options,
+        augment=parse_augment(data.augment),
+        views=parse_augment(data.views),
+        normalise=data.normalise,
+        objective=recipe.make_objective(),
+    )
+
+
+def _names(data: DataSettings) -> list[str]:
+    return [data.name] if Path(data.name).exists() else data.name.split("+")

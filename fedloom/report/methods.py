@@ -1,0 +1,68 @@
+"""What the command line says of methods: what each is, what travels, what can protect it, its hyperparameters."""
+
+from inspect import cleandoc
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.text import Text
+
+from fedloom import methods
+from fedloom.privacy import uncovered
+from fedloom.trust import unprotected
+
+
+def list_one(out: Console, row: dict[str, Any]) -> None:
+    """A method in the list: its name, then a line each on what it is, what travels, what it can be told, its paper."""
+    travels = [f"{verb} {', '.join(row[verb])}" for verb in ("shares", "sends", "receives", "keeps") if row[verb]]
+    parameters = ", ".join(f"{p['name']}={p['default']}" for p in row["parameters"])
+    out.print(f"[bold]{row['name']}[/bold]")
+    for line in (row["what"], " · ".join(travels), parameters, row["paper"]):
+        if line:
+            out.print(Padding(Text(line), (0, 0, 0, 4)))
+
+
+def method_info(name: str) -> dict[str, Any]:
+    """What `methods --json` says of one."""
+    method = methods.get(name)
+    return {
+        "name": method.name,
+        "what": (method.__doc__ or "").split("\n")[0],
+        "more": " ".join(cleandoc(method.__doc__ or "").split("\n")[1:]).strip(),
+        "shares": list(method.shares),
+        "sends": list(method.sends),
+        "receives": list(method.receives),
+        "keeps": list(method.keeps),
+        "leaves": [] if method.pooled else list(method.up),
+        "robust": unprotected(method) is None,
+        "not_robust": unprotected(method),
+        "private": uncovered(method) is None,
+        "not_private": uncovered(method),
+        "global": method.has_global,
+        "paper": method.paper,
+        "parameters": [
+            {"name": n, "default": default, "what": methods.field_docs(type(method)).get(n, "")}
+            for n, default in methods.hyperparameters(type(method)).items()
+        ],
+    }
+
+
+def explain(out: Console, row: dict[str, Any]) -> None:
+    """One method, in full."""
+    out.print(f"[bold]{row['name']}[/bold]  {escape(row['what'])}", highlight=False)
+    if row["more"]:
+        out.print(Padding(Text(row["more"]), (0, 0, 0, 2)))
+    for name in ("paper", "shares", "sends", "receives", "keeps"):
+        value = row[name] if isinstance(row[name], str) else ", ".join(row[name])
+        if value:
+            out.print(f"  {name}: {value}", highlight=False, markup=False)
+    leaves = ", ".join(row["leaves"]) or "no tensors"
+    told = [f"leaves a client: {leaves}; its number of samples, losses and test results; nothing else (images, labels)"]
+    for name, section in (("robust", "robust rules"), ("private", "differential privacy")):
+        told.append(f"{section}: " + ("yes" if row[name] else f"no, it {row['not_' + name]}"))
+    for line in told:
+        out.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+    for parameter in row["parameters"]:
+        line = f"  {parameter['name']} = {parameter['default']}  {parameter['what']}"
+        out.print(line, highlight=False, markup=False)
