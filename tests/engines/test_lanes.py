@@ -127,6 +127,13 @@ def test_fewer_lanes_are_tried_when_memory_runs_out(monkeypatch):
 
 
 @needs_gpu
+def test_memory_that_was_spilled_comes_back_to_the_gpu():
+    fields = {"engine__deterministic": True, "training__fraction": 1.0}
+    roomy, tight = (on_gpu("fedamp", storage__memory_mb=size, **fields) for size in (64, 1))
+    assert without_times(tight.history) == without_times(roomy.history)
+
+
+@needs_gpu
 def test_an_error_in_a_client_ends_the_run_with_its_name():
     class Failing(REGISTRY["fedavg"]):
         def update(self, client):
