@@ -1,0 +1,65 @@
+"""The application that commands add themselves to, and how they speak: tables on stdout, progress on stderr."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from fedloom.interrupts import Interrupted
+from fedloom.recipe import Recipe
+from fedloom.report.progress import RunProgress
+from fedloom.report.table import comparison_table
+from fedloom.storage.folder import without_nan
+
+app = typer.Typer(
+    help="Personalised, representation-based federated learning.\n\nStart with: fedloom compare demo",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+out = Console()
+err = Console(stderr=True)
+
+
+def show_json(value: Any) -> None:
+    """The last line of stdout."""
+    sys.stdout.write(json.dumps(without_nan(value)) + "\n")
+
+
+@contextmanager
+def watching() -> Iterator[Any]:
+    """Makes a progress display per run, and ends the last one whatever happens; a run that was stopped says so."""
+    shown: list[RunProgress] = []
+
+    def start(recipe: Recipe) -> RunProgress:
+        for progress in shown:
+            progress.stop()
+        shown.append(RunProgress(f"{recipe.method.name} (seed {recipe.seed})", recipe.training.rounds, err))
+        return shown[-1]
+
+    try:
+        yield start
+    except Interrupted as stopped:
+        for progress in shown:
+            progress.stop()
+        err.print(str(stopped), highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(stopped.exit_code) from None
+    finally:
+        for progress in shown:
+            progress.stop()
+
+
+def show(summaries: list[dict[str, Any]], as_json: bool, value: dict[str, Any]) -> None:
+    """A table, or JSON; and where everything is."""
+    for note in dict.fromkeys(note for summary in summaries for note in summary["notes"]):
+        err.print(f"note: {note}", highlight=False, markup=False)
+    if as_json:
+        show_json(value)
+        return
+    out.print(comparison_table(summaries))
+    out.print(f"run folder: {value['run_dir']}", highlight=False, markup=False, soft_wrap=True)

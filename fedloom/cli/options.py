@@ -1,0 +1,32 @@
+"""Flags that several commands have, and the recipe fields that they set."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedloom.raw import read_assignment
+
+RecipeFile = Annotated[str | None, typer.Argument(help="A recipe file, or the name of a shipped one (demo).")]
+MethodFlag = Annotated[str | None, typer.Option("--method", help="See `fedloom methods`; +ft adds fine-tuning.")]
+DataFlag = Annotated[str | None, typer.Option("--data", help="A dataset, a folder of images, an .npz file.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where dataset files lie; else $FEDLOOM_DATA.")]
+Clients = Annotated[int | None, typer.Option("--clients", help="How many clients.")]
+Partition = Annotated[str | None, typer.Option("--partition", help="iid, dirichlet:0.1, pathological:2, …")]
+ModelFlag = Annotated[str | None, typer.Option("--model", help="mlp, cnn2, cnn3, cnn4, resnet18, …")]
+Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", help="Local epochs of a round.")]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Samples of a training step.")]
+Lr = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
+Fraction = Annotated[float | None, typer.Option("--fraction", help="Share of clients in a round.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")]
+EngineFlag = Annotated[str | None, typer.Option("--engine", help="auto, inline, processes, lanes (GPU), replay.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one under runs/.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Any field: --set method.mu=0.1 (repeatable).")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object as the last line of stdout.")]
+
+
+def fields_of(sets: list[str] | None, **flags: Any) -> dict[str, Any]:
+    """Flags that were given, then --set, by field."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    return given | dict(read_assignment(text) for text in sets or [])
