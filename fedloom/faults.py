@@ -33,6 +33,8 @@ class Faults(Section):
 
     def draw(self, seed: int, round: int, client: int, attempt: int = 0) -> tuple[Fault, float]:
         """What befalls a client in a round (in a retried one it is drawn anew), and by how many seconds it is late."""
+        if not (self.drop or self.crash or self.raises or self.nan or self.slow):
+            return "", 0.0
         again = (attempt,) if attempt else ()
         chance, late = numpy_generator(seed, round, client, "fault", *again).random(2)
         delay = self.slow_seconds if late < self.slow else 0.0

@@ -54,6 +54,8 @@ class Site:
 
     where: Hashable
     lr: Tensor
+    rate: tuple[float, Tensor] | None = None
+    """What `lr` holds, and a copy of it to tell."""
     optimizers: dict[tuple[str, ...], Optimizer] = field(default_factory=dict)
     sums: dict[str, Tensor] = field(default_factory=dict)
     data: tuple[Tensor, Tensor] | None = None
@@ -70,6 +72,13 @@ class Site:
             by_type.setdefault(tensor.dtype, []).append(tensor)
         for tensors in by_type.values():
             torch._foreach_zero_(tensors)
+
+    def set_lr(self, value: float) -> Tensor:
+        """The learning rate from now on; returns a tensor that stays as it is."""
+        if self.rate is None or self.rate[0] != value:
+            self.lr.fill_(value)
+            self.rate = value, self.lr.clone()
+        return self.rate[1]
 
     def hold(self, data: tuple[Tensor, Tensor], capacity: int) -> None:
         """Copies features into memory of a fixed place, for steps that are recorded."""

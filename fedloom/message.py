@@ -1,7 +1,7 @@
 """Message: the only thing that crosses the wire. Flat named tensors and a few numbers, as safetensors bytes."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.envelope import LIMIT, MessageError, Signature, check_bytes, read_json, refuse_unless, signature
-from fedloom.parts import State, nbytes
+from fedloom.parts import State, copies, nbytes
 
 
 class Message(Mapping[str, Tensor]):
@@ -20,6 +20,8 @@ class Message(Mapping[str, Tensor]):
         self.tensors: State = dict(tensors)
         self.client = client
         self.samples = samples
+        self.finite = False
+        """Whether it is known that every number is finite."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -33,6 +35,12 @@ class Message(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         return f"Message(client={self.client}, samples={self.samples}, {len(self)} tensors, {self.nbytes} bytes)"
 
+    def copy(self) -> "Message":
+        """The same in other memory."""
+        same = Message(copies(self.tensors), client=self.client, samples=self.samples)
+        same.finite = self.finite
+        return same
+
     @cached_property
     def nbytes(self) -> int:
         """What travels: the size of the tensors' contents."""
@@ -45,15 +53,17 @@ class Message(Mapping[str, Tensor]):
 
     def not_finite(self) -> str | None:
         """The first tensor that has a NaN or an infinity; on a GPU one question for all of them."""
-        floats = {name: tensor for name, tensor in self.items() if tensor.is_floating_point() and tensor.numel()}
-        if not floats:
+        if self.finite:
             return None
-        norms = torch._foreach_norm(list(floats.values()), torch.inf)
-        widest = torch.float64 if any(norm.dtype == torch.float64 for norm in norms) else torch.float32
-        finite = torch.stack([norm.to(widest) for norm in norms]).isfinite()
-        if bool(finite.all()):
+        numbers = self.numbers
+        if not numbers or bool((finite := torch.stack(magnitudes(numbers.values())).isfinite()).all()):
             return None
-        return list(floats)[int((~finite).nonzero()[0])]
+        return list(numbers)[int((~finite).nonzero()[0])]
+
+    @property
+    def numbers(self) -> State:
+        """The tensors that could have a NaN."""
+        return {name: tensor for name, tensor in self.items() if tensor.is_floating_point() and tensor.numel()}
 
     def to_bytes(self) -> bytes:
         """Safetensors, with client and samples in the header."""
@@ -68,6 +78,13 @@ class Message(Mapping[str, Tensor]):
         refuse_unless(client is None or is_count(client, least=-1), f"client {client!r:.40} is no client's number")
         refuse_unless(is_count(samples), f"samples {samples!r:.40} is no number of samples")
         return cls(tensors, client=client, samples=samples)
+
+
+def magnitudes(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The largest magnitude in each tensor, all of the widest type; NaN where there is one."""
+    norms = list(torch._foreach_norm(list(tensors), torch.inf))
+    widest = torch.float64 if any(norm.dtype == torch.float64 for norm in norms) else torch.float32
+    return [norm if norm.dtype == widest else norm.to(widest) for norm in norms]
 
 
 def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:

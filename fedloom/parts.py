@@ -63,10 +63,15 @@ def parameters_of(part: Part) -> list[Tensor]:
 @torch.no_grad()
 def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Overwrites tensors in place, all of them in few operations."""
-    for floating in (True, False):  # one operation copies tensors of one type
-        chosen = [i for i, target in enumerate(targets) if target.is_floating_point() is floating]
-        if chosen:
-            torch._foreach_copy_([targets[i] for i in chosen], [sources[i] for i in chosen])
+    whole: tuple[list[Tensor], list[Tensor]] = ([], [])
+    floating: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for target, source in zip(targets, sources, strict=True):
+        mine, theirs = floating if target.is_floating_point() else whole
+        mine.append(target)
+        theirs.append(source)
+    for mine, theirs in (floating, whole):  # one operation copies tensors of one type
+        if mine:
+            torch._foreach_copy_(mine, theirs)
 
 
 @torch.no_grad()

@@ -18,9 +18,22 @@ class Plan:
     sizes: list[int]
 
     @property
+    def batches(self) -> int:
+        """Independent batches that each step gets."""
+        return len(self.index)
+
+    @property
     def samples(self) -> int:
         """Samples of all steps, all batches counted."""
         return self.index.numel()
+
+    def in_order(self) -> np.ndarray:
+        """All positions, step after step; a step's batches follow each other."""
+        rows: np.ndarray = self.index.numpy()
+        if len(rows) == 1:
+            return rows[0]
+        ends = np.cumsum(self.sizes)
+        return np.concatenate([rows[:, end - size : end].ravel() for end, size in zip(ends, self.sizes, strict=True)])
 
     def steps(self, device: torch.device) -> Iterator[Indices]:
         """What each step takes, on this device."""
@@ -30,9 +43,11 @@ class Plan:
 
 def shuffled(samples: np.ndarray, size: int, order: np.random.Generator, *, epochs: int = 1, batches: int = 1) -> Plan:
     """Every epoch in a new random order, cut into batches of exact sizes; `batches` independent ones a step."""
-    drawn = [[order.permutation(len(samples)) for _ in range(batches)] for _ in range(epochs)]
-    rows = [np.concatenate([samples[:0], *(samples[epoch[b]] for epoch in drawn)]) for b in range(batches)]
-    return Plan(torch.from_numpy(np.stack(rows)), epochs * batch_sizes(len(samples), size))
+    index = np.empty((batches, epochs, len(samples)), np.int64)
+    for epoch in range(epochs):
+        for batch in range(batches):
+            index[batch, epoch] = samples[order.permutation(len(samples))]
+    return Plan(torch.from_numpy(index.reshape(batches, -1)), epochs * batch_sizes(len(samples), size))
 
 
 def batch_sizes(samples: int, size: int) -> list[int]:

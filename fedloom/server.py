@@ -123,7 +123,6 @@ class Server(Worker):
         """`average` of messages with these weights, whatever the recipe says of robustness or privacy."""
         totals: State = {}
         weights: dict[str, Tensor | float] = {}
-        scratch: State = {}
         for message, own in weighted:
             plain: State = {}
             for name, value in message.items():
@@ -140,7 +139,7 @@ class Server(Worker):
                     weights[name] = weights.get(name, 0.0) + weight
                 else:
                     plain[name] = value
-            _add(plain, own, totals, weights, scratch)
+            _add(plain, own, totals, weights)
         return {name: self._settled(name, total, weights.get(name)) for name, total in totals.items()}
 
     def _settled(self, name: str, total: Tensor, weight: Tensor | float | None) -> Tensor:
@@ -173,14 +172,11 @@ class Server(Worker):
         return told
 
 
-def _add(values: State, weight: float, totals: State, weights: dict[str, Tensor | float], scratch: State) -> None:
-    """totals ← totals + weight · values, in float64 and few operations."""
+def _add(values: State, weight: float, totals: State, weights: dict[str, Tensor | float]) -> None:
+    """totals ← totals + weight · values, in float64 and one operation."""
     for name, value in values.items():
         if name not in totals:
             totals[name] = torch.zeros_like(value, dtype=torch.float64)
-            scratch[name] = torch.empty_like(totals[name])
         weights[name] = weights.get(name, 0.0) + weight
     if values:
-        exact = [scratch[name] for name in values]
-        torch._foreach_copy_(exact, list(values.values()))
-        torch._foreach_add_([totals[name] for name in values], exact, alpha=weight)
+        torch._foreach_add_([totals[name] for name in values], list(values.values()), alpha=weight)

@@ -241,7 +241,7 @@ class Worker:
         order = numpy_generator(*seed, "order")
 
         site = self._site = lane.site((type(self).__name__, *where), optimized)
-        site.lr.fill_(training.lr(max(1, self._round)) if lr is None else lr)
+        rate = site.set_lr(training.lr(max(1, self._round)) if lr is None else lr)
         if kept:
             self._restore(site, kept)
         index = self._samples
@@ -280,7 +280,7 @@ class Worker:
         # without a step nothing is told, whatever an earlier client noted at this site
         means = {name: total / plan.samples for name, total in site.sums.items()} if plan.sizes else {}
         self._loss = means.get("loss", self._loss)
-        return Told(means, len(plan.sizes), site.lr.clone())
+        return Told(means, len(plan.sizes), rate)
 
     def _restore(self, site: Site, name: str) -> None:
         for path, tensor in _optimizer_state(site, name):

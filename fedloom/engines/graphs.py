@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from threading import RLock
 from typing import Any
@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedloom.engines.feed import Feed
 from fedloom.engines.recording import CaptureError, NoPythonReads, Watch, owned, refuse_rebound_parts, undone
 from fedloom.engines.tracing import Compiled, compile_step
+from fedloom.engines.turn import Turn
 from fedloom.lane import Lane, Site
 from fedloom.plan import Indices, Plan
 
@@ -20,6 +22,8 @@ UNROLL = (16, 8, 4, 2, 1)
 """Steps of one graph: the most first, then what is left over."""
 LAST = 16
 """So many steps before the end of a job its lane prepares the next one."""
+SMALLEST = 8192
+"""Samples that a call site's plans have room for from the start."""
 GRAPHS = 32
 """Graphs that a call site of a lane has at most; the one that was not used for the longest time goes first."""
 
@@ -31,6 +35,7 @@ class Shared:
     """What the lanes of an engine have in common."""
 
     compile: bool = False
+    turn: Turn = field(default_factory=Turn)
     capturing: RLock = field(default_factory=RLock)
     """Held while a lane captures or compiles: whatever waits for the whole device would break another's capture."""
     compiled: dict[Hashable, Compiled | None] = field(default_factory=dict)
@@ -48,23 +53,17 @@ class Shared:
             warnings.warn(f"a training step cannot be captured as a CUDA graph and runs eagerly: {error}", stacklevel=2)
 
 
-@dataclass
-class Graph:
-    """Some steps of one size, captured; their indices [batches of a step, samples] are read from the buffer."""
-
-    graph: torch.cuda.CUDAGraph
-    buffer: Tensor
-
-
 class Graphs:
-    """The stepper of a lane."""
+    """The stepper of a lane, which works in this stream."""
 
     fixed_memory = True
 
-    def __init__(self, shared: Shared):
+    def __init__(self, shared: Shared, stream: torch.cuda.Stream):
         self._shared = shared
+        self._stream = stream
         self._pool: Any = None
-        self.nearly_done: torch.cuda.Event | None = None
+        self._feeds: dict[Hashable, Feed] = {}
+        self.nearly_done = torch.cuda.Event(blocking=True)
         """Happens when the last fit comes to its last steps: time to prepare what follows."""
 
     def run(self, lane: Lane, site: Site, step: Step, plan: Plan) -> None:
@@ -72,62 +71,68 @@ class Graphs:
         if not plan.sizes:
             return
         refuse_rebound_parts(lane)
-        cut = list(pieces(plan.sizes))
-        rows = plan.index.pin_memory().to(lane.device, non_blocking=True)
-        left = len(plan.sizes)
-        self.nearly_done = None
-        for (size, count), index in zip(cut, rows.split([size * count for size, count in cut], dim=1), strict=True):
-            if self.nearly_done is None and (left <= LAST or left == count):
-                self.nearly_done = torch.cuda.Event(blocking=True)
-                self.nearly_done.record()
-            self._take(lane, site, step, index, size, count)
+        feed = self._feed(lane, site, plan)
+        feed.fill(plan, self._stream)
+        left, told = len(plan.sizes), False
+        for size, count in pieces(plan.sizes):
+            if not told and (left <= LAST or left == count):
+                self.nearly_done.record(self._stream)
+                told = True
+            self._take(lane, site, step, feed, _Piece(size, count, plan.batches))
             left -= count
         refuse_rebound_parts(lane)
 
-    def _take(self, lane: Lane, site: Site, step: Step, index: Tensor, size: int, count: int) -> None:
-        """`count` steps of a size, on these samples."""
-        graph = self._graph(lane, site, step, index, size, count)
-        if graph is None:
-            for part in _split(index, size):
-                step(part)
-            return
-        graph.buffer.copy_(index)
-        graph.graph.replay()
+    def _feed(self, lane: Lane, site: Site, plan: Plan) -> Feed:
+        feed = self._feeds.get(site.where)
+        if feed is None or feed.capacity < plan.samples:
+            self._stream.synchronize()
+            site.captures.clear()
+            feed = self._feeds[site.where] = Feed(max(SMALLEST, 2 * plan.samples), lane.device)
+        return feed
 
-    def _graph(self, lane: Lane, site: Site, step: Step, index: Tensor, size: int, count: int) -> Graph | None:
+    def _take(self, lane: Lane, site: Site, step: Step, feed: Feed, piece: "_Piece") -> None:
+        """The next steps."""
+        graph = self._graph(lane, site, step, feed, piece)
+        if graph is not None:
+            graph.replay()
+            return
+        for part in piece.split(feed.take(piece.samples)):
+            step(part)
+
+    def _graph(self, lane: Lane, site: Site, step: Step, feed: Feed, piece: "_Piece") -> torch.cuda.CUDAGraph | None:
         """The graph of so many steps of this size; none for a single step of a new size, until that comes again."""
         if site.where in self._shared.eager:
             return None
-        key = (size, count)
-        known: dict[Hashable, Graph | None] = site.captures
-        first = key not in known and count == 1 and not any((size, more) in known for more in UNROLL)
-        graph = known.pop(key, None)
+        known: dict[Hashable, torch.cuda.CUDAGraph | None] = site.captures
+        first = piece not in known and piece.count == 1 and not any(piece.times(more) in known for more in UNROLL)
+        graph = known.pop(piece, None)
         if graph is None and not first:
-            graph = self._capture(lane, site, step, index, size, count)
-        known[key] = graph  # as the one that was used last
+            with self._shared.turn.aside():
+                graph = self._capture(lane, site, step, feed, piece)
+        known[piece] = graph  # as the one that was used last
         if len(known) > GRAPHS:
-            torch.cuda.current_stream().synchronize()
+            self._stream.synchronize()
             del known[next(iter(known))]
         return graph
 
-    def _capture(self, lane: Lane, site: Site, step: Step, index: Tensor, size: int, count: int) -> Graph | None:
-        buffer = index.clone(memory_format=torch.contiguous_format)
-        parts = list(_split(buffer, size))
+    def _capture(self, lane: Lane, site: Site, step: Step, feed: Feed, piece: "_Piece") -> torch.cuda.CUDAGraph | None:
+        window = feed.ahead(piece.samples)
+        first = next(piece.split(window))
         with undone(lane, site):
-            step(parts[0])  # warm-up: statistics come into being, libraries load what they need
+            step(first)  # warm-up: statistics come into being, libraries load what they need
             if site.where not in self._shared.checked:
                 try:
-                    with NoPythonReads(), Watch(owned(lane, site, (buffer,))):
-                        step(parts[0])
+                    with NoPythonReads(), Watch(owned(lane, site, (window,))):
+                        step(first)
                 except CaptureError as error:
                     self._shared.give_up(site, error)
                     return None
                 self._shared.checked.add(site.where)
-            step = self._compiled(lane, site, step, parts[0], count)
-            torch.cuda.current_stream().synchronize()
+            step = self._compiled(lane, site, step, first, piece.count)
+            self._stream.synchronize()
             with self._shared.capturing:
                 try:
-                    return Graph(self._record(lane, step, parts), buffer)
+                    return self._record(lane, step, feed, piece)
                 except torch.OutOfMemoryError:
                     raise
                 except RuntimeError as error:
@@ -135,13 +140,13 @@ class Graphs:
         self._shared.give_up(site, failure)
         return None
 
-    def _record(self, lane: Lane, step: Step, parts: list[Indices]) -> torch.cuda.CUDAGraph:
+    def _record(self, lane: Lane, step: Step, feed: Feed, piece: "_Piece") -> torch.cuda.CUDAGraph:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(lane.generator)
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
-            for part in parts:
+            for part in piece.split(feed.take(piece.samples)):
                 step(part)
         except BaseException:
             with suppress(RuntimeError):  # the first error says what happened
@@ -188,6 +193,21 @@ def pieces(sizes: list[int]) -> Iterator[tuple[int, int]]:
             left %= count
 
 
-def _split(index: Tensor, size: int) -> Iterator[Indices]:
-    """What each step takes."""
-    return (tuple(part) for part in index.split(size, dim=1))
+@dataclass(frozen=True)
+class _Piece:
+    """Some steps of one size, each of which takes so many batches."""
+
+    size: int
+    count: int
+    batches: int
+
+    @property
+    def samples(self) -> int:
+        return self.size * self.count * self.batches
+
+    def times(self, count: int) -> "_Piece":
+        return replace(self, count=count)
+
+    def split(self, window: Tensor) -> Iterator[Indices]:
+        """What each step takes."""
+        return (part.split(self.size) for part in window.split(self.size * self.batches))

@@ -11,13 +11,14 @@ from threading import Condition, Lock, Thread
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.graphs import Graphs, Shared
+from fedloom.engines.notes import Notes
 from fedloom.errors import UserError
 from fedloom.job import Job, Result, attempt
 from fedloom.lane import Lane, Setup
+from fedloom.message import Message
 
 LANES, LARGE_LANES, LARGE = 8, 4, 4_000_000
 """How many lanes there are by default: a GPU is filled by many small networks, or by few of LARGE parameters."""
@@ -62,13 +63,20 @@ class Lanes(Engine):
         self._todo: deque[Given] = deque()
         self._done: dict[int, Outcome] = {}
         self._lock = Lock()
-        self._work, self._news = Condition(self._lock), Condition(self._lock)  # for lanes; for who waits for results
+        self._news = Condition(self._lock)  # for who waits for the result of this turn
+        self._awaited = -1
         self._closed = False
         self._built = setup.build()
         shared = Shared(compile=settings.compile)
+        self._turn = shared.turn
         large = sum(parameter.numel() for parameter in self._built.parameters()) >= LARGE
         self._alive = list(range(settings.workers or (LARGE_LANES if large else LANES)))
         self._wanted = len(self._alive)
+        self._spent: deque[tuple[Message, torch.cuda.Event]] = deque()
+        """Lanes' messages, until they have been copied."""
+        self._notes = Notes(AHEAD * len(self._alive) + 1, Message(self.home.sent))
+        self._calls = {number: Condition(self._lock) for number in self._alive}  # one lane is woken at a time
+        self._idle: set[int] = set()
         self._threads = [Thread(target=self._serve, args=(number, shared), daemon=True) for number in self._alive]
         for thread in self._threads:
             thread.start()
@@ -84,22 +92,31 @@ class Lanes(Engine):
         here = torch.cuda.current_stream()
         waiting = iter(jobs)
         given = turn = 0
+        event, message = None, None
         try:
             while True:
                 new = list(islice(waiting, max(0, turn + AHEAD * len(self._alive) - given)))
                 if given == 0:
                     self._wanted = useful_lanes([self._cost(job) for job in new])
                 with self._lock:
-                    self._todo.extend((given + i, job, here.record_event()) for i, job in enumerate(new))
-                    self._work.notify_all()
+                    for i, job in enumerate(new):
+                        if event is None or job.memory or job.message is not message:  # made since, in this stream
+                            event, message = here.record_event(), job.message
+                        self._todo.append((given + i, job, event))
+                    self._call()
                 given += len(new)
                 if turn == given:
                     return
                 turn += 1
                 result = self._wait(turn - 1).get()
-                for tensor in _tensors(result):  # made in a lane's stream, used and freed in this one
-                    tensor.record_stream(here)
-                yield result
+                self._notes.read(turn - 1, result)
+                with self._turn.of("results"):
+                    if (made := result.message) is not None:  # a lane uses its memory again soon
+                        result.message = made.copy()
+                        self._spent.append((made, here.record_event()))
+                    while self._spent and self._spent[0][1].query():
+                        self._spent.popleft()
+                    yield result
         finally:  # whoever stops listening must not leave jobs to the next round
             for left in range(turn, given):
                 self._wait(left)
@@ -109,13 +126,23 @@ class Lanes(Engine):
 
     def _wait(self, turn: int) -> Outcome:
         with self._lock:
+            self._awaited = turn
             self._news.wait_for(lambda: turn in self._done)
             return self._done.pop(turn)
+
+    def _call(self) -> None:
+        """Wakes as many idle lanes as there are jobs; under the lock."""
+        able = [number for number in self._alive[: self._wanted] if number in self._idle]
+        for number in able[: len(self._todo)]:
+            self._idle.remove(number)
+            self._calls[number].notify()
 
     def _next(self, number: int) -> Given | None:
         """The next job for this lane; none at the end."""
         with self._lock:
-            self._work.wait_for(lambda: self._closed or (self._todo and number in self._alive[: self._wanted]))
+            while not self._closed and not (self._todo and number in self._alive[: self._wanted]):
+                self._idle.add(number)
+                self._calls[number].wait()
             return None if self._closed else self._todo.popleft()
 
     def _serve(self, number: int, shared: Shared) -> None:
@@ -123,7 +150,7 @@ class Lanes(Engine):
         torch.cuda.set_device(self.device)
         torch.autograd.set_multithreading_enabled(False)  # a backward pass belongs into its own lane's thread
         stream = torch.cuda.Stream()
-        graphs = Graphs(shared)
+        graphs = Graphs(shared, stream)
         lane: Lane | None = None
         with torch.cuda.stream(stream):
             while (item := self._next(number)) is not None:
@@ -132,23 +159,25 @@ class Lanes(Engine):
                 try:
                     stream.wait_event(given)
                     lane = lane or self._new_lane(graphs)
-                    outcome.result = attempt(lane, job)
-                    outcome.ready = torch.cuda.Event(blocking=True)
-                    outcome.ready.record()
+                    with self._turn.of(job.kind):
+                        outcome.result = attempt(lane, job)
+                        self._notes.write(turn, outcome.result)
+                        outcome.ready = torch.cuda.Event(blocking=True)
+                        outcome.ready.record(stream)
                 except torch.OutOfMemoryError as error:
                     outcome.ready, outcome.error = None, error if len(self._alive) == 1 else None
                 except BaseException as error:
                     outcome.error = error
                 if outcome.error is None and outcome.ready is None:  # this lane gives its memory to the others
                     lane = None
-                    graphs = Graphs(shared)
+                    graphs = Graphs(shared, stream)
                     self._retire(number, item, shared)
                     return
                 with self._lock:
                     self._done[turn] = outcome
-                    self._news.notify_all()
-                if graphs.nearly_done is not None:  # whoever took two jobs at once would keep one from an idle lane
-                    graphs.nearly_done.synchronize()
+                    if turn == self._awaited:
+                        self._news.notify()
+                graphs.nearly_done.synchronize()  # whoever took two jobs at once would keep one from an idle lane
 
     def _new_lane(self, graphs: Graphs) -> Lane:
         return Lane(
@@ -168,7 +197,7 @@ class Lanes(Engine):
             self._alive.remove(number)
             left = len(self._alive)
             self._todo.appendleft(item)
-            self._work.notify_all()
+            self._call()
         warnings.warn(
             f"engine.workers: {left + 1} lanes do not fit into the GPU's memory; going on with {left}", stacklevel=2
         )
@@ -177,7 +206,8 @@ class Lanes(Engine):
         """Ends the lanes."""
         with self._lock:
             self._closed = True
-            self._work.notify_all()
+            for call in self._calls.values():
+                call.notify()
         for thread in self._threads:
             thread.join()
         super().close()
@@ -186,9 +216,3 @@ class Lanes(Engine):
 def useful_lanes(costs: list[int]) -> int:
     """How many lanes a round can use: more of them would only slow the longest job down, which all wait for."""
     return max(1, sum(costs) // max(1, *costs)) if costs else 1
-
-
-def _tensors(result: Result) -> Iterator[Tensor]:
-    for state in (result.message, result.memory, result.personal):
-        if state:
-            yield from (tensor for tensor in state.values() if tensor.is_cuda)
