@@ -49,7 +49,7 @@ SMALL = {
     "fedbabu": {"ft_epochs": 2},
     "fedavg+ft": {"ft_epochs": 2},
     "repper": {"head_epochs": 3, "head_steps": 5},
-    "fedrep": {"head_epochs": 3},
+    "fedrep": {"personal_epochs": 3},
     "fedala": {"most_epochs": 10},
 }
 """What takes many epochs, made to take few: these runs are about equal numbers, not good ones."""
