@@ -18,8 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
 CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
@@ -41,7 +43,11 @@ def main() -> None:
     parser.add_argument("--method", default="ditto")
     parser.add_argument("--every", type=int, default=10, help="storage.checkpoint_every")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and ways in which the run is ended")
+    parser.add_argument("--fork", action="store_true", help="fork processes instead of starting python anew: quicker")
     options = parser.parse_args()
+    if options.fork:
+        sys.path.insert(0, str(ROOT))
+        import fedloom.cli  # noqa: F401 (before forking, so that nobody has to do it again)
     print(f"{options.method}, {options.rounds} rounds, a checkpoint every {options.every}, ended {options.ends} times")
     head = ("engine", "KILL/TERM/INT", "redone", "failed", "differ", "left", "RSS MB", "peak MB", "seconds")
     print("{:<11}{:>13}{:>8}{:>8}{:>8}{:>6}{:>16}{:>16}{:>9}".format(*head))
@@ -62,11 +68,11 @@ def soak(engine: str, folder: Path, options: argparse.Namespace) -> bool:
     fields |= {"storage.checkpoint_every": options.every}
     recipe = [part for name, value in fields.items() for part in ("--set", f"{name}={value}")]
     whole, run = folder / "whole", folder / "run"
-    sizes = Segment(whole, recipe).finish()
+    sizes = Segment(whole, recipe, options.fork).finish()
     draw = random.Random(f"{options.seed} {engine}")
     peaks, left, redone, ways = [], 0, 0, Counter[int]()
     for moment in sorted(draw.sample(range(1, options.rounds), options.ends)):
-        segment = Segment(run, recipe)
+        segment = Segment(run, recipe, options.fork)
         segment.watch(moment)
         time.sleep(draw.random() * 0.1)  # anywhere in a round, or in what is written after it
         way = draw.choice(WAYS)
@@ -74,7 +80,7 @@ def soak(engine: str, folder: Path, options: argparse.Namespace) -> bool:
         peaks.append(max(segment.sizes, default=0))
         redone += lines(run) - newest(run)
         ways[way] += 1
-    peaks.append(max(Segment(run, recipe).finish(), default=0))
+    peaks.append(max(Segment(run, recipe, options.fork).finish(), default=0))
     expected, found = contents(whole), contents(run)
     differing = [name for name in expected if found.get(name) != expected[name]]
     stray = sorted(found.keys() - expected.keys())
@@ -94,14 +100,14 @@ def soak(engine: str, folder: Path, options: argparse.Namespace) -> bool:
 class Segment:
     """A process that begins the run in a folder, or goes on with it. `sizes` are its megabytes, round by round."""
 
-    def __init__(self, run: Path, recipe: list[str]):
+    def __init__(self, run: Path, recipe: list[str], fork: bool):
         self.run, self.sizes = run, list[float]()
         self._before = identity(run / "metrics.jsonl")
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "fedloom", "run", *recipe, "--out", str(run), "--resume"],
-            stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        arguments = ["run", *recipe, "--out", str(run), "--resume"]
+        self._process = Forked(arguments, self._said) if fork else subprocess.Popen(
+            [sys.executable, "-m", "fedloom", *arguments], stdout=subprocess.DEVNULL, stderr=self._said,
+            start_new_session=True, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
 
     def watch(self, rounds: int | None = None) -> None:
@@ -146,6 +152,50 @@ class Segment:
         self._said.close()
         if code not in codes or "Traceback" in said or (code > 0 and "go on with: fedloom resume" not in said):
             sys.exit(f"exit code {code}:\n{said[-4000:]}")
+
+
+class Forked:
+    """The command in a fork of this process; as much of Popen as is used here."""
+
+    def __init__(self, arguments: list[str], said: IO[bytes]):
+        self._code: int | None = None
+        self.pid = os.fork()
+        if self.pid:
+            return
+        code: object = 1
+        try:
+            os.setsid()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(said.fileno(), 2)
+            sys.argv = ["fedloom", *arguments]
+            from fedloom.cli import main as command
+
+            command()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code if isinstance(code, int) else 1)
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {self.pid} does not end")
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
 
 
 def lines(run: Path) -> int:
