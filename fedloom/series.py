@@ -21,6 +21,7 @@ from fedloom.raw import read_yaml
 from fedloom.recipe import Recipe
 from fedloom.resuming import ended, refuse_differences
 from fedloom.storage.files import write_whole
+from fedloom.storage.folder import holds_run
 from fedloom.storage.lock import RunLock
 from fedloom.task import Task
 
@@ -93,6 +94,8 @@ class Tasks:
 
 
 def _refuse(described: Path, description: Mapping[str, Any], resume: bool) -> None:
+    if holds_run(described.parent):
+        raise UserError(f"out = '{described.parent}' holds a single run: choose another folder")
     if not described.exists():
         return
     if not resume:
