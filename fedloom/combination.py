@@ -22,6 +22,7 @@ from fedloom.checking import Section, refusal
 from fedloom.errors import UserError
 from fedloom.message import Message
 from fedloom.parts import State, under
+from fedloom.rehearsal import use_of_messages
 from fedloom.robust import (
     clip_factor,
     geometric_weights,
@@ -32,8 +33,10 @@ from fedloom.robust import (
     squared_distances,
     trimmed_mean,
 )
+from fedloom.sealed import opened
 
 if TYPE_CHECKING:
+    from fedloom.methods.base import Method
     from fedloom.server import Server
 
 Rule = Literal["clip", "median", "trimmed", "krum", "multikrum", "geometric"]
@@ -69,10 +72,11 @@ class RobustSettings(Section):
 class RobustAverage:
     """A rule in the place of the weighted mean."""
 
-    sealed = False
-
-    def __init__(self, settings: RobustSettings, expected: int):
+    def __init__(self, settings: RobustSettings, method: "Method", expected: int):
         self.settings = settings
+        self.refusal = refusal_of(settings, method, READS)
+        if reason := unprotected(method):
+            raise UserError(refusal_of(settings, method, reason))
         self._check(expected, "take part in a round")
 
     def _check(self, n: int, what: str) -> None:
@@ -104,7 +108,7 @@ class RobustAverage:
         sums: tuple[str, ...],
     ) -> State:
         """What `server.average` returns under this rule."""
-        sent = _levelled(messages, paths, rows)
+        sent = _levelled(opened(messages), paths, rows)
         if self.settings.clip is not None:
             bound = self.settings.clip
             clipped = (_clipped(message, server.state, rows, sums, bound) for message in sent)
@@ -156,6 +160,24 @@ class RobustAverage:
     def _centre(self, values: Tensor) -> Tensor:
         trim = self.settings.trim
         return median(values) if trim is None else trimmed_mean(values, _cut(trim, len(values)))
+
+
+READS = "looks at single clients' messages beside the average, or instead of it, where no rule reaches"
+
+
+def unprotected(method: "Method") -> str | None:
+    """Why a robust rule in the place of the mean would not protect a method, as far as a rehearsal shows."""
+    if method.pooled:
+        return "pools all data in one place: no client sends anything"
+    return READS if use_of_messages(method) == "reads" else None
+
+
+def refusal_of(settings: RobustSettings, method: "Method", reason: str) -> str:
+    """What a user is told whose method the rule cannot protect."""
+    return (
+        f"robust.rule = '{settings.rule}': method.name = '{method.name}' {reason}; "
+        "choose another (`fedloom methods NAME` says which can), or remove the robust section"
+    )
 
 
 def _cut(trim: float, n: int) -> int:

@@ -10,7 +10,7 @@ and a method that reads messages itself, adds up (`sums`) or weighs by rows (`by
 the promise is about and what it is not about.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ from fedloom.parts import State, under
 from fedloom.randomness import key
 from fedloom.rehearsal import use_of_messages
 from fedloom.robust import clip_factor, joint_norm
+from fedloom.sealed import Sealed
 
 if TYPE_CHECKING:
     from fedloom.methods.base import Method
@@ -44,27 +45,12 @@ class PrivacySettings(Section):
     )
 
 
-class Sealed(Iterator[Message]):
-    """A round's messages, that only a private average may open."""
-
-    def __init__(self, messages: Iterator[Message], method: str):
-        self._messages, self._method = messages, method
-
-    def __next__(self) -> Message:
-        raise _reads_itself(self._method)
-
-    def open(self) -> Iterator[Message]:
-        """For the private average."""
-        return self._messages
-
-
 class PrivateAverage:
     """Clipping, the uniform mean and noise. Streams: constant memory."""
 
-    sealed = True
-
     def __init__(self, settings: PrivacySettings, method: "Method", participants: float, seed: int):
         self.settings, self.method, self.participants, self.seed = settings, method, participants, seed
+        self.refusal = f"privacy: method.name = '{method.name}' {_READS}; {_REMEDY}"
         if reason := uncovered(method):
             raise UserError(f"privacy: method.name = '{method.name}' {reason}; {_REMEDY}")
         self._last = 0
@@ -79,7 +65,7 @@ class PrivateAverage:
     ) -> State:
         """The noisy mean of clipped updates, added to the old state; a second one in a round would cost ε again."""
         if not isinstance(messages, Sealed):
-            raise _reads_itself(self.method.name)
+            raise UserError(self.refusal)
         if rows or sums:
             raise UserError(f"privacy: method.name = '{self.method.name}' {_ADDS_UP}; {_REMEDY}")
         if server.round == self._last:
@@ -114,10 +100,6 @@ class PrivateAverage:
 _REMEDY = "choose another (`fedloom methods` says which can), or remove the privacy section"
 _READS = "looks at single clients' messages, which clipping and noise do not cover"
 _ADDS_UP = "adds up or weighs by what clients send (class counts, control variates), which clipping does not cover"
-
-
-def _reads_itself(method: str) -> UserError:
-    return UserError(f"privacy: method.name = '{method}' {_READS}; {_REMEDY}")
 
 
 def uncovered(method: "Method") -> str | None:

@@ -39,7 +39,7 @@ def use_of_messages(method: "Method") -> Use:
     """How a method's `combine` treats messages.
 
     `averages`: it hands them to `server.average` and reads none itself; `adds up`: so too, with `sums` or row weights;
-    `reads`: it looks at single messages; `unknown`: it asks the server for something else first.
+    `reads`: it looks at single messages; `unknown`: it asks the server for something else first, or fails.
     """
     messages: Any = _Messages()
     server: Any = _Server()
@@ -49,6 +49,6 @@ def use_of_messages(method: "Method") -> Use:
         return found.use if found.messages is messages else "reads"
     except _ReadsError:
         return "reads"
-    except AttributeError:
+    except Exception:
         return "unknown"
     return "averages"

@@ -21,8 +21,8 @@ SMALLEST = torch.finfo(torch.float64).tiny
 class Combination(Protocol):
     """What stands in for the weighted mean: a robust rule, or differential privacy."""
 
-    sealed: bool
-    """Whether messages may be read by nothing else."""
+    refusal: str
+    """What a method is told that reads messages itself."""
 
     def average(
         self,

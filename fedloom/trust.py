@@ -1,5 +1,6 @@
 """What a recipe says of hostile clients and of privacy, made ready for one experiment."""
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -9,22 +10,16 @@ from fedloom.engines import Engine
 from fedloom.errors import UserError
 from fedloom.job import Job, Result
 from fedloom.message import Message
-from fedloom.privacy import PrivateAverage, Sealed, Spending
+from fedloom.privacy import PrivateAverage, Spending
 from fedloom.rehearsal import use_of_messages
+from fedloom.sealed import Sealed
 from fedloom.server import Combination
 
 if TYPE_CHECKING:
     from fedloom.methods.base import Method
     from fedloom.recipe import Recipe
 
-
-def unprotected(method: "Method") -> str | None:
-    """Why a robust rule in the place of the mean would not protect a method."""
-    if method.pooled:
-        return "pools all data in one place: no client sends anything"
-    if use_of_messages(method) == "reads":
-        return "looks at single clients' messages beside the average, or instead of it, where no rule reaches"
-    return None
+log = logging.getLogger("fedloom")
 
 
 class Trust:
@@ -43,25 +38,26 @@ class Trust:
         self.spending: Spending | None = None
         self.poisson = privacy is not None and privacy.sampling == "poisson"
         if robust is not None:
-            if reason := unprotected(method):
-                raise UserError(
-                    f"robust.rule = '{robust.rule}': method.name = '{method.name}' {reason}; "
-                    "choose another (`fedloom methods NAME` says which can), or remove the robust section"
-                )
-            self.combination = RobustAverage(robust, participants)
+            self.combination = RobustAverage(robust, method, participants)
         if privacy is not None:
             fraction = recipe.training.fraction
             meant = fraction * len(clients) if self.poisson else participants
             self.combination = PrivateAverage(privacy, method, meant, recipe.seed)
             self.spending = Spending(privacy, len(clients), fraction, participants)
+        if self.combination is not None and use_of_messages(method) == "unknown":
+            log.warning(
+                "%s: what the combine of method.name = '%s' does with messages cannot be told beforehand; the run "
+                "ends in its first round if it reads them itself instead of giving them to server.average",
+                "robust" if robust else "privacy", method.name,
+            )  # fmt: skip
 
     def run(self, engine: Engine, jobs: Iterable[Job]) -> Iterator[Result]:
         """The engine's results; hostile clients falsify theirs."""
         return engine.run(jobs) if self.attack is None else self.attack.run(engine, jobs)
 
     def sealed(self, messages: Iterator[Message]) -> Iterator[Message]:
-        """What a method's `combine` gets: under differential privacy it cannot read messages itself."""
-        return Sealed(messages, self.method.name) if self.combination and self.combination.sealed else messages
+        """What a method's `combine` gets: where something stands in for the mean, it cannot read messages itself."""
+        return messages if self.combination is None else Sealed(messages, self.combination.refusal)
 
     def record(self, round: int, chosen: Iterable[int]) -> dict[str, Any]:
         """What a round's record says of it."""

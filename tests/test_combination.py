@@ -9,7 +9,8 @@ from fedloom.combination import RobustAverage, RobustSettings
 from fedloom.errors import UserError
 from fedloom.lane import Lane, Setup
 from fedloom.message import Message
-from fedloom.methods import get
+from fedloom.methods import REGISTRY, get
+from fedloom.methods.fedavg import FedAvg
 from fedloom.recipe import Recipe
 from fedloom.server import Server
 from fedloom.training import Training
@@ -29,7 +30,7 @@ def server(expected: int = 5, **settings) -> Server:
     made = Server(
         Lane(Setup(tiny_task(), get("fedavg"), Training(), seed=0)),
         federation=6,
-        combination=RobustAverage(RobustSettings(**settings), expected),
+        combination=RobustAverage(RobustSettings(**settings), get("fedavg"), expected),
     )
     made.state.clear()
     return made
@@ -232,3 +233,33 @@ def test_without_the_sections_nothing_stands_between_messages_and_the_mean():
     messages = iter(())
     assert run.trust.sealed(messages) is messages
     assert run.history[0].keys().isdisjoint({"epsilon", "hostile"})
+
+
+class Counting(FedAvg, abstract=True):
+    """Asks the server for something before it averages, so that the rehearsal cannot know what comes then."""
+
+    def combine(self, server, messages):
+        assert server.federation == 6
+        super().combine(server, messages)
+
+
+class Peeking(Counting, abstract=True):
+    """And then reads messages itself, around any rule."""
+
+    def combine(self, server, messages):
+        assert server.federation == 6
+        server.move(server.mean(((message, 1.0) for message in messages), None, {}, ()))
+
+
+@pytest.mark.parametrize(
+    "section", [{"robust": {"rule": "median"}}, {"privacy": {"noise": 0.1}}], ids=["rule", "private"]
+)
+def test_a_combine_that_cannot_be_rehearsed_is_told_of_and_cannot_go_around_the_rule(section, monkeypatch, caplog):
+    for method in (Counting, Peeking):
+        monkeypatch.setitem(REGISTRY, method.name, method)
+    fields = section | {"training__fraction": 1.0, "training__rounds": 2}
+    expected, got = tiny_run("fedavg", **fields), tiny_run("counting", **fields)
+    assert same_state(got.server.state, expected.server.state)
+    assert caplog.text.count("'counting' does with messages cannot be told beforehand") == 1
+    with pytest.raises(UserError, match=r"method\.name = 'peeking' looks at single clients' messages"):
+        tiny_run("peeking", **fields)

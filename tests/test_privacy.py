@@ -15,8 +15,9 @@ from fedloom.lane import Lane, Setup
 from fedloom.message import Message
 from fedloom.methods import REGISTRY, get
 from fedloom.methods.fedavg import FedAvg
-from fedloom.privacy import PrivacySettings, PrivateAverage, Sealed, Spending, uncovered
+from fedloom.privacy import PrivacySettings, PrivateAverage, Spending, uncovered
 from fedloom.recipe import Recipe
+from fedloom.sealed import Sealed
 from fedloom.server import Server
 from fedloom.training import Training
 
@@ -34,7 +35,8 @@ def server(participants: float = 4, seed: int = 0, **settings) -> Server:
 
 
 def sealed(*states, samples=1) -> Sealed:
-    return Sealed(iter([Message(state, client=i, samples=samples) for i, state in enumerate(states)]), "fedavg")
+    messages = [Message(state, client=i, samples=samples) for i, state in enumerate(states)]
+    return Sealed(iter(messages), "looks at single clients' messages")
 
 
 def test_without_noise_it_is_the_uniform_mean_of_clipped_updates_divided_by_the_number_meant_to_take_part():

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 README = Path(__file__).parent.parent / "README.md"
+PROMISES = README.parent / "docs" / "promises.md"
 
 
 def blocks():
@@ -29,3 +30,13 @@ def test_the_method_in_fifteen_lines_as_a_script():
 def test_pictures_and_pages_that_it_links_are_there():
     for link in re.findall(r"\]\(([^)#]+)\)", README.read_text(encoding="utf-8")):
         assert (README.parent / link).exists(), link
+
+
+def test_tests_that_the_page_of_promises_names_are_there():
+    text = PROMISES.read_text(encoding="utf-8")
+    code = "\n".join(path.read_text(encoding="utf-8") for path in README.parent.glob("tests/**/test_*.py"))
+    names = re.findall(r"`(\w+)…`", text)
+    files = re.findall(r"`((?:tests|benchmarks)/[\w/]+\.py)`", text)
+    assert len(names) > 40
+    assert [name for name in names if f"def test_{name}" not in code] == []
+    assert [path for path in files if not (README.parent / path).exists()] == []

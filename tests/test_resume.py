@@ -4,7 +4,6 @@ import errno
 import json
 import logging
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -262,10 +261,10 @@ def test_a_finished_run_says_so_and_stays_as_it_is(tmp_path, caplog) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"training__rounds": 4}, "training.rounds = 4: the run in .* has 3"),
-        ({"seed": 4}, "seed = 4: the run in .* has 3"),
-        ({"training__optimizer__lr": 0.06}, "training.optimizer.lr = 0.06: the run in .* has 0.05"),
-        ({"data__partition": "iid"}, "data.partition = 'iid': the run in .* has 'dirichlet:0.1'"),
+        ({"training__rounds": 4}, "training.rounds = 4: what was begun in .* has 3"),
+        ({"seed": 4}, "seed = 4: what was begun in .* has 3"),
+        ({"training__optimizer__lr": 0.06}, "training.optimizer.lr = 0.06: what was begun in .* has 0.05"),
+        ({"data__partition": "iid"}, "data.partition = 'iid': what was begun in .* has 'dirichlet:0.1'"),
     ],
 )
 @pytest.mark.parametrize("done", [False, True])
@@ -277,9 +276,9 @@ def test_a_folder_of_another_recipe_is_refused_and_untouched(change, named, done
         with pytest.raises(CrashError):
             experiment("fedprox", out, on_round=crash_in(2)).run()
     before = contents(out)
-    with pytest.raises(UserError, match=named + ", and can only go on with that; give the recipe"):
+    with pytest.raises(UserError, match=named + ", and only goes on with that; give the recipe"):
         experiment("fedprox", out, **change).run(resume=True)
-    with pytest.raises(UserError, match="method.name = 'fedavg': the run in .* has 'fedprox'"):
+    with pytest.raises(UserError, match="method.name = 'fedavg': what was begun in .* has 'fedprox'"):
         experiment("fedavg", out).run(resume=True)
     with pytest.raises(UserError, match=f"holds a run already: .*fedloom resume {out}"):
         experiment("fedprox", out).run()
@@ -386,7 +385,7 @@ def test_mistakes_are_named(tmp_path) -> None:
     with pytest.raises(UserError, match="--resume: say which run: --out FOLDER"):
         fedloom.run(method="fedavg", resume=True)
     fedloom.run(**FROM_PYTHON, out=tmp_path / "run")
-    with pytest.raises(UserError, match="training.rounds = 9: the run in"):
+    with pytest.raises(UserError, match="training.rounds = 9: what was begun in"):
         fedloom.resume(tmp_path / "run", rounds=9)
 
 
@@ -411,35 +410,16 @@ def lines(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("engine", ["inline", "processes"])
-def test_a_process_that_is_killed_at_random_moments_ends_with_the_same_files(engine, tmp_path) -> None:
-    settings = [*TINY, "--method", "ditto", "--rounds", "60", "--set", "storage.checkpoint_every=4"]
-    settings += ["--engine", engine, "--set", "engine.workers=2"]
-    code, said = finish("run", *settings, "--out", "whole")
-    assert code == 0, said
-    random.seed(engine)
-    ends = [(signal.SIGKILL, {-9}), (signal.SIGTERM, {143}), (signal.SIGINT, {130})]
-    killed = 0
-    for way, codes in ends:
-        before, wanted = lines(Path("run")), random.randint(1, 12)
-        running = start("run", *settings, "--out", "run", "--resume")
-        deadline = time.monotonic() + 120
-        while running.poll() is None and lines(Path("run")) < before + wanted and time.monotonic() < deadline:
-            time.sleep(0.005)
-        time.sleep(random.random() / 10)
-        if way == signal.SIGINT and running.poll() is None:
-            os.killpg(running.pid, way)  # as a terminal does: the workers get it too
-        else:
-            running.send_signal(way)
-        said = running.communicate(timeout=120)[1]
-        assert running.returncode in codes | {0}, said
-        killed += running.returncode != 0
-        if running.returncode > 0:
-            assert "go on with: fedloom resume run" in said
-            assert "Traceback" not in said
-    code, said = finish("resume", "run")
-    assert code == 0, said
-    assert killed >= 2
-    assert results(Path("run")) == results(Path("whole"))
+def test_a_soak_in_short_ends_with_the_same_files_and_nothing_left(engine) -> None:
+    soak = Path(fedloom.__file__).parents[1] / "benchmarks" / "soak.py"
+    options = ["--rounds", "24", "--ends", "3", "--every", "4", "--engines", engine, "--seed", "2", "--fork"]
+    done = subprocess.run([sys.executable, soak, *options], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = next(line.split() for line in done.stdout.splitlines() if line.startswith(engine))
+    ends, failed, differing, left = row[1], *map(int, row[3:6])
+    assert sum(map(int, ends.split("/"))) == 3
+    assert failed > 0
+    assert (differing, left) == (0, 0)
 
 
 def test_the_command_refuses_a_folder_that_another_process_has(tmp_path) -> None:

@@ -1,15 +1,18 @@
 """Lanes on a GPU give what inline gives on that GPU. Skipped without CUDA; `replay` is the check on other machines."""
 
+import os
+import signal
 import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-from tiny import same_state, tiny_dataset, tiny_run, tiny_task, without_times
+from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run, tiny_task, without_times
 
 from fedloom import methods
 from fedloom.engines import lanes as module
 from fedloom.errors import UserError
+from fedloom.interrupts import Interrupted
 from fedloom.methods import REGISTRY
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -153,3 +156,29 @@ def test_no_more_lanes_than_the_longest_job_leaves_work_for():
     assert module.useful_lanes([40, 30, 20, 10]) == 2
     assert module.useful_lanes([0]) == 1
     assert module.useful_lanes([]) == 1
+
+
+@needs_gpu
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", ["fedavg", "fedcrl"])
+def test_lanes_stopped_and_resumed_equal_the_uninterrupted_run_in_deterministic_mode(method, tmp_path):
+    def run(name, **options):
+        fields = {"engine__device": "cuda", "engine__deterministic": True, "storage__checkpoint_every": 1}
+        return tiny_experiment(method, engine="lanes", workers=2, out=str(tmp_path / name), **fields, **options)
+
+    def stop(record):
+        if record["round"] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    expected = run("whole")
+    expected.run()
+    with pytest.raises(Interrupted, match="stopped after round 2 of 3"):
+        run("run", on_round=stop).run()
+    resumed = run("run")
+    resumed.run(resume=True)
+    assert same_state(resumed.server.state, expected.server.state)
+    assert without_times(resumed.history) == without_times(expected.history)
+    models = [path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole" / "models").rglob("*.safetensors")]
+    assert models
+    for path in models:
+        assert (tmp_path / "run" / path).read_bytes() == (tmp_path / "whole" / path).read_bytes()
