@@ -14,6 +14,7 @@ from rich.console import Console
 from fedloom.checking import Section, checked
 from fedloom.errors import UserError
 from fedloom.experiment import Experiment, Record
+from fedloom.plugins import short
 from fedloom.preparing import load_dataset, make_task
 from fedloom.raw import assign, read_yaml
 from fedloom.recipe import Recipe
@@ -130,7 +131,7 @@ def compare(
     recipes: list[Recipe] = []
     for method in comparison.methods:
         for seed in comparison.seeds:
-            out = folder / f"{len(recipes):02d}-{_name(method)}-s{seed}"
+            out = folder / f"{len(recipes):02d}-{short(str(_name(method)))}-s{seed}"
             recipes.append(Recipe.parse(values | {"method": method, "seed": seed, "out": str(out)}))
     dataset = load_dataset(recipes[0])
     tasks = {one.seed: make_task(one, dataset) for one in recipes[: len(comparison.seeds)]}
@@ -170,9 +171,11 @@ def _comparison(values: dict[str, Any], methods: Iterable[Any] | None, seeds: It
 def _labels(methods: Iterable[str | dict[str, Any]]) -> list[str]:
     """What tells methods apart: the name, and where it comes twice the hyperparameters."""
     methods = list(methods)
-    times = Counter(map(_name, methods))
+    names = [str(_name(method)) for method in methods]
+    times, files = Counter(names), Counter(map(short, set(names)))
     labels = []
-    for method in methods:
-        settings = method if isinstance(method, Mapping) and times[_name(method)] > 1 else {}
-        labels.append(" ".join([str(_name(method)), *(f"{n}={v}" for n, v in settings.items() if n != "name")]))
+    for method, name in zip(methods, names, strict=True):
+        settings = method if isinstance(method, Mapping) and times[name] > 1 else {}
+        title = short(name) if files[short(name)] == 1 else name
+        labels.append(" ".join([title, *(f"{n}={v}" for n, v in settings.items() if n != "name")]))
     return labels

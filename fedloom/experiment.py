@@ -26,6 +26,7 @@ from fedloom.lane import Setup
 from fedloom.ledger import FILE as LEDGER
 from fedloom.ledger import Ledger
 from fedloom.message import Message
+from fedloom.plugins import short
 from fedloom.preparing import make_task
 from fedloom.randomness import numpy_generator
 from fedloom.recipe import Recipe
@@ -177,7 +178,7 @@ class Experiment:
     @property
     def label(self) -> str:
         """Names the run folder."""
-        return f"{self.method.name}-{Path(self.recipe.data.name).stem}-s{self.recipe.seed}"
+        return f"{self.method.name}-{Path(short(self.recipe.data.name)).stem}-s{self.recipe.seed}"
 
     def round(self, engine: Engine, round: int) -> Record:
         """One communication round, and its evaluation when it is due."""

@@ -15,11 +15,11 @@ from pydantic import (
     model_validator,
 )
 
-from fedloom import methods, models, objectives
+from fedloom import methods, models, objectives, plugins
 from fedloom.attack import AttackSettings
 from fedloom.checking import Section, checked, refusal
 from fedloom.combination import RobustSettings
-from fedloom.data import parse_partition
+from fedloom.data import parse_partition, parts
 from fedloom.data.augment import parse_augment
 from fedloom.data.federation import parse_split
 from fedloom.engines import ENGINES, EngineSettings, engine_class
@@ -90,7 +90,7 @@ class ModelSettings(BaseModel):
         try:
             models.check(self.name, options)
         except UserError as error:
-            problem = str(error).removeprefix(f"model '{value}' ")
+            problem = str(error).removeprefix(f"model '{value}'").lstrip(": ")
             raise refusal(f"model.{field} = {value!r}: {problem}") from None
 
     @property
@@ -264,8 +264,12 @@ class Recipe(Section):
         """Every field, defaults and the method's hyperparameters included."""
         values = self.model_dump(mode="json")
         method, objective = self.make_method(), self.make_objective()
-        values["objective"] = {"name": objective.name} | asdict(objective)
+        name = objective.name if self.objective is None else self.objective.name
+        values["objective"] = {"name": name} | asdict(objective)
         values["method"] |= {name: getattr(method, name) for name in methods.hyperparameters(type(method))}
+        for section in ("method", "model", "objective"):
+            values[section]["name"] = plugins.absolute(values[section]["name"])
+        values["data"]["name"] = "+".join(map(plugins.absolute, parts(self.data.name)))
         return values
 
     def to_yaml(self) -> str:

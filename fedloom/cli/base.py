@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from fedloom.interrupts import Interrupted
+from fedloom.plugins import short
 from fedloom.recipe import Recipe
 from fedloom.report.progress import RunProgress
 from fedloom.report.table import comparison_table
@@ -39,7 +40,7 @@ def watching() -> Iterator[Any]:
     def start(recipe: Recipe) -> RunProgress:
         for progress in shown:
             progress.stop()
-        shown.append(RunProgress(f"{recipe.method.name} (seed {recipe.seed})", recipe.training.rounds, err))
+        shown.append(RunProgress(f"{short(recipe.method.name)} (seed {recipe.seed})", recipe.training.rounds, err))
         return shown[-1]
 
     try:

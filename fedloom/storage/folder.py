@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from fedloom import plugins
 from fedloom.errors import UserError
 from fedloom.storage.files import unwritable, write_whole
 from fedloom.storage.lock import RunLock
@@ -129,14 +130,14 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def versions() -> dict[str, str]:
-    """What this ran on."""
+    """What this ran on, users' own files included."""
     found = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
     for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed as a package"
-    return found | {"torch": torch.__version__}  # its own word tells the build (cpu, cu130)
+    return found | plugins.files() | {"torch": torch.__version__}  # its own word tells the build (cpu, cu130)
 
 
 def without_nan(value: Any) -> Any:
