@@ -1,6 +1,6 @@
 """fedloom: personalised, representation-based federated learning. One short file a method; any engine beneath it."""
 
-from fedloom.api import compare, resume, run, table
+from fedloom.api import compare, resume, resume_comparison, run, table
 from fedloom.client import Client
 from fedloom.data.batch import Batch
 from fedloom.errors import UserError
@@ -14,5 +14,5 @@ from fedloom.task import Task
 
 __all__ = [
     "Batch", "Client", "Experiment", "Message", "Method", "Recipe", "Server", "Task", "UserError",
-    "compare", "method", "resume", "run", "table",
+    "compare", "method", "resume", "resume_comparison", "run", "table",
 ]  # fmt: skip

@@ -1,6 +1,5 @@
 """Runs and comparisons from Python; the command line calls these."""
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
@@ -15,12 +14,12 @@ from fedloom.checking import Section, checked
 from fedloom.errors import UserError
 from fedloom.experiment import Experiment, Record
 from fedloom.plugins import short
-from fedloom.preparing import load_dataset, make_task
 from fedloom.raw import assign, read_yaml
 from fedloom.recipe import Recipe
 from fedloom.report.table import comparison_table
 from fedloom.resuming import ended, stored_recipe
-from fedloom.storage.folder import RunFolder, without_nan
+from fedloom.series import run_series
+from fedloom.storage.folder import RunFolder, write_json
 
 SHORT = {
     "method": "method.name",
@@ -39,6 +38,8 @@ SHORT = {
     "out": "out",
 }
 """Short names of the fields that are set most often."""
+COMPARISON = "comparison.yaml"
+"""In the folder of a comparison: the recipe of it all. Its summaries are in comparison.json."""
 
 
 class Comparison(Section):
@@ -96,6 +97,8 @@ def resume(run_dir: str | Path, *, on_round: Callable[[Record], None] | None = N
 
     >>> fedloom.resume("runs/20250101-120000-fedavg-digits-s0", engine="processes")   # doctest: +SKIP
     """
+    if holds_comparison(run_dir):
+        raise UserError(f"'{run_dir}' holds a comparison: go on with it by fedloom.resume_comparison('{run_dir}')")
     return run(recipe_of(run_dir, fields), on_round=on_round, resume=True)
 
 
@@ -111,12 +114,14 @@ def compare(
     methods: Iterable[str | dict[str, Any]] | None = None,
     seeds: Iterable[int] | None = None,
     on_run: Callable[[Recipe], Callable[[Record], None]] | None = None,
+    resume: bool = False,
     **fields: Any,
 ) -> list[Record]:
     """Runs several methods with several seeds on the same federation; returns the summaries, method by method.
 
     Methods and seeds are those given, else the recipe's `compare` section's, else the recipe's own method and seed.
-    `on_run(recipe)` is called before each run and returns what is told of its rounds.
+    `on_run(recipe)` is called before each run and returns what is told of its rounds. `resume` goes on with the
+    comparison in `out`, or begins it: finished runs are taken as they are.
     """
     values = raw_recipe(recipe, fields)
     methods = [fields["method"]] if methods is None and "method" in fields else methods
@@ -127,23 +132,43 @@ def compare(
             f"{stray[0]} = {fields[stray[0]]!r}: a comparison has several methods; write hyperparameters beside each "
             "of them in a recipe, compare: {methods: [fedavg, {name: fedprox, mu: 0.1}]}"
         )
-    folder = Path(values.pop("out", None) or RunFolder.fresh(Path("runs"), "compare"))
+    out = values.pop("out", None)
+    if resume and out is None:
+        raise UserError("--resume: say which comparison: --out FOLDER, or `fedloom resume FOLDER`")
+    folder = Path(out or RunFolder.fresh(Path("runs"), "compare"))
     recipes: list[Recipe] = []
     for method in comparison.methods:
         for seed in comparison.seeds:
-            out = folder / f"{len(recipes):02d}-{short(str(_name(method)))}-s{seed}"
-            recipes.append(Recipe.parse(values | {"method": method, "seed": seed, "out": str(out)}))
-    dataset = load_dataset(recipes[0])
-    tasks = {one.seed: make_task(one, dataset) for one in recipes[: len(comparison.seeds)]}
-    for one in recipes[:: len(comparison.seeds)]:  # what cannot be built is found before anything runs
-        Experiment(one, task=tasks[one.seed]).setup.build()
+            place = folder / f"{len(recipes):02d}-{short(str(_name(method)))}-s{seed}"
+            recipes.append(Recipe.parse(values | {"method": method, "seed": seed, "out": str(place)}))
     labels = [label for label in _labels(comparison.methods) for _ in comparison.seeds]
-    summaries = []
-    for label, one in zip(labels, recipes, strict=True):
-        experiment = Experiment(one, task=tasks[one.seed], on_round=on_run(one) if on_run else None)
-        summaries.append(experiment.run() | {"label": label})
-        (folder / "comparison.json").write_text(json.dumps(without_nan({"runs": summaries}), indent=1) + "\n")
-    return summaries
+
+    def labelled(summaries: list[Record]) -> list[Record]:
+        return [summary | {"label": label} for label, summary in zip(labels, summaries, strict=False)]
+
+    common = recipes[0].model_dump(mode="json", exclude={"method", "seed", "out"})
+    return labelled(
+        run_series(
+            folder / COMPARISON,
+            common | {"compare": comparison.model_dump(mode="json")},
+            recipes,
+            resume=resume,
+            on_run=on_run,
+            on_end=lambda so_far: write_json(folder / "comparison.json", {"runs": labelled(so_far)}),
+        )
+    )
+
+
+def holds_comparison(folder: str | Path) -> bool:
+    """Whether a comparison was begun in this folder."""
+    return (Path(folder) / COMPARISON).exists()
+
+
+def resume_comparison(
+    folder: str | Path, *, on_run: Callable[[Recipe], Callable[[Record], None]] | None = None, **fields: Any
+) -> list[Record]:
+    """Goes on with an interrupted comparison: finished runs are taken as they are. Fields as in `resume`."""
+    return compare(Path(folder) / COMPARISON, on_run=on_run, resume=True, **fields | {"out": folder})
 
 
 def table(summaries: list[Record]) -> str:

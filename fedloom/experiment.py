@@ -160,7 +160,7 @@ class Experiment:
         """Leaves between two rounds."""
         self._save()
         done = f"stopped after round {len(self.history)} of {self.recipe.training.rounds}"
-        raise Interrupted(f"{done}; go on with: fedloom resume {self.folder.path}", signal)
+        raise Interrupted(done, f"fedloom resume {self.folder.path}", signal)
 
     @cached_property
     def _fingerprint(self) -> str:

@@ -10,11 +10,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run was asked to stop, and did so with a checkpoint. `signal` asked."""
+    """A run was asked to stop, and did so with a checkpoint. `signal` asked; `command` goes on."""
 
-    def __init__(self, message: str, number: int):
-        super().__init__(message)
-        self.signal = number
+    def __init__(self, when: str, command: str, signal: int):
+        super().__init__(f"{when}; go on with: {command}")
+        self.when, self.signal = when, signal
 
     @property
     def exit_code(self) -> int:
@@ -23,7 +23,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interrupts:
-    """While entered, the first signal is remembered in `asked`; the second ends the program."""
+    """While entered, the first signal is remembered in `asked`; the second ends the program.
+
+    One inside another tells it at its end: a run that was asked in its last round ends, and its series stops.
+    """
 
     def __init__(self) -> None:
         self.asked: int | None = None
@@ -37,6 +40,9 @@ class Interrupts:
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            outer = getattr(handler, "__self__", None)
+            if self.asked is not None and isinstance(outer, Interrupts):
+                outer.asked = self.asked
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = number

@@ -30,26 +30,27 @@ def stored_recipe(folder: Path) -> Recipe:
     return Recipe.parse(read_yaml(folder / RECIPE))
 
 
-def ended(recipe: Recipe) -> dict[str, Any] | None:
+def ended(recipe: Recipe, *, tell: bool = True) -> dict[str, Any] | None:
     """The summary of the run in `recipe.out`, if it is finished; a run of another recipe is refused."""
     folder = recipe.out
     if folder is None or not holds_run(folder):
         return None
-    _refuse_another(recipe, folder)
+    refuse_differences(recipe.resolved(), stored_recipe(folder).resolved(), folder)
     summary = finished(folder)
-    if summary is not None:
+    if summary is not None and tell:
         log.warning("the run in '%s' is finished: there is nothing to resume", folder)
     return summary
 
 
-def _refuse_another(recipe: Recipe, folder: Path) -> None:
-    mine, theirs = dict(_flat(recipe.resolved())), dict(_flat(stored_recipe(folder).resolved()))
+def refuse_differences(given: Mapping[str, Any], stored: Mapping[str, Any], folder: Path) -> None:
+    """What a folder goes on with must be what it was begun with, but for what is free."""
+    mine, theirs = dict(_flat(given)), dict(_flat(stored))
     for name in dict.fromkeys([*mine, *theirs]):
         free = any(name == part or name.startswith(part + ".") for part in FREE)
         if not free and mine.get(name) != theirs.get(name):
             raise UserError(
-                f"{name} = {mine.get(name)!r}: the run in '{folder}' has {theirs.get(name)!r}, and can only go on with "
-                "that; give the recipe that it was begun with, or another --out"
+                f"{name} = {mine.get(name)!r}: what was begun in '{folder}' has {theirs.get(name)!r}, and only goes on "
+                "with that; give the recipe that it was begun with, or another --out"
             )
 
 

@@ -121,7 +121,7 @@ def test_compare_two_methods_and_two_seeds_as_json() -> None:
     ]  # fmt: skip
     assert all(run.keys() >= PROMISED for run in said["runs"])
     assert sorted(path.name for path in Path("both").iterdir()) == [
-        "00-local-s0", "01-local-s1", "02-fedavg-s0", "03-fedavg-s1", "comparison.json",
+        "00-local-s0", "01-local-s1", "02-fedavg-s0", "03-fedavg-s1", "comparison.json", "comparison.yaml",
     ]  # fmt: skip
 
 

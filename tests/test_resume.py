@@ -262,10 +262,10 @@ def test_a_finished_run_says_so_and_stays_as_it_is(tmp_path, caplog) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"training__rounds": 4}, "training.rounds = 4: the run in .* has 3"),
-        ({"seed": 4}, "seed = 4: the run in .* has 3"),
-        ({"training__optimizer__lr": 0.06}, "training.optimizer.lr = 0.06: the run in .* has 0.05"),
-        ({"data__partition": "iid"}, "data.partition = 'iid': the run in .* has 'dirichlet:0.1'"),
+        ({"training__rounds": 4}, "training.rounds = 4: what was begun in .* has 3"),
+        ({"seed": 4}, "seed = 4: what was begun in .* has 3"),
+        ({"training__optimizer__lr": 0.06}, "training.optimizer.lr = 0.06: what was begun in .* has 0.05"),
+        ({"data__partition": "iid"}, "data.partition = 'iid': what was begun in .* has 'dirichlet:0.1'"),
     ],
 )
 @pytest.mark.parametrize("done", [False, True])
@@ -277,9 +277,9 @@ def test_a_folder_of_another_recipe_is_refused_and_untouched(change, named, done
         with pytest.raises(CrashError):
             experiment("fedprox", out, on_round=crash_in(2)).run()
     before = contents(out)
-    with pytest.raises(UserError, match=named + ", and can only go on with that; give the recipe"):
+    with pytest.raises(UserError, match=named + ", and only goes on with that; give the recipe"):
         experiment("fedprox", out, **change).run(resume=True)
-    with pytest.raises(UserError, match="method.name = 'fedavg': the run in .* has 'fedprox'"):
+    with pytest.raises(UserError, match="method.name = 'fedavg': what was begun in .* has 'fedprox'"):
         experiment("fedavg", out).run(resume=True)
     with pytest.raises(UserError, match=f"holds a run already: .*fedloom resume {out}"):
         experiment("fedprox", out).run()
@@ -386,7 +386,7 @@ def test_mistakes_are_named(tmp_path) -> None:
     with pytest.raises(UserError, match="--resume: say which run: --out FOLDER"):
         fedloom.run(method="fedavg", resume=True)
     fedloom.run(**FROM_PYTHON, out=tmp_path / "run")
-    with pytest.raises(UserError, match="training.rounds = 9: the run in"):
+    with pytest.raises(UserError, match="training.rounds = 9: what was begun in"):
         fedloom.resume(tmp_path / "run", rounds=9)
 
 

@@ -44,6 +44,17 @@ def tiny_task(model: str = "mlp", augment: tuple[str, ...] = ("crop:1", "noise:0
     )
 
 
+SMALL = {
+    "fedstyle": {"style_epochs": 2, "head_epochs": 3, "head_steps": 5},
+    "fedbabu": {"ft_epochs": 2},
+    "fedavg+ft": {"ft_epochs": 2},
+    "repper": {"head_epochs": 3, "head_steps": 5},
+    "fedrep": {"head_epochs": 3},
+    "fedala": {"most_epochs": 10},
+}
+"""What takes many epochs, made to take few: these runs are about equal numbers, not good ones."""
+
+
 def tiny_run(method: str | dict, **options):
     """A finished experiment."""
     experiment = tiny_experiment(method, **options)
@@ -57,7 +68,7 @@ def tiny_experiment(
 ):  # fmt: skip
     """Three rounds with part of the clients; fields go by their paths with `__` for dots."""
     values = {
-        "method": method,
+        "method": {"name": method} | SMALL.get(method, {}) if isinstance(method, str) else method,
         "engine": {"name": engine, "workers": workers, "device": "cpu"},
         "training": {
             "rounds": 3, "fraction": 0.6, "batch_size": 16, "schedule": "step:3=0.5",

@@ -64,12 +64,13 @@ def run(
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or of a comparison.")],
     data_dir: DataDir = None, engine: EngineFlag = None, set_: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Go on with a run that was stopped or killed, from its last checkpoint: the same result, bit for bit.
+    """Go on with a run or a comparison that was stopped or killed: the same result, bit for bit.
 
-    Only where and how fast it goes on can be changed (engine, storage, data.dir).
+    A run goes on from its last checkpoint; of a comparison, finished runs are taken as they are. Only where and how
+    fast it goes on can be changed (engine, storage, data.dir).
 
     Examples:
 
@@ -77,7 +78,13 @@ def resume(
 
       fedloom resume runs/mine --engine processes --set engine.workers=4
     """
-    recipe = api.recipe_of(run_dir, fields_of(set_, data_dir=data_dir, engine=engine))
+    fields = fields_of(set_, data_dir=data_dir, engine=engine)
+    if api.holds_comparison(run_dir):
+        with watching() as start:
+            summaries = api.resume_comparison(run_dir, on_run=start, **fields)
+        show(summaries, as_json, {"runs": summaries, "run_dir": str(run_dir)})
+        return
+    recipe = api.recipe_of(run_dir, fields)
     with watching() as start:
         summary = api.run(recipe, on_round=start(recipe), resume=True)
     show([summary], as_json, summary)
@@ -92,6 +99,7 @@ def compare(
     model: ModelFlag = None, rounds: Rounds = None, epochs: Epochs = None, batch_size: BatchSize = None,
     lr: Lr = None, fraction: Fraction = None, engine: EngineFlag = None, out_dir: Out = None, set_: Set = None,
     as_json: Json = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in --out, or begin it.")] = False,
 ) -> None:  # fmt: skip
     """Run several methods (and seeds) on the same federation: one table.
 
@@ -100,6 +108,8 @@ def compare(
       fedloom compare demo
 
       fedloom compare --methods local,fedavg,fedprox,fedavg+ft --seeds 0,1,2 --data digits --rounds 20
+
+      fedloom compare demo --out runs/demo --resume      # may be stopped and started again
     """
     fields = fields_of(
         set_, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model, rounds=rounds,
@@ -108,7 +118,7 @@ def compare(
     chosen = None if names is None else [name.strip() for name in names.split(",")]
     numbers = None if seeds is None else [_seed(text) for text in seeds.split(",")]
     with watching() as start:
-        summaries = api.compare(recipe, methods=chosen, seeds=numbers, on_run=start, **fields)
+        summaries = api.compare(recipe, methods=chosen, seeds=numbers, on_run=start, resume=resume, **fields)
     show(summaries, as_json, {"runs": summaries, "run_dir": str(Path(summaries[0]["run_dir"]).parent)})
 
 

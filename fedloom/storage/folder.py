@@ -82,7 +82,7 @@ class RunFolder:
 
     def write_json(self, name: str, value: Any) -> None:
         """A small JSON file, indented."""
-        write_whole(self.path / name, (json.dumps(without_nan(value), indent=1) + "\n").encode())
+        write_json(self.path / name, value)
 
     def write_lines(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """JSON lines."""
@@ -123,6 +123,11 @@ def finished(path: Path) -> dict[str, Any] | None:
         ) from None
     assert isinstance(summary, dict)
     return summary
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A small JSON file, indented; wholly or not at all."""
+    write_whole(path, (json.dumps(without_nan(value), indent=1) + "\n").encode())
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -1,0 +1,193 @@
+"""A run with faults on, ended at random moments and resumed, again and again: nothing is lost, memory does not grow.
+
+    python benchmarks/soak.py [--rounds 500] [--ends 20] [--engines inline processes] [--method ditto]
+
+Per engine: one run that nobody disturbs, and one that is ended `--ends` times (SIGKILL, SIGTERM, Ctrl-C to the whole
+group; drawn by `--seed`, as are the moments) and resumed. Clients drop out, crash (with their worker, where there is
+one), send NaN and are slow; their memory spills to disk. At the end both folders must hold the same files with the same
+contents, apart from timings, and no worker may be left. Exit code 1 if anything differs or memory grew.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
+WAYS = [signal.SIGKILL] * 3 + [signal.SIGTERM, signal.SIGINT]
+FIELDS = {
+    "data.name": "digits", "data.clients": 10, "data.limit": 300, "training.fraction": 0.5, "evaluation.every": 50,
+    "faults.drop": 0.05, "faults.nan": 0.05, "faults.crash": 0.02, "faults.slow": 0.05, "faults.slow_seconds": 0.01,
+    "storage.memory_mb": 1, "engine.workers": 2,
+}  # fmt: skip
+GROWTH = 16
+"""Megabytes that a process may be larger in its last tenth than in its second: what the allocator does is noise."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=500)
+    parser.add_argument("--ends", type=int, default=20, help="how often the run is killed or stopped")
+    parser.add_argument("--engines", nargs="+", default=["inline", "processes"])
+    parser.add_argument("--method", default="ditto")
+    parser.add_argument("--every", type=int, default=10, help="storage.checkpoint_every")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and ways in which the run is ended")
+    options = parser.parse_args()
+    print(f"{options.method}, {options.rounds} rounds, a checkpoint every {options.every}, ended {options.ends} times")
+    head = ("engine", "KILL/TERM/INT", "redone", "failed", "differ", "left", "RSS MB", "peak MB", "seconds")
+    print("{:<11}{:>13}{:>8}{:>8}{:>8}{:>6}{:>16}{:>16}{:>9}".format(*head))
+    with tempfile.TemporaryDirectory(prefix="fedloom-soak-") as folder:
+        good = [soak(engine, Path(folder) / engine, options) for engine in options.engines]
+    print(
+        "redone: rounds done again after a kill; failed: clients left out of a round; differ: files unlike the\n"
+        "undisturbed run's, timings apart; left: files and workers that should be gone; RSS: the undisturbed run's,\n"
+        "largest process, second tenth → last tenth (medians); peak: of the first → of the last segment"
+    )
+    sys.exit(not all(good))
+
+
+def soak(engine: str, folder: Path, options: argparse.Namespace) -> bool:
+    """One row of the table; whether all is well in it."""
+    begun = time.monotonic()
+    fields = FIELDS | {"method.name": options.method, "engine.name": engine, "training.rounds": options.rounds}
+    fields |= {"storage.checkpoint_every": options.every}
+    recipe = [part for name, value in fields.items() for part in ("--set", f"{name}={value}")]
+    whole, run = folder / "whole", folder / "run"
+    sizes = Segment(whole, recipe).finish()
+    draw = random.Random(f"{options.seed} {engine}")
+    peaks, left, redone, ways = [], 0, 0, Counter[int]()
+    for moment in sorted(draw.sample(range(1, options.rounds), options.ends)):
+        segment = Segment(run, recipe)
+        segment.watch(moment)
+        time.sleep(draw.random() * 0.1)  # anywhere in a round, or in what is written after it
+        way = draw.choice(WAYS)
+        left += segment.end(way)
+        peaks.append(max(segment.sizes, default=0))
+        redone += lines(run) - newest(run)
+        ways[way] += 1
+    peaks.append(max(Segment(run, recipe).finish(), default=0))
+    expected, found = contents(whole), contents(run)
+    differing = [name for name in expected if found.get(name) != expected[name]]
+    stray = sorted(found.keys() - expected.keys())
+    tenth = max(1, len(sizes) // 10)
+    early, late = statistics.median(sizes[tenth : 2 * tenth] or sizes), statistics.median(sizes[-tenth:])
+    failed = sum(json.loads((whole / "summary.json").read_text())["failed"].values())
+    print(
+        f"{engine:<11}{'/'.join(str(ways[way]) for way in CODES):>13}{redone:>8}{failed:>8}{len(differing):>8}"
+        f"{left + len(stray):>6}{f'{early:.1f} → {late:.1f}':>16}{f'{peaks[0]:.1f} → {peaks[-1]:.1f}':>16}"
+        f"{time.monotonic() - begun:>9.0f}",
+        *(f"  {name}" for name in [*differing, *stray]),
+        sep="\n",
+    )
+    return not (differing or stray or left) and late - early < GROWTH and peaks[-1] - peaks[0] < GROWTH
+
+
+class Segment:
+    """A process that begins the run in a folder, or goes on with it. `sizes` are its megabytes, round by round."""
+
+    def __init__(self, run: Path, recipe: list[str]):
+        self.run, self.sizes = run, list[float]()
+        self._before = identity(run / "metrics.jsonl")
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fedloom", "run", *recipe, "--out", str(run), "--resume"],
+            stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+
+    def watch(self, rounds: int | None = None) -> None:
+        """Until it has taken the folder over and has so many rounds, or ends."""
+        seen = -1
+        while self._process.poll() is None:
+            begun = identity(self.run / "metrics.jsonl") not in (None, self._before)
+            now = lines(self.run) if begun else -1
+            if rounds is not None and now >= rounds:
+                return
+            if now > seen:
+                seen = now
+                self.sizes.append(max(map(resident, [self._process.pid, *workers(self._process.pid)])))
+            time.sleep(0.005)
+
+    def end(self, way: signal.Signals) -> int:
+        """Ends it in this way, if it has not ended; how many workers outlive it."""
+        left = workers(self._process.pid)
+        if self._process.poll() is not None:  # it had ended by itself
+            self._check({0})
+            return 0
+        if way == signal.SIGINT:
+            os.killpg(self._process.pid, way)  # as a terminal does: the workers get it too
+        else:
+            self._process.send_signal(way)
+        self._check({0, CODES[way], -way})  # −way: it had not begun to listen
+        deadline = time.monotonic() + 10
+        while (left := [pid for pid in left if resident(pid)]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return len(left)
+
+    def finish(self) -> list[float]:
+        """Lets it run to its end."""
+        self.watch()
+        self._check({0})
+        return self.sizes
+
+    def _check(self, codes: set[int]) -> None:
+        code = self._process.wait(timeout=300)
+        self._said.seek(0)
+        said = self._said.read().decode()
+        self._said.close()
+        if code not in codes or "Traceback" in said or (code > 0 and "go on with: fedloom resume" not in said):
+            sys.exit(f"exit code {code}:\n{said[-4000:]}")
+
+
+def lines(run: Path) -> int:
+    path = run / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def identity(path: Path) -> int | None:
+    """Another number when a file is written anew, as a run does with its metrics when it goes on."""
+    return path.stat().st_ino if path.exists() else None
+
+
+def newest(run: Path) -> int:
+    """The round of the last checkpoint."""
+    return max((int(path.stem[6:]) for path in run.glob("checkpoints/round-*.json")), default=0)
+
+
+def workers(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def resident(pid: int) -> float:
+    """Megabytes of a process now; 0 when it has ended."""
+    try:
+        found = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
+    except OSError:
+        return 0.0
+    return int(found[0].split()[1]) * 1024 / 1e6 if found else 0.0
+
+
+def contents(run: Path) -> dict[str, object]:
+    """All that a run leaves, without timings, where it lay and the log of what it got over."""
+    paths = [path for path in sorted(run.rglob("*")) if path.is_file() and path.name != "log.txt"]
+    files: dict[str, object] = {str(path.relative_to(run)): path.read_bytes() for path in paths}
+    rounds = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    files["metrics.jsonl"] = [{k: v for k, v in record.items() if "seconds" not in k} for record in rounds]
+    summary = json.loads((run / "summary.json").read_text())
+    return files | {"summary.json": {k: v for k, v in summary.items() if k not in ("seconds", "run_dir")}}
+
+
+if __name__ == "__main__":
+    main()
