@@ -10,9 +10,10 @@ from fedloom.methods import Method
 from fedloom.methods import get as method
 from fedloom.recipe import Recipe
 from fedloom.server import Server
+from fedloom.sweeping import sweep
 from fedloom.task import Task
 
 __all__ = [
     "Batch", "Client", "Experiment", "Message", "Method", "Recipe", "Server", "Task", "UserError",
-    "compare", "method", "resume", "resume_comparison", "run", "table",
+    "compare", "method", "resume", "resume_comparison", "run", "sweep", "table",
 ]  # fmt: skip

@@ -37,10 +37,11 @@ def watching() -> Iterator[Any]:
     """Makes a progress display per run, and ends the last one whatever happens; a run that was stopped says so."""
     shown: list[RunProgress] = []
 
-    def start(recipe: Recipe) -> RunProgress:
+    def start(recipe: Recipe, title: str | None = None) -> RunProgress:
         for progress in shown:
             progress.stop()
-        shown.append(RunProgress(f"{short(recipe.method.name)} (seed {recipe.seed})", recipe.training.rounds, err))
+        title = title or f"{short(recipe.method.name)} (seed {recipe.seed})"
+        shown.append(RunProgress(title, recipe.training.rounds, err))
         return shown[-1]
 
     try:

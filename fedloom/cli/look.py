@@ -113,7 +113,7 @@ def print_recipe(
         out=out_dir,
     )  # fmt: skip
     values = api.raw_recipe(recipe, fields)
-    comparison = {"compare": values.pop("compare")} if "compare" in values else {}
+    comparison = {name: values.pop(name) for name in ("compare", "sweep") if name in values}
     resolved = Recipe.parse(values)
     if as_json:
         show_json(resolved.resolved() | comparison)
@@ -147,7 +147,8 @@ def plot(
     """
     fields = fields_of(set_, data=data, data_dir=data_dir, clients=clients, partition=partition, seed=seed)
     values = api.raw_recipe(recipe, fields)
-    values.pop("compare", None)
+    for several in ("compare", "sweep"):
+        values.pop(several, None)
     task = make_task(Recipe.parse(values))
     try:
         plot_federation(task.dataset, task.federation, to)

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedloom.errors import UserError
 from fedloom.raw import read_assignment
 
 RecipeFile = Annotated[str | None, typer.Argument(help="A recipe file, or the name of a shipped one (demo).")]
@@ -30,3 +31,11 @@ def fields_of(sets: list[str] | None, **flags: Any) -> dict[str, Any]:
     """Flags that were given, then --set, by field."""
     given = {name: value for name, value in flags.items() if value is not None}
     return given | dict(read_assignment(text) for text in sets or [])
+
+
+def read_seeds(text: str | None) -> list[int] | None:
+    """`0,1,2` as numbers."""
+    for seed in text.split(",") if text is not None else ():
+        if not seed.strip().isdigit():
+            raise UserError(f"--seeds: '{seed}' is no seed; write whole numbers, 0,1,2")
+    return None if text is None else [int(seed) for seed in text.split(",")]

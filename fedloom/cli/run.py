@@ -26,9 +26,11 @@ from fedloom.cli.options import (
     Seed,
     Set,
     fields_of,
+    read_seeds,
 )
-from fedloom.errors import UserError
+from fedloom.cli.sweep import go_on
 from fedloom.recipe import Recipe
+from fedloom.sweeping import holds_sweep
 
 
 @app.command()
@@ -64,12 +66,12 @@ def run(
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or of a comparison.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, a comparison or a sweep.")],
     data_dir: DataDir = None, engine: EngineFlag = None, set_: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Go on with a run or a comparison that was stopped or killed: the same result, bit for bit.
+    """Go on with a run, a comparison or a sweep that was stopped or killed: the same result, bit for bit.
 
-    A run goes on from its last checkpoint; of a comparison, finished runs are taken as they are. Only where and how
+    A run goes on from its last checkpoint; of several, finished ones are taken as they are. Only where and how
     fast it goes on can be changed (engine, storage, data.dir).
 
     Examples:
@@ -79,6 +81,9 @@ def resume(
       fedloom resume runs/mine --engine processes --set engine.workers=4
     """
     fields = fields_of(set_, data_dir=data_dir, engine=engine)
+    if holds_sweep(run_dir):
+        go_on(run_dir, fields, as_json)
+        return
     if api.holds_comparison(run_dir):
         with watching() as start:
             summaries = api.resume_comparison(run_dir, on_run=start, **fields)
@@ -116,13 +121,6 @@ def compare(
         epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, engine=engine, out=out_dir,
     )  # fmt: skip
     chosen = None if names is None else [name.strip() for name in names.split(",")]
-    numbers = None if seeds is None else [_seed(text) for text in seeds.split(",")]
     with watching() as start:
-        summaries = api.compare(recipe, methods=chosen, seeds=numbers, on_run=start, resume=resume, **fields)
+        summaries = api.compare(recipe, methods=chosen, seeds=read_seeds(seeds), on_run=start, resume=resume, **fields)
     show(summaries, as_json, {"runs": summaries, "run_dir": str(Path(summaries[0]["run_dir"]).parent)})
-
-
-def _seed(text: str) -> int:
-    if not text.strip().isdigit():
-        raise UserError(f"--seeds: '{text}' is no seed; write whole numbers, 0,1,2")
-    return int(text)
