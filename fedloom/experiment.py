@@ -31,6 +31,7 @@ from fedloom.preparing import make_task
 from fedloom.randomness import numpy_generator
 from fedloom.recipe import Recipe
 from fedloom.report.log import logging_to
+from fedloom.report.writers import Writers, refuse_missing
 from fedloom.resuming import ended, fingerprint, refuse_other_data, tell_other_versions
 from fedloom.room import refuse_model_without_room
 from fedloom.server import Server
@@ -59,6 +60,7 @@ class Experiment:
         self.participants = [c for c in range(self.task.clients) if c not in newcomers]
         self.trainers = [EVERYONE] if self.method.pooled else self.participants
         self._told: set[str] = set()
+        refuse_missing(recipe.log)
         self._refuse_too_few()
         refuse_model_without_room(self.task)
         self.trust = Trust(recipe, self.method, self.trainers, self._per_round)
@@ -99,6 +101,7 @@ class Experiment:
             logging_to(self.folder.path / "log.txt"),
             closing(ClientStore(budget // 2, inside=self.folder.path)) as self.memory,
             closing(ClientStore(budget // 2, inside=self.folder.path)) as self.remembered,
+            closing(Writers(self.recipe, self.folder.path)) as writers,
             Interrupts() as interrupts,
         ):
             self.server = Server(
@@ -129,6 +132,7 @@ class Experiment:
                     raise
                 self.history.append(without_nan(record))
                 self.folder.record(record)
+                writers(record)
                 if self.on_round is not None:
                     self.on_round(record)
                 every = self.recipe.storage.checkpoint_every

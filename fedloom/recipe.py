@@ -34,6 +34,10 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+def _listed(value: Any) -> Any:
+    return value.split(",") if isinstance(value, str) else value
+
+
 def _checked(parse: Any) -> AfterValidator:
     """Keeps the written form, once it has been read without complaint."""
 
@@ -182,6 +186,9 @@ class Recipe(Section):
     robust: RobustSettings | None = Field(None, description="a robust rule in the place of the mean")
     attack: AttackSettings | None = Field(None, description="hostile clients, for study")
     privacy: PrivacySettings | None = Field(None, description="client-level differential privacy")
+    log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], BeforeValidator(_listed)] = Field(
+        (), description="where else rounds are written: tensorboard, wandb (extras of these names)"
+    )
     seed: int = Field(0, ge=0)
     out: Path | None = Field(None, description="run folder; default: a new one under runs/")
 

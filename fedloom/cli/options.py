@@ -24,6 +24,7 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Everything random foll
 EngineFlag = Annotated[str | None, typer.Option("--engine", help="auto, inline, processes, lanes (GPU), replay.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one under runs/.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any field: --set method.mu=0.1 (repeatable).")]
+Log = Annotated[str | None, typer.Option("--log", help="Write rounds there too: tensorboard, wandb.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object as the last line of stdout.")]
 
 

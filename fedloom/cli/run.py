@@ -16,6 +16,7 @@ from fedloom.cli.options import (
     Epochs,
     Fraction,
     Json,
+    Log,
     Lr,
     MethodFlag,
     ModelFlag,
@@ -38,7 +39,8 @@ def run(
     recipe: RecipeFile = None, method: MethodFlag = None, data: DataFlag = None, data_dir: DataDir = None,
     clients: Clients = None, partition: Partition = None, model: ModelFlag = None, rounds: Rounds = None,
     epochs: Epochs = None, batch_size: BatchSize = None, lr: Lr = None, fraction: Fraction = None,
-    seed: Seed = None, engine: EngineFlag = None, out_dir: Out = None, set_: Set = None, as_json: Json = False,
+    seed: Seed = None, engine: EngineFlag = None, out_dir: Out = None, set_: Set = None, log: Log = None,
+    as_json: Json = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or begin it.")] = False,
 ) -> None:  # fmt: skip
     """Run one experiment.
@@ -56,7 +58,7 @@ def run(
     fields = fields_of(
         set_, method=method, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model,
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, seed=seed, engine=engine,
-        out=out_dir,
+        out=out_dir, log=log,
     )  # fmt: skip
     resolved = Recipe.parse(api.raw_recipe(recipe, fields))
     with watching() as start:
@@ -103,7 +105,7 @@ def compare(
     data: DataFlag = None, data_dir: DataDir = None, clients: Clients = None, partition: Partition = None,
     model: ModelFlag = None, rounds: Rounds = None, epochs: Epochs = None, batch_size: BatchSize = None,
     lr: Lr = None, fraction: Fraction = None, engine: EngineFlag = None, out_dir: Out = None, set_: Set = None,
-    as_json: Json = False,
+    log: Log = None, as_json: Json = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in --out, or begin it.")] = False,
 ) -> None:  # fmt: skip
     """Run several methods (and seeds) on the same federation: one table.
@@ -119,6 +121,7 @@ def compare(
     fields = fields_of(
         set_, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model, rounds=rounds,
         epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, engine=engine, out=out_dir,
+        log=log,
     )  # fmt: skip
     chosen = None if names is None else [name.strip() for name in names.split(",")]
     with watching() as start:

@@ -15,6 +15,7 @@ from fedloom.cli.options import (
     Epochs,
     Fraction,
     Json,
+    Log,
     Lr,
     MethodFlag,
     ModelFlag,
@@ -43,7 +44,7 @@ def sweep(
     method: MethodFlag = None, data: DataFlag = None, data_dir: DataDir = None, clients: Clients = None,
     partition: Partition = None, model: ModelFlag = None, rounds: Rounds = None, epochs: Epochs = None,
     batch_size: BatchSize = None, lr: Lr = None, fraction: Fraction = None, engine: EngineFlag = None,
-    out_dir: Out = None, set_: Set = None, as_json: Json = False,
+    out_dir: Out = None, set_: Set = None, log: Log = None, as_json: Json = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in --out, or begin it.")] = False,
 ) -> None:  # fmt: skip
     """Run one recipe with many settings and seeds: one table and a picture (a curve, or a heat map over two fields).
@@ -62,6 +63,7 @@ def sweep(
     fields = fields_of(
         set_, method=method, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model,
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, engine=engine, out=out_dir,
+        log=log,
     )  # fmt: skip
     with watching() as start:
         runs = run_sweep(
