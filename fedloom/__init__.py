@@ -12,8 +12,10 @@ from fedloom.recipe import Recipe
 from fedloom.server import Server
 from fedloom.sweeping import sweep
 from fedloom.task import Task
+from fedloom.trained import load
+from fedloom.trained_model import load_model
 
 __all__ = [
     "Batch", "Client", "Experiment", "Message", "Method", "Recipe", "Server", "Task", "UserError",
-    "compare", "method", "resume", "resume_comparison", "run", "sweep", "table",
+    "compare", "load", "load_model", "method", "resume", "resume_comparison", "run", "sweep", "table",
 ]  # fmt: skip

@@ -124,6 +124,7 @@ def compare(
     comparison in `out`, or begins it: finished runs are taken as they are.
     """
     values = raw_recipe(recipe, fields)
+    values.pop("sweep", None)  # the recipe's other use
     methods = [fields["method"]] if methods is None and "method" in fields else methods
     seeds = [fields["seed"]] if seeds is None and "seed" in fields else seeds
     comparison = _comparison(values, methods, seeds)

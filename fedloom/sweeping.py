@@ -76,6 +76,7 @@ def sweep(
     """
     values = raw_recipe(recipe, fields)
     chosen = _sweep(values, {"over": over, "seeds": seeds and list(seeds), "random": random, "parallel": parallel})
+    values.pop("compare", None)  # the recipe's other use
     out = values.pop("out", None)
     if resume and out is None:
         raise UserError("--resume: say which sweep: --out FOLDER, or `fedloom resume FOLDER`")
