@@ -2,6 +2,7 @@
 
 from fedloom.data import Dataset, combine, federate, limit, load, parts
 from fedloom.data.augment import parse_augment
+from fedloom.plugins import absolute
 from fedloom.recipe import Recipe
 from fedloom.task import Task
 
@@ -33,7 +34,7 @@ def make_task(recipe: Recipe, dataset: Dataset | None = None) -> Task:
     return Task(
         dataset,
         federation,
-        model_name=recipe.model.name,
+        model_name=absolute(recipe.model.name),
         model_options=recipe.model.options,
         augment=parse_augment(data.augment),
         views=parse_augment(data.views),

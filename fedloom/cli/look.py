@@ -11,7 +11,7 @@ import typer
 import yaml
 from rich.table import Table
 
-from fedloom import api, methods, plugins
+from fedloom import api, methods, offers, plugins
 from fedloom.cli.base import app, err, out, show_json
 from fedloom.cli.options import (
     BatchSize,
@@ -48,7 +48,9 @@ app.add_typer(data_app, name="data")
 
 @app.command(name="methods")
 def list_methods(
-    name: Annotated[str | None, typer.Argument(help="Explain this one; also yours: file.py:Name.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(autocompletion=offers.methods, help="Explain this one; also yours: file.py:Name.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the methods: what each shares and keeps, its paper and hyperparameters.

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedloom import api
+from fedloom import api, offers
 from fedloom.cli.base import app, show, watching
 from fedloom.cli.options import (
     BatchSize,
@@ -100,7 +100,10 @@ def resume(
 @app.command()
 def compare(
     recipe: RecipeFile = None,
-    names: Annotated[str | None, typer.Option("--methods", help="Comma-separated: local,fedavg,fedavg+ft")] = None,
+    names: Annotated[
+        str | None,
+        typer.Option("--methods", autocompletion=offers.methods, help="Comma-separated: local,fedavg,fedavg+ft"),
+    ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="Comma-separated: 0,1,2")] = None,
     data: DataFlag = None, data_dir: DataDir = None, clients: Clients = None, partition: Partition = None,
     model: ModelFlag = None, rounds: Rounds = None, epochs: Epochs = None, batch_size: BatchSize = None,
