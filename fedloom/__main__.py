@@ -13,6 +13,8 @@ def main() -> None:
 
     if outline.asked():
         outline.keep(get_command(cli.app))
+        if outline.answered():
+            return
     cli.main()
 
 
