@@ -13,6 +13,7 @@ from rich.console import Console
 from fedloom.checking import Section, checked
 from fedloom.errors import UserError
 from fedloom.experiment import Experiment, Record
+from fedloom.plugins import short
 from fedloom.raw import assign, read_yaml
 from fedloom.recipe import Recipe
 from fedloom.report.table import comparison_table
@@ -123,6 +124,7 @@ def compare(
     comparison in `out`, or begins it: finished runs are taken as they are.
     """
     values = raw_recipe(recipe, fields)
+    values.pop("sweep", None)  # the recipe's other use
     methods = [fields["method"]] if methods is None and "method" in fields else methods
     seeds = [fields["seed"]] if seeds is None and "seed" in fields else seeds
     comparison = _comparison(values, methods, seeds)
@@ -138,7 +140,7 @@ def compare(
     recipes: list[Recipe] = []
     for method in comparison.methods:
         for seed in comparison.seeds:
-            place = folder / f"{len(recipes):02d}-{_name(method)}-s{seed}"
+            place = folder / f"{len(recipes):02d}-{short(str(_name(method)))}-s{seed}"
             recipes.append(Recipe.parse(values | {"method": method, "seed": seed, "out": str(place)}))
     labels = [label for label in _labels(comparison.methods) for _ in comparison.seeds]
 
@@ -195,9 +197,11 @@ def _comparison(values: dict[str, Any], methods: Iterable[Any] | None, seeds: It
 def _labels(methods: Iterable[str | dict[str, Any]]) -> list[str]:
     """What tells methods apart: the name, and where it comes twice the hyperparameters."""
     methods = list(methods)
-    times = Counter(map(_name, methods))
+    names = [str(_name(method)) for method in methods]
+    times, files = Counter(names), Counter(map(short, set(names)))
     labels = []
-    for method in methods:
-        settings = method if isinstance(method, Mapping) and times[_name(method)] > 1 else {}
-        labels.append(" ".join([str(_name(method)), *(f"{n}={v}" for n, v in settings.items() if n != "name")]))
+    for method, name in zip(methods, names, strict=True):
+        settings = method if isinstance(method, Mapping) and times[name] > 1 else {}
+        title = short(name) if files[short(name)] == 1 else name
+        labels.append(" ".join([title, *(f"{n}={v}" for n, v in settings.items() if n != "name")]))
     return labels

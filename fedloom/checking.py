@@ -54,6 +54,8 @@ def _sentence(kind: type[BaseModel], error: Any, path: str) -> str:
     if error["type"] in ("extra_forbidden", "invalid_key"):
         if error["loc"] == ("compare",):
             return "compare: this recipe describes a comparison of methods; run it with `fedloom compare`"
+        if error["loc"] == ("sweep",):
+            return "sweep: this recipe describes a sweep over settings; run it with `fedloom sweep`"
         value = "" if error["type"] == "invalid_key" else f" = {shown(error['input'])}"
         return f"{field}{value}: there is no such field; {nearest(error['loc'][-1], _fields(kind, error['loc'][:-1]))}"
     cause = error.get("ctx", {}).get("error")

@@ -26,10 +26,13 @@ from fedloom.lane import Setup
 from fedloom.ledger import FILE as LEDGER
 from fedloom.ledger import Ledger
 from fedloom.message import Message
+from fedloom.parts import State
+from fedloom.plugins import short
 from fedloom.preparing import make_task
 from fedloom.randomness import numpy_generator
 from fedloom.recipe import Recipe
 from fedloom.report.log import logging_to
+from fedloom.report.writers import Writers, refuse_missing
 from fedloom.resuming import ended, fingerprint, refuse_other_data, tell_other_versions
 from fedloom.room import refuse_model_without_room
 from fedloom.server import Server
@@ -37,6 +40,7 @@ from fedloom.storage.checkpoint import Checkpoints
 from fedloom.storage.folder import SUMMARY, RunFolder, holds_run, without_nan
 from fedloom.storage.memory import ClientStore
 from fedloom.task import EVERYONE, Task, longest_first
+from fedloom.trained import TASK, task_facts
 from fedloom.trust import Trust
 
 Record = dict[str, Any]
@@ -58,6 +62,7 @@ class Experiment:
         self.participants = [c for c in range(self.task.clients) if c not in newcomers]
         self.trainers = [EVERYONE] if self.method.pooled else self.participants
         self._told: set[str] = set()
+        refuse_missing(recipe.log)
         self._refuse_too_few()
         refuse_model_without_room(self.task)
         self.trust = Trust(recipe, self.method, self.trainers, self._per_round)
@@ -98,6 +103,7 @@ class Experiment:
             logging_to(self.folder.path / "log.txt"),
             closing(ClientStore(budget // 2, inside=self.folder.path)) as self.memory,
             closing(ClientStore(budget // 2, inside=self.folder.path)) as self.remembered,
+            closing(Writers(self.recipe, self.folder.path)) as writers,
             Interrupts() as interrupts,
         ):
             self.server = Server(
@@ -115,6 +121,7 @@ class Experiment:
                 self._restore(engine.home.device)
             else:
                 self._save()
+                self.folder.write_json(TASK, task_facts(self.task, self._fingerprint))
                 # where it lay is not part of an experiment; with the recipe, last, the folder holds a run
                 self.folder.describe(self.recipe.with_(out=None).to_yaml())
             for round in range(len(self.history) + 1, self.recipe.training.rounds + 1):
@@ -128,12 +135,13 @@ class Experiment:
                     raise
                 self.history.append(without_nan(record))
                 self.folder.record(record)
+                writers(record)
                 if self.on_round is not None:
                     self.on_round(record)
                 every = self.recipe.storage.checkpoint_every
                 if every and round % every == 0 and round < self.recipe.training.rounds:
                     self._save()
-            return self._finish()
+            return self._finish(engine.home.unshared())
 
     def _save(self) -> None:
         """A checkpoint of all that the next round depends on."""
@@ -177,7 +185,7 @@ class Experiment:
     @property
     def label(self) -> str:
         """Names the run folder."""
-        return f"{self.method.name}-{Path(self.recipe.data.name).stem}-s{self.recipe.seed}"
+        return f"{self.method.name}-{Path(short(self.recipe.data.name)).stem}-s{self.recipe.seed}"
 
     def round(self, engine: Engine, round: int) -> Record:
         """One communication round, and its evaluation when it is due."""
@@ -286,7 +294,7 @@ class Experiment:
             self.memory[result.client] = result.memory
             yield result.message
 
-    def _finish(self) -> Record:
+    def _finish(self, unshared: State) -> Record:
         """Writes the last files of the run folder."""
         first = {
             "method": self.method.name,
@@ -297,6 +305,7 @@ class Experiment:
         last = {"seconds": self._seconds, "run_dir": str(self.folder.path)}
         summary = first | summary_of(self.history, self.recipe.evaluation.summary, self.task.federation.notes) | last
         self.folder.write_model("server", self.server.state)
+        self.folder.write_model("initial", unshared)
         self.folder.write_lines("clients.jsonl", self.evaluator.rows())
         self.folder.write_json(LEDGER, self.ledger.to_json())
         self.folder.write_json(SUMMARY, summary)

@@ -1,18 +1,17 @@
 """From a recipe to a task: the images it names, dealt out to clients."""
 
-from pathlib import Path
-
-from fedloom.data import Dataset, combine, federate, limit, load
+from fedloom.data import Dataset, combine, federate, limit, load, parts
 from fedloom.data.augment import parse_augment
-from fedloom.recipe import DataSettings, Recipe
+from fedloom.plugins import absolute
+from fedloom.recipe import Recipe
 from fedloom.task import Task
 
 
 def load_dataset(recipe: Recipe) -> Dataset:
     """The images that a recipe names, several datasets as styles of one."""
     data = recipe.data
-    parts = [load(name, folder=data.dir, size=data.size) for name in _names(data)]
-    return parts[0] if len(parts) == 1 else combine(parts, size=data.size)
+    styles = [load(name, folder=data.dir, size=data.size) for name in parts(data.name)]
+    return styles[0] if len(styles) == 1 else combine(styles, size=data.size)
 
 
 def make_task(recipe: Recipe, dataset: Dataset | None = None) -> Task:
@@ -35,14 +34,10 @@ def make_task(recipe: Recipe, dataset: Dataset | None = None) -> Task:
     return Task(
         dataset,
         federation,
-        model_name=recipe.model.name,
+        model_name=absolute(recipe.model.name),
         model_options=recipe.model.options,
         augment=parse_augment(data.augment),
         views=parse_augment(data.views),
         normalise=data.normalise,
         objective=recipe.make_objective(),
     )
-
-
-def _names(data: DataSettings) -> list[str]:
-    return [data.name] if Path(data.name).exists() else data.name.split("+")

@@ -65,13 +65,23 @@ def read_assignment(text: str) -> tuple[str, Any]:
     path, equals, value = text.partition("=")
     if not equals or not all(path.strip().split(".")):
         raise UserError(f"--set {text}: write field=value, for example --set training.rounds=5")
+    return path.strip(), _read(f"--set {text}", value)
+
+
+def read_list(said: str, text: str) -> list[Any]:
+    """`a,b,c` → the values, each read as YAML."""
+    values: list[Any] = _read(said, f"[{text}]")
+    return values
+
+
+def _read(said: str, text: str) -> Any:
     try:
-        return path.strip(), _load(value)
+        return _load(text)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or "it cannot be read"
-        raise UserError(f"--set {text}: the value is not YAML ({problem}); write it as in a recipe") from None
+        raise UserError(f"{said}: the value is not YAML ({problem}); write it as in a recipe") from None
     except RecursionError:
-        raise UserError(f"--set {path.strip()}: the value is nested too deeply; write it as in a recipe") from None
+        raise UserError(f"{said.partition('=')[0]}: the value is nested too deeply; write it as in a recipe") from None
 
 
 def assign(values: dict[str, Any], path: str, value: Any) -> None:

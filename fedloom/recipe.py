@@ -15,11 +15,11 @@ from pydantic import (
     model_validator,
 )
 
-from fedloom import methods, models, objectives
+from fedloom import methods, models, objectives, plugins
 from fedloom.attack import AttackSettings
 from fedloom.checking import Section, checked, refusal
 from fedloom.combination import RobustSettings
-from fedloom.data import parse_partition
+from fedloom.data import parse_partition, parts
 from fedloom.data.augment import parse_augment
 from fedloom.data.federation import parse_split
 from fedloom.engines import ENGINES, EngineSettings, engine_class
@@ -32,6 +32,10 @@ from fedloom.training import Training
 
 def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
+
+
+def _listed(value: Any) -> Any:
+    return value.split(",") if isinstance(value, str) else value
 
 
 def _checked(parse: Any) -> AfterValidator:
@@ -90,7 +94,7 @@ class ModelSettings(BaseModel):
         try:
             models.check(self.name, options)
         except UserError as error:
-            problem = str(error).removeprefix(f"model '{value}' ")
+            problem = str(error).removeprefix(f"model '{value}'").lstrip(": ")
             raise refusal(f"model.{field} = {value!r}: {problem}") from None
 
     @property
@@ -182,6 +186,9 @@ class Recipe(Section):
     robust: RobustSettings | None = Field(None, description="a robust rule in the place of the mean")
     attack: AttackSettings | None = Field(None, description="hostile clients, for study")
     privacy: PrivacySettings | None = Field(None, description="client-level differential privacy")
+    log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], BeforeValidator(_listed)] = Field(
+        (), description="where else rounds are written: tensorboard, wandb (extras of these names)"
+    )
     seed: int = Field(0, ge=0)
     out: Path | None = Field(None, description="run folder; default: a new one under runs/")
 
@@ -264,8 +271,12 @@ class Recipe(Section):
         """Every field, defaults and the method's hyperparameters included."""
         values = self.model_dump(mode="json")
         method, objective = self.make_method(), self.make_objective()
-        values["objective"] = {"name": objective.name} | asdict(objective)
+        name = objective.name if self.objective is None else self.objective.name
+        values["objective"] = {"name": name} | asdict(objective)
         values["method"] |= {name: getattr(method, name) for name in methods.hyperparameters(type(method))}
+        for section in ("method", "model", "objective"):
+            values[section]["name"] = plugins.absolute(values[section]["name"])
+        values["data"]["name"] = "+".join(map(plugins.absolute, parts(self.data.name)))
         return values
 
     def to_yaml(self) -> str:

@@ -15,7 +15,7 @@ from fedloom.recipe import Recipe
 from fedloom.storage.folder import RECIPE, finished, holds_run, versions
 from fedloom.task import Task
 
-FREE = ("engine", "storage", "out", "data.dir")
+FREE = ("engine", "storage", "out", "log", "data.dir", "sweep.parallel")
 """Where and how fast a run goes on may change; what it computes may not."""
 log = logging.getLogger("fedloom")
 

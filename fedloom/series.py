@@ -4,14 +4,17 @@ A YAML file in the folder describes them. Finished runs are taken as they are, a
 checkpoint, the rest run.
 """
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fedloom.beside import run_beside
 from fedloom.data import Dataset
 from fedloom.errors import UserError
 from fedloom.experiment import Experiment, Record
@@ -21,7 +24,7 @@ from fedloom.raw import read_yaml
 from fedloom.recipe import Recipe
 from fedloom.resuming import ended, refuse_differences
 from fedloom.storage.files import write_whole
-from fedloom.storage.folder import holds_run
+from fedloom.storage.folder import METRICS, holds_run
 from fedloom.storage.lock import RunLock
 from fedloom.task import Task
 
@@ -34,14 +37,15 @@ def run_series(
     recipes: Sequence[Recipe],
     *,
     resume: bool = False,
+    parallel: int = 1,
     on_run: Callable[[Recipe], Callable[[Record], None]] | None = None,
     on_end: Callable[[list[Record]], None] | None = None,
 ) -> list[Record]:
     """Runs all recipes (each has its own `out`, in the folder of `described`) and returns their summaries.
 
     `described` is the file that holds the description; one that is there already is refused, unless to `resume`, and
-    then it must say the same. `on_run(recipe)` gives what is told of a run's rounds; `on_end` is given the summaries
-    so far after each run.
+    then it must say the same. Several runs at a time (`parallel`) are processes of their own. `on_run(recipe)` gives
+    what is told of a run's rounds; `on_end` is given the summaries so far after each run.
     """
     folder = described.parent
     _refuse(described, description, resume)
@@ -59,6 +63,8 @@ def run_series(
         if not described.exists():
             text = yaml.safe_dump(dict(description), sort_keys=False, allow_unicode=True, width=100)
             write_whole(described, text.encode())
+        if parallel > 1:
+            run_beside(left, parallel, interrupts, partial(_tell_end, on_run))
         for number, recipe in enumerate(recipes, 1):
             summary = ended(recipe, tell=False)
             if summary is None and interrupts.asked is not None:
@@ -74,6 +80,13 @@ def run_series(
             if on_end is not None:
                 on_end(summaries)
     return summaries
+
+
+def _tell_end(on_run: Callable[[Recipe], Callable[[Record], None]] | None, recipe: Recipe) -> None:
+    """A run that was elsewhere is told of when it ends, by its last round."""
+    assert recipe.out is not None
+    if on_run is not None:
+        on_run(recipe)(json.loads((recipe.out / METRICS).read_text(encoding="utf-8").splitlines()[-1]))
 
 
 class Tasks:

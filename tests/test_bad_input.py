@@ -303,7 +303,7 @@ WRONG = {
     "robust.attackers": (-1, "at least 0"), "attack.kind": ("x", "signflip"), "attack.share": (2, "below 1"),
     "attack.strength": (-1, "above 0"), "privacy.clip": (0, "above 0"), "privacy.noise": (-1, "above 0"),
     "privacy.delta": (2, "below 1"), "privacy.sampling": ("x", "poisson"),
-    "seed": (-1, "at least 0"), "out": (3, "a path"),
+    "seed": (-1, "at least 0"), "out": (3, "a path"), "log": ("tensorbord", "did you mean 'tensorboard'"),
 }  # fmt: skip
 
 

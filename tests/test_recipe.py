@@ -7,9 +7,11 @@ import pytest
 import yaml
 
 from fedloom.api import compare, raw_recipe, run
+from fedloom.checking import checked
 from fedloom.errors import UserError
 from fedloom.raw import assign, read_assignment, read_yaml, shipped
 from fedloom.recipe import Recipe
+from fedloom.sweeping import Sweep, settings
 
 NAN, INF = float("nan"), float("inf")
 
@@ -257,6 +259,8 @@ def test_a_missing_file_or_a_folder_names_the_shipped_recipes(tmp_path: Path) ->
 @pytest.mark.parametrize("name", list(shipped()))
 def test_a_shipped_recipe_is_known_by_its_name_and_valid(name: str) -> None:
     values = read_yaml(name)
+    for setting in settings(checked(Sweep, values.pop("sweep"))) if "sweep" in values else []:
+        Recipe.parse(raw_recipe(values, setting))
     compared = values.pop("compare", {}).get("methods", [values.get("method", "fedavg")])
     for method in compared:
         Recipe.parse(values | {"method": method})

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from fedloom.interrupts import Interrupted
+from fedloom.plugins import short
 from fedloom.recipe import Recipe
 from fedloom.report.progress import RunProgress
 from fedloom.report.table import comparison_table
@@ -36,10 +37,11 @@ def watching() -> Iterator[Any]:
     """Makes a progress display per run, and ends the last one whatever happens; a run that was stopped says so."""
     shown: list[RunProgress] = []
 
-    def start(recipe: Recipe) -> RunProgress:
+    def start(recipe: Recipe, title: str | None = None) -> RunProgress:
         for progress in shown:
             progress.stop()
-        shown.append(RunProgress(f"{recipe.method.name} (seed {recipe.seed})", recipe.training.rounds, err))
+        title = title or f"{short(recipe.method.name)} (seed {recipe.seed})"
+        shown.append(RunProgress(title, recipe.training.rounds, err))
         return shown[-1]
 
     try:

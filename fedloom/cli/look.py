@@ -2,16 +2,17 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import yaml
 from rich.table import Table
 
-from fedloom import api, methods
-from fedloom.cli.base import app, out, show_json
+from fedloom import api, methods, offers, plugins
+from fedloom.cli.base import app, err, out, show_json
 from fedloom.cli.options import (
     BatchSize,
     Clients,
@@ -47,13 +48,16 @@ app.add_typer(data_app, name="data")
 
 @app.command(name="methods")
 def list_methods(
-    name: Annotated[str | None, typer.Argument(help="Explain this one.")] = None, as_json: Json = False
+    name: Annotated[
+        str | None, typer.Argument(autocompletion=offers.methods, help="Explain this one; also yours: file.py:Name.")
+    ] = None,
+    as_json: Json = False,
 ) -> None:
     """List the methods: what each shares and keeps, its paper and hyperparameters.
 
     Example: fedloom methods fedprox
     """
-    rows = [method_info(n) for n in sorted(methods.REGISTRY)] if name is None else [method_info(name)]
+    rows = list(_known_methods()) if name is None else [method_info(name)]
     if as_json:
         show_json({"methods": rows})
         return
@@ -63,6 +67,14 @@ def list_methods(
     for row in rows:
         list_one(out, row)
     out.print("Any method with a global model can have fine-tuning: fedavg+ft. More: fedloom methods NAME")
+
+
+def _known_methods() -> Iterator[dict[str, Any]]:
+    for name in sorted({*methods.REGISTRY, *plugins.names(methods.METHODS)}):
+        try:
+            yield method_info(name) | {"name": name}
+        except UserError as error:  # a package that cannot be imported is no reason to list no others
+            err.print(f"note: {error}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -103,7 +115,7 @@ def print_recipe(
         out=out_dir,
     )  # fmt: skip
     values = api.raw_recipe(recipe, fields)
-    comparison = {"compare": values.pop("compare")} if "compare" in values else {}
+    comparison = {name: values.pop(name) for name in ("compare", "sweep") if name in values}
     resolved = Recipe.parse(values)
     if as_json:
         show_json(resolved.resolved() | comparison)
@@ -137,7 +149,8 @@ def plot(
     """
     fields = fields_of(set_, data=data, data_dir=data_dir, clients=clients, partition=partition, seed=seed)
     values = api.raw_recipe(recipe, fields)
-    values.pop("compare", None)
+    for several in ("compare", "sweep"):
+        values.pop(several, None)
     task = make_task(Recipe.parse(values))
     try:
         plot_federation(task.dataset, task.federation, to)

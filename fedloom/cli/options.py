@@ -5,24 +5,50 @@ from typing import Annotated, Any
 
 import typer
 
+from fedloom import offers
+from fedloom.errors import UserError
 from fedloom.raw import read_assignment
 
-RecipeFile = Annotated[str | None, typer.Argument(help="A recipe file, or the name of a shipped one (demo).")]
-MethodFlag = Annotated[str | None, typer.Option("--method", help="See `fedloom methods`; +ft adds fine-tuning.")]
-DataFlag = Annotated[str | None, typer.Option("--data", help="A dataset, a folder of images, an .npz file.")]
+RecipeFile = Annotated[
+    str | None,
+    typer.Argument(autocompletion=offers.recipes, help="A recipe file, or the name of a shipped one (demo)."),
+]
+MethodFlag = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        autocompletion=offers.methods,
+        help="See `fedloom methods`; +ft adds fine-tuning; file.py:Name is yours.",
+    ),
+]
+DataFlag = Annotated[
+    str | None,
+    typer.Option("--data", autocompletion=offers.datasets, help="A dataset, a folder of images, an .npz file."),
+]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where dataset files lie; else $FEDLOOM_DATA.")]
 Clients = Annotated[int | None, typer.Option("--clients", help="How many clients.")]
-Partition = Annotated[str | None, typer.Option("--partition", help="iid, dirichlet:0.1, pathological:2, …")]
-ModelFlag = Annotated[str | None, typer.Option("--model", help="mlp, cnn2, cnn3, cnn4, resnet18, …")]
+Partition = Annotated[
+    str | None,
+    typer.Option("--partition", autocompletion=offers.partitions, help="iid, dirichlet:0.1, pathological:2, …"),
+]
+ModelFlag = Annotated[
+    str | None, typer.Option("--model", autocompletion=offers.models, help="mlp, cnn2, cnn3, cnn4, resnet18, …")
+]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
 Epochs = Annotated[int | None, typer.Option("--epochs", help="Local epochs of a round.")]
 BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Samples of a training step.")]
 Lr = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
 Fraction = Annotated[float | None, typer.Option("--fraction", help="Share of clients in a round.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")]
-EngineFlag = Annotated[str | None, typer.Option("--engine", help="auto, inline, processes, lanes (GPU), replay.")]
+EngineFlag = Annotated[
+    str | None,
+    typer.Option("--engine", autocompletion=offers.engines, help="auto, inline, processes, lanes (GPU), replay."),
+]
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one under runs/.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any field: --set method.mu=0.1 (repeatable).")]
+Log = Annotated[
+    str | None, typer.Option("--log", autocompletion=offers.logs, help="Write rounds there too: tensorboard, wandb.")
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object as the last line of stdout.")]
 
 
@@ -30,3 +56,11 @@ def fields_of(sets: list[str] | None, **flags: Any) -> dict[str, Any]:
     """Flags that were given, then --set, by field."""
     given = {name: value for name, value in flags.items() if value is not None}
     return given | dict(read_assignment(text) for text in sets or [])
+
+
+def read_seeds(text: str | None) -> list[int] | None:
+    """`0,1,2` as numbers."""
+    for seed in text.split(",") if text is not None else ():
+        if not seed.strip().isdigit():
+            raise UserError(f"--seeds: '{seed}' is no seed; write whole numbers, 0,1,2")
+    return None if text is None else [int(seed) for seed in text.split(",")]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedloom import api
+from fedloom import api, offers
 from fedloom.cli.base import app, show, watching
 from fedloom.cli.options import (
     BatchSize,
@@ -16,6 +16,7 @@ from fedloom.cli.options import (
     Epochs,
     Fraction,
     Json,
+    Log,
     Lr,
     MethodFlag,
     ModelFlag,
@@ -26,9 +27,11 @@ from fedloom.cli.options import (
     Seed,
     Set,
     fields_of,
+    read_seeds,
 )
-from fedloom.errors import UserError
+from fedloom.cli.sweep import go_on
 from fedloom.recipe import Recipe
+from fedloom.sweeping import holds_sweep
 
 
 @app.command()
@@ -36,7 +39,8 @@ def run(
     recipe: RecipeFile = None, method: MethodFlag = None, data: DataFlag = None, data_dir: DataDir = None,
     clients: Clients = None, partition: Partition = None, model: ModelFlag = None, rounds: Rounds = None,
     epochs: Epochs = None, batch_size: BatchSize = None, lr: Lr = None, fraction: Fraction = None,
-    seed: Seed = None, engine: EngineFlag = None, out_dir: Out = None, set_: Set = None, as_json: Json = False,
+    seed: Seed = None, engine: EngineFlag = None, out_dir: Out = None, set_: Set = None, log: Log = None,
+    as_json: Json = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or begin it.")] = False,
 ) -> None:  # fmt: skip
     """Run one experiment.
@@ -54,7 +58,7 @@ def run(
     fields = fields_of(
         set_, method=method, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model,
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, seed=seed, engine=engine,
-        out=out_dir,
+        out=out_dir, log=log,
     )  # fmt: skip
     resolved = Recipe.parse(api.raw_recipe(recipe, fields))
     with watching() as start:
@@ -64,12 +68,12 @@ def run(
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or of a comparison.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, a comparison or a sweep.")],
     data_dir: DataDir = None, engine: EngineFlag = None, set_: Set = None, as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Go on with a run or a comparison that was stopped or killed: the same result, bit for bit.
+    """Go on with a run, a comparison or a sweep that was stopped or killed: the same result, bit for bit.
 
-    A run goes on from its last checkpoint; of a comparison, finished runs are taken as they are. Only where and how
+    A run goes on from its last checkpoint; of several, finished ones are taken as they are. Only where and how
     fast it goes on can be changed (engine, storage, data.dir).
 
     Examples:
@@ -79,6 +83,9 @@ def resume(
       fedloom resume runs/mine --engine processes --set engine.workers=4
     """
     fields = fields_of(set_, data_dir=data_dir, engine=engine)
+    if holds_sweep(run_dir):
+        go_on(run_dir, fields, as_json)
+        return
     if api.holds_comparison(run_dir):
         with watching() as start:
             summaries = api.resume_comparison(run_dir, on_run=start, **fields)
@@ -93,12 +100,15 @@ def resume(
 @app.command()
 def compare(
     recipe: RecipeFile = None,
-    names: Annotated[str | None, typer.Option("--methods", help="Comma-separated: local,fedavg,fedavg+ft")] = None,
+    names: Annotated[
+        str | None,
+        typer.Option("--methods", autocompletion=offers.methods, help="Comma-separated: local,fedavg,fedavg+ft"),
+    ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="Comma-separated: 0,1,2")] = None,
     data: DataFlag = None, data_dir: DataDir = None, clients: Clients = None, partition: Partition = None,
     model: ModelFlag = None, rounds: Rounds = None, epochs: Epochs = None, batch_size: BatchSize = None,
     lr: Lr = None, fraction: Fraction = None, engine: EngineFlag = None, out_dir: Out = None, set_: Set = None,
-    as_json: Json = False,
+    log: Log = None, as_json: Json = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in --out, or begin it.")] = False,
 ) -> None:  # fmt: skip
     """Run several methods (and seeds) on the same federation: one table.
@@ -114,15 +124,9 @@ def compare(
     fields = fields_of(
         set_, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model, rounds=rounds,
         epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, engine=engine, out=out_dir,
+        log=log,
     )  # fmt: skip
     chosen = None if names is None else [name.strip() for name in names.split(",")]
-    numbers = None if seeds is None else [_seed(text) for text in seeds.split(",")]
     with watching() as start:
-        summaries = api.compare(recipe, methods=chosen, seeds=numbers, on_run=start, resume=resume, **fields)
+        summaries = api.compare(recipe, methods=chosen, seeds=read_seeds(seeds), on_run=start, resume=resume, **fields)
     show(summaries, as_json, {"runs": summaries, "run_dir": str(Path(summaries[0]["run_dir"]).parent)})
-
-
-def _seed(text: str) -> int:
-    if not text.strip().isdigit():
-        raise UserError(f"--seeds: '{text}' is no seed; write whole numbers, 0,1,2")
-    return int(text)

@@ -4,7 +4,7 @@ from fedloom.data.dataset import Dataset, combine, limit, resize
 from fedloom.data.federation import Federation, counts, federate, parse_split
 from fedloom.data.partition import PARTITIONS, Partition, Pool, parse_partition
 from fedloom.data.plot import plot_federation
-from fedloom.data.sources import SourceInfo, data_folder, describe, load
+from fedloom.data.sources import SourceInfo, data_folder, describe, load, parts
 
 __all__ = [
     "PARTITIONS",
@@ -22,6 +22,7 @@ __all__ = [
     "load",
     "parse_partition",
     "parse_split",
+    "parts",
     "plot_federation",
     "resize",
 ]

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from pydantic import ConfigDict, create_model
 
+from fedloom import plugins
 from fedloom.checking import checked
 from fedloom.errors import UserError, nearest
 from fedloom.methods.base import REGISTRY, Method, field_docs, hyperparameters
@@ -23,35 +24,44 @@ EXTRAS: dict[str, type[Method]] = {
     "ft": FineTuned, "linear": Linear, "mlp": Mlp, "svm": Svm, "logreg": LogReg, "probe": Probed,
 }  # fmt: skip
 """What can be added to a method's name."""
+METHODS = plugins.Kind(
+    "fedloom.methods", "method.name =", "a subclass of fedloom.Method",
+    lambda thing: isinstance(thing, type) and issubclass(thing, Method) and thing is not Method,
+)  # fmt: skip
 
 
 def method_class(name: str) -> type[Method]:
     """The class of a method, with what `+…` adds to it."""
-    base, *extras = name.lower().split("+")
-    if base not in REGISTRY:
-        raise UserError(f"method.name = '{base}' is unknown: {nearest(base, REGISTRY)}")
+    base, extras = plugins.split(name)
+    extras = [extra.lower() for extra in extras]
+    found = REGISTRY.get(base.lower()) or plugins.find(METHODS, base)
+    if found is None:
+        choice = nearest(base.lower(), [*REGISTRY, *plugins.names(METHODS)])
+        raise UserError(f"method.name = '{base}' is unknown: {choice}, or one of yours: path/to/file.py:Name")
     if repeated := next((extra for i, extra in enumerate(extras) if extra in extras[:i]), None):
         raise UserError(f"method.name = '{name}': '+{repeated}' stands there twice; once is enough")
-    found = REGISTRY[base]
     for extra in extras:
         if extra not in EXTRAS:
             raise UserError(f"method.name = '{name}': '+{extra}' is unknown: {nearest(extra, EXTRAS)}")
         addition = EXTRAS[extra]
         if issubclass(found, addition):
             raise UserError(
-                f"method.name = '{name}': {base} does what '+{extra}' adds already; set its hyperparameters"
+                f"method.name = '{name}': {found.name} does what '+{extra}' adds already; set its hyperparameters"
             )
         if getattr(addition, "needs_global", False) and found.has_global is not True:  # a property: only if asked for
-            raise UserError(f"method.name = '{name}': {base} has no global model that '+{extra}' could start from")
-        found = _added(found, addition, extra)
-    return found
+            raise UserError(
+                f"method.name = '{name}': {found.name} has no global model that '+{extra}' could start from"
+            )
+        found = added(found, extra)
+    return cast(type[Method], found)
 
 
-def _added(base: type[Method], addition: type[Method], extra: str) -> type[Method]:
-    """The method with the addition's behaviour.
+def added(base: type[Method], extra: str) -> type[Method]:
+    """The method with an addition's behaviour.
 
     Where both have a hyperparameter, the addition's default counts only if the addition itself sets it.
     """
+    addition = EXTRAS[extra]
     own = get_annotations(addition)
     kept = {f.name: f for f in fields(base) if f.name not in own}
     body = {"__annotations__": {name: f.type for name, f in kept.items()}} | {
@@ -62,7 +72,7 @@ def _added(base: type[Method], addition: type[Method], extra: str) -> type[Metho
     found: Any = new_class(
         name, (addition, base), {"abstract": True}, lambda space: space.update(body, __doc__=docs, __module__=__name__)
     )
-    found.name = name
+    found.name, found.plain = name, base.plain
     return cast(type[Method], found)
 
 
@@ -80,4 +90,7 @@ def get(name: str, **parameters: Any) -> Method:
     return found(**{n: getattr(read, n) for n in parameters})
 
 
-__all__ = ["EXTRAS", "REGISTRY", "Method", "Probed", "field_docs", "get", "hyperparameters", "method_class"]
+__all__ = [
+    "EXTRAS", "METHODS", "REGISTRY", "Method", "Probed", "added", "field_docs", "get", "hyperparameters",
+    "method_class",
+]  # fmt: skip

@@ -6,6 +6,7 @@ import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import reduce
 from itertools import pairwise
 from typing import Any, ClassVar, dataclass_transform
 
@@ -61,7 +62,7 @@ class Method:
         super().__init_subclass__(**options)
         dataclass(frozen=True, kw_only=True)(cls)
         cls.__setattr__ = _refuse  # type: ignore[method-assign, assignment]
-        cls.name = cls.__name__.lower()
+        cls.name, cls.plain = cls.__name__.lower(), cls
         if not abstract:
             shipped = REGISTRY.get(cls.name)
             if shipped and shipped.__module__.startswith("fedloom.") and shipped.__module__ != cls.__module__:
@@ -72,10 +73,13 @@ class Method:
 
     name: ClassVar[str] = "method"
 
+    plain: ClassVar[type["Method"]]
+    """The method without what `+…` added to it."""
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """By name and hyperparameters: a method with additions (`fedavg+ft`) is made at run time."""
-        home = REGISTRY[self.name.split("+")[0]].__module__
-        return _again, (home, self.name, {f.name: getattr(self, f.name) for f in fields(self)})
+        """By the plain class, additions and hyperparameters: a method with additions is made at run time."""
+        added = self.name.removeprefix(self.plain.name).split("+")[1:]
+        return _again, (self.plain, added, {f.name: getattr(self, f.name) for f in fields(self)})
 
     @property
     def up(self) -> tuple[str, ...]:
@@ -152,11 +156,10 @@ class Method:
         return self.keeps if self.serves is None else self.serves
 
 
-def _again(home: str, name: str, parameters: dict[str, Any]) -> Method:
-    """The method that was pickled; importing its home makes it known."""
-    if home != "__main__":
-        importlib.import_module(home)
-    made: Method = importlib.import_module("fedloom.methods").get(name, **parameters)
+def _again(plain: type[Method], extras: list[str], parameters: dict[str, Any]) -> Method:
+    """The method that was pickled."""
+    add = importlib.import_module("fedloom.methods").added
+    made: Method = reduce(add, extras, plain)(**parameters)
     return made
 
 

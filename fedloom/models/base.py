@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
+from fedloom import plugins
 from fedloom.errors import UserError, nearest
 
 Shape = tuple[int, int, int]
@@ -59,13 +60,17 @@ def _keep(outputs: dict[str, Tensor], name: str, module: nn.Module, inputs: obje
 Network = TypeVar("Network", bound=type[SplitModel])
 
 _registry: dict[str, type[SplitModel]] = {}
+MODELS = plugins.Kind(
+    "fedloom.models", "model", "a subclass of fedloom.models.SplitModel",
+    lambda thing: isinstance(thing, type) and issubclass(thing, SplitModel) and thing is not SplitModel,
+)  # fmt: skip
 
 
 def register(name: str) -> Callable[[Network], Network]:
     """Makes a network known under this name."""
 
     def add(network: Network) -> Network:
-        if name in _registry:
+        if name in _registry and _registry[name].__module__.startswith("fedloom."):
             raise UserError(f"a model is already registered as '{name}': choose another name")
         network.name = name
         _registry[name] = network
@@ -82,7 +87,7 @@ def models() -> dict[str, str]:
 def build(name: str, *, shape: Shape, classes: int, **options: Any) -> SplitModel:
     """The network of this name for images of this shape, its weights drawn from torch's global generator."""
     check(name, options)
-    network = _registry[name]
+    network = _network(name)
     if len(shape) != 3 or min(shape) < 1:
         raise UserError(f"model '{name}' needs a shape of channels, height and width, each at least 1, not {shape}")
     if min(shape[1:]) < network.smallest:
@@ -93,6 +98,14 @@ def build(name: str, *, shape: Shape, classes: int, **options: Any) -> SplitMode
     return network(shape, classes, **options)
 
 
+def _network(name: str) -> type[SplitModel]:
+    found: type[SplitModel] | None = _registry.get(name) or plugins.find(MODELS, name)
+    if found is None:
+        choice = nearest(name, [*_registry, *plugins.names(MODELS)])
+        raise UserError(f"model '{name}' is unknown: {choice}, or one of yours: path/to/file.py:Name")
+    return found
+
+
 def _options(network: type[SplitModel]) -> dict[str, Any]:
     """The network's own options with their defaults."""
     parameters = inspect.signature(network).parameters.values()
@@ -101,9 +114,7 @@ def _options(network: type[SplitModel]) -> dict[str, Any]:
 
 def check(model: str, options: Mapping[str, Any]) -> None:
     """Refuses an unknown model, an unknown option or a wrong value, before anything is built."""
-    if model not in _registry:
-        raise UserError(f"model '{model}' is unknown: {nearest(model, _registry)}")
-    defaults = _options(_registry[model])
+    defaults = _options(_network(model))
     for option, value in options.items():
         if option not in defaults:
             hint = nearest(option, defaults) if defaults else "it has none"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedloom import plugins
 from fedloom.data.batch import Batch
 from fedloom.errors import UserError, nearest
 from fedloom.models import SplitModel
@@ -167,14 +168,22 @@ def _frozen(module: nn.Module) -> nn.Module:
     return module
 
 
+KIND = plugins.Kind(
+    "fedloom.objectives", "objective.name =", "a subclass of fedloom.objectives.Objective",
+    lambda thing: isinstance(thing, type) and issubclass(thing, Objective) and thing is not Objective,
+)  # fmt: skip
+
+
 def get(name: str, **parameters: Any) -> Objective:
     """An objective with its hyperparameters, checked."""
-    if name not in OBJECTIVES:
-        raise UserError(f"objective.name = '{name}' is unknown: {nearest(name, OBJECTIVES)}")
-    known = {field.name: field.type for field in fields(OBJECTIVES[name])}
+    found: type[Objective] | None = OBJECTIVES.get(name) or plugins.find(KIND, name)
+    if found is None:
+        choice = nearest(name, [*OBJECTIVES, *plugins.names(KIND)])
+        raise UserError(f"objective.name = '{name}' is unknown: {choice}, or one of yours: path/to/file.py:Name")
+    known = {field.name: field.type for field in fields(found)}
     for parameter, value in parameters.items():
         if parameter not in known:
             raise UserError(f"objective.{parameter} = {value!r}: {name} has no such field: {nearest(parameter, known)}")
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise UserError(f"objective.{parameter} = {value!r}: write a number above 0")
-    return OBJECTIVES[name](**parameters)
+    return found(**parameters)

@@ -14,11 +14,12 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from fedloom import plugins
 from fedloom.errors import UserError
 from fedloom.storage.files import unwritable, write_whole
 from fedloom.storage.lock import RunLock
 
-RECIPE, SUMMARY = "recipe.yaml", "summary.json"
+RECIPE, METRICS, SUMMARY = "recipe.yaml", "metrics.jsonl", "summary.json"
 PACKAGES = ("fedloom", "torch", "numpy", "scikit-learn", "safetensors", "pydantic")
 
 
@@ -37,7 +38,7 @@ class RunFolder:
             self._refuse_a_run(resume)  # another process may have begun one in the meantime
             for left in path.glob(".memory-*"):  # by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
-            self._metrics = (path / "metrics.jsonl").open("ab", buffering=0)
+            self._metrics = (path / METRICS).open("ab", buffering=0)
         except OSError as error:
             self._lock.release()
             raise unwritable(Path(error.filename or path), error) from error
@@ -71,13 +72,13 @@ class RunFolder:
             while data:
                 data = data[self._metrics.write(data) :]
         except OSError as error:
-            raise unwritable(self.path / "metrics.jsonl", error) from error
+            raise unwritable(self.path / METRICS, error) from error
 
     def cut_back(self, history: Iterable[Mapping[str, Any]]) -> None:
         """These are the rounds so far; what was written after them is forgotten."""
         self._metrics.close()
-        self.write_lines("metrics.jsonl", history)
-        self._metrics = (self.path / "metrics.jsonl").open("ab", buffering=0)
+        self.write_lines(METRICS, history)
+        self._metrics = (self.path / METRICS).open("ab", buffering=0)
 
     def write_json(self, name: str, value: Any) -> None:
         """A small JSON file, indented."""
@@ -134,14 +135,14 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def versions() -> dict[str, str]:
-    """What this ran on."""
+    """What this ran on, users' own files included."""
     found = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
     for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed as a package"
-    return found | {"torch": torch.__version__}  # its own word tells the build (cpu, cu130)
+    return found | plugins.files() | {"torch": torch.__version__}  # its own word tells the build (cpu, cu130)
 
 
 def without_nan(value: Any) -> Any:

@@ -1,16 +1,29 @@
 """Where datasets come from: original files in a data folder, one's own files, or the Hugging Face hub."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
+from inspect import isfunction
 from pathlib import Path
 
+from fedloom import plugins
 from fedloom.data import hub
 from fedloom.data.dataset import Dataset, combine, resize
 from fedloom.data.sources import cifar, digits, idx, npz, svhn, tree, usps  # noqa: F401  (importing registers)
 from fedloom.data.sources.source import SOURCES, Source, SourceInfo, data_folder
 from fedloom.errors import UserError, nearest
 
-__all__ = ["SOURCES", "Source", "SourceInfo", "data_folder", "describe", "load"]
+__all__ = ["DATASETS", "SOURCES", "Source", "SourceInfo", "data_folder", "describe", "load", "parts"]
+
+DATASETS = plugins.Kind(
+    "fedloom.datasets", "dataset", "a function without arguments that returns a fedloom.data.Dataset", isfunction
+)
+
+
+def parts(name: str) -> list[str]:
+    """The datasets that a name joins as styles, one for most."""
+    whole = Path(name).exists() or ((file := plugins.file_of(name)) is not None and file.is_file())
+    return [name] if whole else name.split("+")
 
 
 def load(name: str, *, folder: Path | str | None = None, size: int | None = None) -> Dataset:
@@ -25,12 +38,17 @@ def load(name: str, *, folder: Path | str | None = None, size: int | None = None
         dataset = _load_source(SOURCES[name], root, size)
     elif (path := _own_files(name, root)) is not None:
         dataset = tree.read_tree(path, size) if path.is_dir() else _read_file(path)
+    elif len(parts(name)) == 1 and (make := plugins.find(DATASETS, name)) is not None:
+        dataset = _made(name, make)
     elif "+" in name:
         return combine([load(part, folder=root, size=size) for part in name.split("+")], size)
     elif "/" in name or "\\" in name or name.endswith(".npz"):
         raise UserError(f"dataset '{name}': there is no such folder or file, here or in the data folder {root}")
     else:
-        raise UserError(f"unknown dataset '{name}': {nearest(name, SOURCES)}, or a path to images or an .npz file")
+        raise UserError(
+            f"unknown dataset '{name}': {nearest(name, [*SOURCES, *plugins.names(DATASETS)])}, or a path to images "
+            "or an .npz file, or a function of yours: path/to/file.py:name"
+        )
     return replace(dataset, images=resize(dataset.images, size)) if size else dataset
 
 
@@ -76,6 +94,20 @@ def _load_source(source: Source, root: Path, size: int | None) -> Dataset:
 
 def _kept(source: Source, root: Path, size: int | None = None) -> Path:
     return root / "hub" / (f"{source.name}-{size}.npz" if size else f"{source.name}.npz")
+
+
+def _made(name: str, make: Callable[[], Dataset]) -> Dataset:
+    """What a function of the user's makes."""
+    try:
+        dataset = make()
+    except UserError:
+        raise
+    except Exception as error:
+        where = plugins.place_of(error, Path(make.__code__.co_filename))
+        raise UserError(f"dataset '{name}': {make.__name__}() failed, {where}") from error
+    if not isinstance(dataset, Dataset):
+        raise UserError(f"dataset '{name}': {make.__name__}() returned a {type(dataset).__name__}, no Dataset")
+    return dataset
 
 
 def _own_files(name: str, root: Path) -> Path | None:

@@ -1,0 +1,83 @@
+"""`fedloom new`: the first file of a method, model, objective or dataset of one's own."""
+
+import re
+from enum import StrEnum
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+
+from fedloom import methods, objectives
+from fedloom.cli.base import app, out, show_json
+from fedloom.cli.options import Json
+from fedloom.errors import UserError
+from fedloom.storage.files import unwritable
+
+
+class Kind(StrEnum):
+    """What one can write."""
+
+    METHOD = "method"
+    MODEL = "model"
+    OBJECTIVE = "objective"
+    DATASET = "dataset"
+
+
+USE = {
+    Kind.METHOD: "--method {file}:{thing}",
+    Kind.MODEL: "--model {file}:{thing}",
+    Kind.OBJECTIVE: "--set objective.name={file}:{thing}",
+    Kind.DATASET: "--data {file}:{thing}",
+}
+
+
+@app.command()
+def new(
+    kind: Annotated[Kind, typer.Argument(help="What to write.")],
+    name: Annotated[str, typer.Argument(help="Its name: small letters, digits and _.")],
+    to: Annotated[Path, typer.Option("--to", help="The folder.")] = Path(),
+    as_json: Json = False,
+) -> None:
+    """Write a small working method, model, objective or dataset of your own, with its test: change it from there.
+
+    Examples:
+
+      fedloom new method mine      # mine.py and test_mine.py; then: pytest test_mine.py
+
+      fedloom new dataset stripes --to mycode
+    """
+    written = write(kind, name, to)
+    thing = name if kind is Kind.DATASET else _class_name(name)
+    use = "fedloom run " + USE[kind].format(file=written[0], thing=thing)
+    if as_json:
+        show_json({"files": [str(path) for path in written], "use": use})
+        return
+    for line in (f"written: {written[0]}, {written[1]}", f"test it: pytest {written[1]}", f"run it:  {use}"):
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def write(kind: Kind, name: str, folder: Path) -> list[Path]:
+    """The file and its test, neither of which may be there yet."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise UserError(f"new {kind} '{name}': a name has small letters, digits and _, as in: fedloom new {kind} mine")
+    shipped = {Kind.METHOD: set(methods.REGISTRY), Kind.OBJECTIVE: set(objectives.OBJECTIVES)}
+    if _class_name(name).lower() in shipped.get(kind, set()):
+        raise UserError(f"new {kind} '{name}': there is one of this name in fedloom; choose another")
+    texts = files("fedloom") / "templates"
+    made = {folder / f"{name}.py": f"{kind}.py.txt", folder / f"test_{name}.py": f"test_{kind}.py.txt"}
+    if present := [path for path in made if path.exists()]:
+        raise UserError(f"new {kind} '{name}': {present[0]} is there already; choose another name, or --to FOLDER")
+    for path, source in made.items():
+        text = Template((texts / source).read_text(encoding="utf-8")).substitute(Name=_class_name(name), name=name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise unwritable(path, error) from error
+    return list(made)
+
+
+def _class_name(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))

@@ -1,0 +1,97 @@
+"""`fedloom sweep`: one recipe, many settings."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedloom.cli.base import app, err, out, show_json, watching
+from fedloom.cli.options import (
+    BatchSize,
+    Clients,
+    DataDir,
+    DataFlag,
+    EngineFlag,
+    Epochs,
+    Fraction,
+    Json,
+    Log,
+    Lr,
+    MethodFlag,
+    ModelFlag,
+    Out,
+    Partition,
+    RecipeFile,
+    Rounds,
+    Set,
+    fields_of,
+    read_seeds,
+)
+from fedloom.report.sweep import NOTE, by_setting, plot_sweep, sweep_table
+from fedloom.sweeping import SWEEP, read_over
+from fedloom.sweeping import sweep as run_sweep
+
+
+@app.command()
+def sweep(
+    recipe: RecipeFile = None,
+    over: Annotated[
+        list[str] | None, typer.Option("--over", help="FIELD=VALUE,VALUE,… or FIELD=LOW..HIGH (repeatable).")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="Comma-separated: 0,1,2")] = None,
+    random: Annotated[int | None, typer.Option("--random", help="Draw so many settings instead of trying all.")] = None,
+    parallel: Annotated[int | None, typer.Option("--parallel", help="Runs at a time, of one thread each.")] = None,
+    method: MethodFlag = None, data: DataFlag = None, data_dir: DataDir = None, clients: Clients = None,
+    partition: Partition = None, model: ModelFlag = None, rounds: Rounds = None, epochs: Epochs = None,
+    batch_size: BatchSize = None, lr: Lr = None, fraction: Fraction = None, engine: EngineFlag = None,
+    out_dir: Out = None, set_: Set = None, log: Log = None, as_json: Json = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in --out, or begin it.")] = False,
+) -> None:  # fmt: skip
+    """Run one recipe with many settings and seeds: one table and a picture (a curve, or a heat map over two fields).
+
+    The table only reports: there is no validation split, and the best on test data is no choice to make on it. Ctrl-C
+    stops every run with a checkpoint; `fedloom resume FOLDER` goes on.
+
+    Examples:
+
+      fedloom sweep --method fedprox --over method.mu=0.01,0.1,1 --over lr=0.01,0.1 --seeds 0,1 --rounds 10
+
+      fedloom sweep my.yaml --over training.optimizer.lr=0.001..0.1 --random 20 --parallel 2 --out runs/lr
+
+      fedloom sweep sweeps/fedcrc-tau      # shipped, in the style of FedCRC's Table III
+    """
+    fields = fields_of(
+        set_, method=method, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model,
+        rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, engine=engine, out=out_dir,
+        log=log,
+    )  # fmt: skip
+    with watching() as start:
+        runs = run_sweep(
+            recipe, over=dict(map(read_over, over)) if over else None, seeds=read_seeds(seeds), random=random,
+            parallel=parallel, resume=resume, on_run=lambda one: start(one, str(one.out)), **fields,
+        )  # fmt: skip
+    show_sweep(runs, as_json)
+
+
+def go_on(folder: Path, fields: dict[str, Any], as_json: bool) -> None:
+    """With the sweep in a folder."""
+    with watching() as start:
+        runs = run_sweep(
+            folder / SWEEP, resume=True, on_run=lambda one: start(one, str(one.out)), **fields | {"out": folder}
+        )
+    show_sweep(runs, as_json)
+
+
+def show_sweep(runs: list[dict[str, Any]], as_json: bool) -> None:
+    """The table, or JSON; the picture beside the runs."""
+    folder = Path(runs[0]["run_dir"]).parent
+    picture = folder / "sweep.png"
+    plot_sweep(runs, picture)
+    err.print(f"note: {NOTE}", highlight=False, markup=False, soft_wrap=True)
+    if as_json:
+        found = [{"setting": setting, "runs": group} for setting, group in by_setting(runs)]
+        show_json({"settings": found, "picture": str(picture), "note": NOTE, "run_dir": str(folder)})
+        return
+    out.print(sweep_table(runs))
+    for line in (f"picture: {picture}", f"run folders: {folder}"):
+        out.print(line, highlight=False, markup=False, soft_wrap=True)

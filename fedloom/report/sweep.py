@@ -1,0 +1,146 @@
+"""What a sweep found: the table, and a picture (a curve over one field, a heat map over two)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from fedloom.data.plot import COLOURS, GREY, INK, PAPER
+from fedloom.report.table import percent
+from fedloom.sweeping import Setting, short_names
+
+SCORES = {"personal_accuracy": "clients %", "global_accuracy": "global %"}
+NOTE = (
+    "these are accuracies on test data, and there is no validation split: a setting chosen by them is chosen on test "
+    "data. Report all of them, or choose by other runs (another data.seed) than those you report"
+)
+
+
+def by_setting(runs: Sequence[dict[str, Any]]) -> list[tuple[Setting, list[dict[str, Any]]]]:
+    """The runs of each setting, one per seed."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault(repr(run["setting"]), []).append(run)
+    return [(group[0]["setting"], group) for group in groups.values()]
+
+
+def sweep_table(runs: Sequence[dict[str, Any]]) -> Table:
+    """A row per setting. Percent; ± is over seeds."""
+    seeds = len({run["seed"] for run in runs})
+    caption = f"clients: mean accuracy over clients · spread: std over clients · ±: std over {seeds} seeds"
+    table = Table(caption=caption if seeds > 1 else caption.rpartition(" · ")[0])
+    for name in short_names(runs[0]["setting"]).values():
+        table.add_column(name, style="bold", overflow="fold")
+    for name in (SCORES["personal_accuracy"], "spread", "worst 10%", SCORES["global_accuracy"], "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for setting, group in by_setting(runs):
+        table.add_row(
+            *map(str, setting.values()),
+            percent([run["personal_accuracy"] for run in group]),
+            percent([run["personal_std"] for run in group], spread=False),
+            percent([run["personal_worst"] for run in group], spread=False),
+            percent([run["global_accuracy"] for run in group]),
+            f"{np.mean([run['seconds'] for run in group]):.1f}",
+        )
+    return table
+
+
+def plot_sweep(runs: Sequence[dict[str, Any]], path: Path | str) -> None:
+    """One field: a curve. Two: a heat map, or dots where not all combinations were run. More: dots over each field."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    groups = by_setting(runs)
+    fields = list(groups[0][0])
+    scores = {score: label for score, label in SCORES.items() if any(run[score] is not None for run in runs)}
+    across = len(fields) if len(fields) > 2 else 1
+    figure = Figure(figsize=(5.2 * across * len(scores), 4.2), layout="constrained", facecolor=PAPER)
+    FigureCanvasAgg(figure)
+    axes = iter(figure.subplots(1, across * len(scores), squeeze=False)[0])
+    names = short_names(fields)
+    for score, label in scores.items():
+        found = [
+            (setting, *_mean_std([100 * run[score] for run in group if run[score] is not None]))
+            for setting, group in groups
+        ]
+        if len(fields) == 2:
+            _draw_map(figure, next(axes), found, fields, names, label)
+        else:
+            for field in fields:
+                _draw_curve(next(axes), found, field, names[field], label, line=len(fields) == 1)
+    figure.savefig(path, dpi=160)
+
+
+Found = list[tuple[Setting, float, float]]
+
+
+def _mean_std(values: list[float]) -> tuple[float, float]:
+    return (float(np.mean(values)), float(np.std(values))) if values else (float("nan"), 0.0)
+
+
+def _draw_curve(axes: Any, found: Found, field: str, name: str, label: str, *, line: bool) -> None:
+    values = [setting[field] for setting, *_ in found]
+    x, ticks = _positions(values)
+    order = np.argsort(x, kind="stable") if line else np.arange(len(x))
+    mean, std = np.array([m for _, m, _ in found]), np.array([s for *_, s in found])
+    style = {"fmt": "o-" if line and ticks is None else "o", "color": COLOURS[0], "ecolor": GREY, "capsize": 3}
+    axes.errorbar(x[order], mean[order], std[order], **style)
+    if ticks is not None:
+        axes.set_xticks(range(len(ticks)), ticks)
+    elif _wide(x):
+        axes.set_xscale("log")
+    axes.set_xlabel(name, color=INK)
+    axes.set_ylabel(label, color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_map(figure: Any, axes: Any, found: Found, fields: list[str], names: dict[str, str], label: str) -> None:
+    rows, columns = ([setting[field] for setting, *_ in found] for field in fields)
+    across, down = _distinct(columns), _distinct(rows)
+    if len(found) != len(across) * len(down):
+        _draw_dots(figure, axes, found, fields, names, label)
+        return
+    grid = np.full((len(down), len(across)), np.nan)
+    for setting, mean, _ in found:
+        grid[down.index(setting[fields[0]]), across.index(setting[fields[1]])] = mean
+    image = axes.imshow(grid, cmap="cividis", aspect="auto")
+    middle = (np.nanmin(grid) + np.nanmax(grid)) / 2 if np.isfinite(grid).any() else 0
+    for (i, j), value in np.ndenumerate(grid):
+        colour = PAPER if value <= middle else INK
+        axes.text(j, i, f"{value:.1f}" if np.isfinite(value) else "–", ha="center", va="center", color=colour)
+    axes.set_xticks(range(len(across)), map(str, across))
+    axes.set_yticks(range(len(down)), map(str, down))
+    axes.set_xlabel(names[fields[1]], color=INK)
+    axes.set_ylabel(names[fields[0]], color=INK)
+    figure.colorbar(image, ax=axes, label=label)
+
+
+def _draw_dots(figure: Any, axes: Any, found: Found, fields: list[str], names: dict[str, str], label: str) -> None:
+    for field, axis in zip(fields, ("y", "x"), strict=True):
+        positions, ticks = _positions([setting[field] for setting, *_ in found])
+        if ticks is not None:
+            getattr(axes, f"set_{axis}ticks")(range(len(ticks)), ticks)
+        elif _wide(positions):
+            getattr(axes, f"set_{axis}scale")("log")
+        getattr(axes, f"set_{axis}label")(names[field], color=INK)
+    y, x = (_positions([setting[field] for setting, *_ in found])[0] for field in fields)
+    dots = axes.scatter(x, y, c=[mean for _, mean, _ in found], cmap="cividis", s=90, edgecolors=INK, linewidths=0.5)
+    figure.colorbar(dots, ax=axes, label=label)
+
+
+def _positions(values: list[Any]) -> tuple[np.ndarray, list[str] | None]:
+    """Numbers as they are; anything else side by side, with names."""
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return np.array(values, float), None
+    distinct = _distinct(values)
+    return np.array([distinct.index(value) for value in values], float), list(map(str, distinct))
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    return [value for i, value in enumerate(values) if value not in values[:i]]
+
+
+def _wide(values: np.ndarray) -> bool:
+    return bool(values.min() > 0 and values.max() / values.min() >= 20)
