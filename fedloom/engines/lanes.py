@@ -204,6 +204,7 @@ class Lanes(Engine):
 
     def close(self) -> None:
         """Ends the lanes."""
+        self._turn.end()
         with self._lock:
             self._closed = True
             for call in self._calls.values():

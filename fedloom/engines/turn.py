@@ -31,7 +31,13 @@ class Turn:
         try:
             yield
         finally:
-            self._long[kind] = self._long[kind] + 1 if perf_counter() - self._since > LONG else 0
+            if self._holder == get_ident():  # not after the end
+                self._long[kind] = self._long[kind] + 1 if perf_counter() - self._since > LONG else 0
+                self._give()
+
+    def end(self) -> None:
+        """If it is this thread's turn, it is over: a generator that nobody goes on with would keep it for ever."""
+        if self._holder == get_ident():
             self._give()
 
     @contextmanager
