@@ -1,7 +1,7 @@
 """Models for other programs: ONNX and TorchScript with preprocessing inside, or one safetensors file for fedloom.
 
-ONNX goes through torch's TorchScript-based exporter: that takes a tenth of the time of the one torch.export feeds. It and
-TorchScript are deprecated in torch 2.13, and work. What was written is run and compared with the model.
+ONNX goes through torch's TorchScript-based exporter: that takes a tenth of the time of the one torch.export feeds. It
+and TorchScript are deprecated in torch 2.13, and work. What was written is run and compared with the model.
 """
 
 import importlib.util
@@ -99,7 +99,7 @@ def _onnx(model: TrainedModel, path: Path) -> Callable[[Tensor], Any]:
 
 
 def _torchscript(model: TrainedModel, path: Path) -> Callable[[Tensor], Any]:
-    traced = torch.jit.trace(model, (_example(model, 2),), check_trace=False)
+    traced = torch.jit.freeze(torch.jit.trace(model, (_example(model, 2),), check_trace=False))  # only what is read
     buffer = io.BytesIO()
     torch.jit.save(traced, buffer, _extra_files={"fedloom.json": json.dumps(describe(model))})
     write_whole(path, buffer.getvalue())

@@ -211,7 +211,7 @@ def export_model(
     path: Annotated[Path | None, typer.Option("--out", help="The file; default: client-3.onnx and the like.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a model for other programs, preprocessing included: it takes uint8 images [batch, H, W, C].
+    """Write a model for other programs, preprocessing included: it takes batches of H × W × C bytes.
 
     What was written is run once and compared with the model: logits are the same within 1e-4. Class names are in the
     file's metadata.
