@@ -16,7 +16,6 @@ from fedloom import methods, objectives
 from fedloom.client import Client
 from fedloom.errors import UserError, nearest
 from fedloom.image_model import chunks
-from fedloom.lane import Lane, Setup
 from fedloom.methods.heads import Head, Headed, classify
 from fedloom.optimizers import OptimizerSettings
 from fedloom.parts import under
@@ -48,8 +47,7 @@ class HeadFitter:
         self.form = replace(base.form, classes=tuple(classes))
         task = base.lane.setup.task
         network = {"name": task.model_name, **task.model_options}
-        self.lane: Lane = blank_lane(method, objectives.get("labels"), self.form, network)
-        self.lane.setup = Setup(self.lane.setup.task, method, TRAINING, seed)
+        self.lane = blank_lane(method, objectives.get("labels"), self.form, network, training=TRAINING, seed=seed)
         extractor = {n: t for n, t in base.lane.tensors.items() if under(n, ("model.extractor",))}
         self.start = self.lane.initial | {name: value for name, value in extractor.items() if name in self.lane.initial}
 

@@ -98,10 +98,10 @@ def test_an_adapted_model_is_exported_too(runs: dict[str, Path], tmp_path: Path)
     np.testing.assert_allclose(onnx_logits(Path("m.onnx"), PIXELS[:3, :, :, None]), expected, atol=1e-4)
 
 
-def test_an_export_that_would_lie_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_would_lie_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = trained_network("mlp")
     monkeypatch.setattr("fedloom.exporting.load_model", lambda path: lambda images: model(images) + 0.01)
-    with pytest.raises(UserError, match="differ from the model's by 0.01; it was removed"):
+    with pytest.raises(UserError, match="differ from the model's by 0.01, so it was not written"):
         export(model, "safetensors", tmp_path / "m.safetensors")
     assert not (tmp_path / "m.safetensors").exists()
 
@@ -112,3 +112,22 @@ def test_what_cannot_be_exported_is_refused(runs: dict[str, Path], monkeypatch: 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"needs onnx and onnxruntime: pip install 'fedloom\[export\]'"):
         invoke("export", runs["fedavg"], "--to", "onnx")
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="m.pt' cannot be written: .*; choose another place"):
+        export(trained_network("mlp"), "torchscript", tmp_path / "file" / "m.pt")
+
+
+def test_a_head_for_single_clients_survives_the_file(tmp_path: Path) -> None:
+    fedloom.run(
+        method={"name": "repper", "heads": {1: "mlp"}, "head_steps": 5, "head_epochs": 1}, data="digits", clients=2,
+        rounds=1, out=tmp_path / "run", **{"data.limit": 100, "data.views": ["crop:1"]},
+    )  # fmt: skip
+    for client, kind in enumerate(("linear", "mlp")):
+        model = fedloom.load(tmp_path / "run").personal(client)
+        model.save(tmp_path / "one.safetensors")
+        alone = fedloom.load_model(tmp_path / "one.safetensors")
+        assert torch.equal(alone(PIXELS[:4]), model(PIXELS[:4]))
+        assert {name.split(".")[2] for name in alone.needed() if "classifier" in name} == {kind}

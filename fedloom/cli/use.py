@@ -121,7 +121,7 @@ def adapt_run(
     if base.client == AVERAGED:
         _note(f"{run.method.name} shares no extractor: the model builds on the average of the clients' extractors")
     pictures, labels, classes = labelled_pictures(images, base.form.shape)
-    base.about = {"run": str(folder), "method": run.method.name}
+    base.about = {"run": folder.resolve().name, "method": run.method.name}
     model, told = adapt(base, pictures.images, labels, classes, head=head, shots=shots, seed=seed)  # type: ignore[arg-type]
     told.warnings += [f"left out: {path} ({why})" for path, why in pictures.skipped.items()]
     path = (to or Path("adapted") / images.resolve().name) / "model.safetensors"

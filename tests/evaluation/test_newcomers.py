@@ -11,7 +11,7 @@ from using import invoke, last_line
 import fedloom
 from fedloom import UserError
 from fedloom.adapting import HEADS
-from fedloom.evaluation.newcomers import _in_channels
+from fedloom.evaluation.newcomers import in_channels
 
 
 def test_newcomers_of_the_run_are_tested_in_every_way(runs: dict[str, Path]) -> None:
@@ -53,5 +53,5 @@ def test_newcomers_that_are_not_there_are_refused(runs: dict[str, Path], tmp_pat
 
 def test_colours_become_grey_as_pillow_does_it() -> None:
     colour = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
-    grey = _in_channels(torch.from_numpy(colour).permute(2, 0, 1)[None], 1)
+    grey = in_channels(torch.from_numpy(colour).permute(2, 0, 1)[None], 1)
     np.testing.assert_array_equal(grey[0, 0].numpy(), np.asarray(Image.fromarray(colour).convert("L")))
