@@ -106,3 +106,10 @@ def test_margins_of_known_odds_get_their_temperature_back() -> None:
     y = torch.from_numpy((rng.random(4000) < 1 / (1 + np.exp(-odds))).astype(np.int64))
     logits = torch.from_numpy(np.stack([np.zeros(4000), odds], 1) / 4).float()
     assert temperature(logits, y) == pytest.approx(0.25, rel=0.15)
+
+
+def test_a_representation_that_is_no_extractor_s_is_refused(runs: dict[str, Path]) -> None:
+    base = fedloom.load(runs["repper"]).representation()
+    base.represent = lambda x: 2 * type(base).represent(base, x)  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="repper represents images by more than model.extractor"):
+        adapt(base, torch.zeros(2, 1, 8, 8, dtype=torch.uint8), np.array([0, 1]), ("a", "b"))
