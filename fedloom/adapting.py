@@ -16,7 +16,6 @@ from fedloom import methods, objectives
 from fedloom.client import Client
 from fedloom.errors import UserError, nearest
 from fedloom.image_model import chunks
-from fedloom.lane import Lane, Setup
 from fedloom.methods.heads import Head, Headed, classify
 from fedloom.optimizers import OptimizerSettings
 from fedloom.parts import under
@@ -48,10 +47,24 @@ class HeadFitter:
         self.form = replace(base.form, classes=tuple(classes))
         task = base.lane.setup.task
         network = {"name": task.model_name, **task.model_options}
-        self.lane: Lane = blank_lane(method, objectives.get("labels"), self.form, network)
-        self.lane.setup = Setup(self.lane.setup.task, method, TRAINING, seed)
+        self.lane = blank_lane(method, objectives.get("labels"), self.form, network, training=TRAINING, seed=seed)
         extractor = {n: t for n, t in base.lane.tensors.items() if under(n, ("model.extractor",))}
         self.start = self.lane.initial | {name: value for name, value in extractor.items() if name in self.lane.initial}
+
+        self._refuse_another_representation(base)
+
+    @torch.no_grad()
+    def _refuse_another_representation(self, base: TrainedModel) -> None:
+        """A method of one's own may represent images by something else than `model.extractor`."""
+        self.lane.load(self.start, None)
+        self.lane.parts.eval()
+        model: Any = self.lane.parts.model
+        x = torch.rand(2, *self.form.shape, generator=torch.Generator().manual_seed(0))
+        if not torch.allclose(model.extractor(x), base.represent(x), atol=1e-5):
+            raise UserError(
+                f"{base.method.name} represents images by more than model.extractor: heads for newcomers cannot be put "
+                "on that yet"
+            )
 
     def fit(self, z: Tensor, y: Tensor, who: int = 0) -> None:
         """A new classifier, the same whatever was fitted before."""

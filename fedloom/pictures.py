@@ -1,5 +1,6 @@
 """A user's own picture files, brought to the form that a model takes."""
 
+import math
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor
 from fedloom.data.decode import BROKEN, write_picture
 from fedloom.data.sources.tree import PICTURES, pictures_in
 from fedloom.errors import UserError
+from fedloom.memory import refuse_without_room
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,9 @@ class Pictures:
 
 def read_pictures(paths: Sequence[Path], shape: tuple[int, int, int]) -> Pictures:
     """Decodes and resizes files as training images are; what cannot be read is left out, and named."""
+    if shape[0] not in (1, 3):
+        raise UserError(f"the model takes images of {shape[0]} channels: picture files have 1 (grey) or 3 (colour)")
+    refuse_without_room(len(paths) * math.prod(shape), f"{len(paths)} pictures (give fewer at a time)")
     pixels = np.empty((len(paths), *shape), np.uint8)
 
     def fill(index: int) -> str | None:

@@ -67,7 +67,11 @@ class TrainedModel(ImageModel):
         return z
 
     def save(self, path: Path) -> None:
-        """One safetensors file: the tensors that an answer depends on, and all else that it takes in its metadata."""
+        """Writes one safetensors file, for `load_model`."""
+        write_anywhere(path, self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """As safetensors: the tensors that an answer depends on; all else that it takes is in the metadata."""
         task = self.lane.setup.task
         says = {
             "format": FORMAT,
@@ -78,8 +82,7 @@ class TrainedModel(ImageModel):
             "client": self.client,
             "about": self.about,
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, save(self.needed(), {"fedloom": json.dumps(says)}))
+        return save(self.needed(), {"fedloom": json.dumps(says)})
 
     @torch.no_grad()
     def needed(self) -> State:
@@ -116,6 +119,16 @@ class _Reads(TorchFunctionMode):
                 self._note(value)
 
 
+def write_anywhere(path: Path, data: bytes) -> None:
+    """Puts bytes where a user wants them, wholly or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, data)
+    except (OSError, UserError) as error:
+        why = getattr(error.__cause__ or error, "strerror", None) or error
+        raise UserError(f"'{path}' cannot be written: {why}; choose another place, or make room") from None
+
+
 def load_model(path: str | Path) -> TrainedModel:
     """The model in a file that `save`, `fedloom adapt` or `fedloom export --to safetensors` wrote."""
     try:
@@ -137,11 +150,14 @@ def load_model(path: str | Path) -> TrainedModel:
     return model
 
 
-def blank_lane(method: Method, objective: Objective, form: ImageFormat, network: Mapping[str, Any]) -> Lane:
+def blank_lane(
+    method: Method, objective: Objective, form: ImageFormat, network: Mapping[str, Any], *,
+    training: Training | None = None, seed: int = 0,
+) -> Lane:  # fmt: skip
     """A lane to load a model into, without data."""
     options = {name: value for name, value in network.items() if name != "name"}
     task = blank_task(form, model_name=network["name"], model_options=options, objective=objective)
     nothing = parse_augment([])
     mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in (form.mean, form.std))
     pixels = Pixels(task.dataset.images, task.dataset.labels, mean, std, nothing, nothing)
-    return Lane(Setup(task, method, Training(), 0), pixels=pixels)
+    return Lane(Setup(task, method, training or Training(), seed), pixels=pixels)

@@ -121,7 +121,7 @@ def adapt_run(
     if base.client == AVERAGED:
         _note(f"{run.method.name} shares no extractor: the model builds on the average of the clients' extractors")
     pictures, labels, classes = labelled_pictures(images, base.form.shape)
-    base.about = {"run": str(folder), "method": run.method.name}
+    base.about = {"run": folder.resolve().name, "method": run.method.name}
     model, told = adapt(base, pictures.images, labels, classes, head=head, shots=shots, seed=seed)  # type: ignore[arg-type]
     told.warnings += [f"left out: {path} ({why})" for path, why in pictures.skipped.items()]
     path = (to or Path("adapted") / images.resolve().name) / "model.safetensors"
@@ -211,7 +211,7 @@ def export_model(
     path: Annotated[Path | None, typer.Option("--out", help="The file; default: client-3.onnx and the like.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a model for other programs, preprocessing included: it takes uint8 images [batch, H, W, C].
+    """Write a model for other programs, preprocessing included: it takes batches of H × W × C bytes.
 
     What was written is run once and compared with the model: logits are the same within 1e-4. Class names are in the
     file's metadata.

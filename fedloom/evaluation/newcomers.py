@@ -61,7 +61,7 @@ def from_dataset(
     dataset = load(name, folder=folder, size=max(height, width))
     if most is not None:
         dataset = limit(dataset, most, seed)
-    dataset = replace(dataset, images=_in_channels(resize(dataset.images, (height, width)), channels))
+    dataset = replace(dataset, images=in_channels(resize(dataset.images, (height, width)), channels))
     federation = federate(dataset, clients=clients, partition=partition, split=split, seed=seed)
     network = dict(run.facts["model"])
     task = Task(dataset, federation, model_name=network.pop("name"), model_options=network)
@@ -158,7 +158,7 @@ def _spread(values: Sequence[float]) -> Record:
     return {"mean": float(known.mean()), "std": float(known.std()), "worst": float(known.min())}
 
 
-def _in_channels(images: Tensor, channels: int) -> Tensor:
+def in_channels(images: Tensor, channels: int) -> Tensor:
     """Grey repeated, colours as luma: as Pillow converts pictures."""
     if images.shape[1] == channels:
         return images
