@@ -1,9 +1,11 @@
 """From a recipe to a task: the images it names, dealt out to clients."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from fedloom.data import Dataset, combine, federate, limit, load
 from fedloom.data.augment import parse_augment
+from fedloom.data.dataset import with_channels
 from fedloom.recipe import DataSettings, Recipe
 from fedloom.task import Task
 
@@ -12,7 +14,8 @@ def load_dataset(recipe: Recipe) -> Dataset:
     """The images that a recipe names, several datasets as styles of one."""
     data = recipe.data
     parts = [load(name, folder=data.dir, size=data.size) for name in _names(data)]
-    return parts[0] if len(parts) == 1 else combine(parts, size=data.size)
+    dataset = parts[0] if len(parts) == 1 else combine(parts, size=data.size)
+    return dataset if data.channels is None else replace(dataset, images=with_channels(dataset.images, data.channels))
 
 
 def make_task(recipe: Recipe, dataset: Dataset | None = None) -> Task:

@@ -47,12 +47,16 @@ class Evaluator:
             record |= self._generalise(engine, round, state)
         elif self.method.has_global:
             shared = self._score_shared(engine, round, state)
-            record["global_accuracy"] = pooled([s for s in shared if s.client not in newcomers])
+            ours = [s for s in shared if s.client not in newcomers]
+            record["global_accuracy"] = pooled(ours)
+            record["global_mean_accuracy"] = spread(ours, prefix="global_mean").get("global_mean_accuracy")
             record |= spread([s for s in shared if s.client in newcomers], prefix="newcomer_global")
         self.scores = shared if self.method.personal_is_global else self._score_personal(engine, round, answer, final)
         record["evaluated"] = len(self.scores)
         record |= spread([s for s in self.scores if s.client not in newcomers])
         record |= spread([s for s in self.scores if s.client in newcomers], prefix="newcomer")
+        if self.method.overrides("generalise"):
+            record["personal_styles"] = self._by_style()
         return record
 
     def _score_shared(self, engine: Engine, round: int, state: State) -> list[Scores]:
@@ -82,6 +86,15 @@ class Evaluator:
         jobs = [Job("generalise", round, message, client=g, clients=tuple(members[g])) for g in sorted(members)]
         styles = {names[result.client]: result.scores[0].accuracy for result in self._done(engine.run(jobs), round)}
         return {"global_accuracy": float(np.mean(list(styles.values()))), "styles": styles}
+
+    def _by_style(self) -> dict[str, float]:
+        """Personal accuracy in every style: the mean over its clients."""
+        names = self.task.dataset.group_names or (self.task.dataset.name,)
+        each: dict[str, list[float]] = {}
+        groups = group_of_clients(self.task)
+        for scores in self.scores:
+            each.setdefault(names[groups[scores.client]], []).append(scores.accuracy)
+        return {name: float(np.nanmean(values)) for name, values in sorted(each.items())}
 
     def _score_personal(self, engine: Engine, round: int, answer: Answer, final: bool) -> list[Scores]:
         """Each client's own model. Who keeps something but has not taken part yet waits for the final evaluation."""
