@@ -149,9 +149,9 @@ def _share(scale: float) -> float:
 
 def _run_here(runs: list[tuple[Plan, list[Cell]]]) -> list[Result]:
     found = []
-    for plan, run in runs:
-        if plan.left <= 0:
-            err.print("time is up: the rest was not begun", highlight=False)
+    for number, (plan, run) in enumerate(runs):
+        if number > 0 and plan.left <= 0:  # the first makes a round in any case, so that every call gets on
+            err.print(f"time is up: {len(runs) - number} runs were not begun", highlight=False)
             break
         with watching() as start:
             outcome = run_cells(run, plan, start)

@@ -124,7 +124,7 @@ class _Rounds:
             self.on_round(record)
         took, self._last = monotonic() - self._last, monotonic()
         self.round = record["round"]
-        if self.plan.left < took and not self.is_up:
+        if self.plan.left < took and not self.is_up and self.round < self.recipe.training.rounds:
             self.is_up = True
             signal.raise_signal(signal.SIGTERM)  # as if asked from outside: a checkpoint, then the end
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import sha256
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -155,10 +155,12 @@ def _scaled(schedule: str, factor: float) -> str:
 
 
 def table_names() -> list[str]:
-    """All of them: `fedintr/table1`, …"""
-    return [f"{paper}/{name}" for paper in PAPERS for name in sorted(_files(paper))]
+    """All of them, a paper's figures after its tables: `fedintr/table1`, …"""
+    in_order = lambda name: (not name.startswith("table"), name)  # noqa: E731
+    return [f"{paper}/{name}" for paper in PAPERS for name in sorted(_files(paper), key=in_order)]
 
 
+@cache
 def load_table(name: str) -> Table:
     """By its name."""
     known = table_names()
