@@ -43,10 +43,9 @@ def ended(recipe: Recipe) -> dict[str, Any] | None:
 
 
 def _refuse_another(recipe: Recipe, folder: Path) -> None:
-    mine, theirs = dict(_flat(recipe.resolved())), dict(_flat(stored_recipe(folder).resolved()))
+    mine, theirs = dict(flat(recipe.resolved())), dict(flat(stored_recipe(folder).resolved()))
     for name in dict.fromkeys([*mine, *theirs]):
-        free = any(name == part or name.startswith(part + ".") for part in FREE)
-        if not free and mine.get(name) != theirs.get(name):
+        if not is_free(name) and mine.get(name) != theirs.get(name):
             raise UserError(
                 f"{name} = {mine.get(name)!r}: the run in '{folder}' has {theirs.get(name)!r}, and can only go on with "
                 "that; give the recipe that it was begun with, or another --out"
@@ -89,9 +88,15 @@ def fingerprint(task: Task) -> str:
     return digest.hexdigest()
 
 
-def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def is_free(path: str) -> bool:
+    """Whether a field says where and how fast, not what."""
+    return any(path == part or path.startswith(part + ".") for part in FREE)
+
+
+def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """A recipe's fields by path."""
     if not isinstance(values, Mapping):
         yield prefix, list(values) if isinstance(values, tuple) else values
         return
     for name, value in values.items():
-        yield from _flat(value, f"{prefix}.{name}".lstrip("."))
+        yield from flat(value, f"{prefix}.{name}".lstrip("."))

@@ -16,7 +16,7 @@ from fedloom.cli.options import DataDir, EngineFlag, Json, Set, fields_of
 from fedloom.errors import UserError, nearest
 from fedloom.reproduction import cost
 from fedloom.reproduction.comparison import Line, changes_in_words, compared, order
-from fedloom.reproduction.report import chosen_lines, command, report
+from fedloom.reproduction.report import chosen_lines, command, flags, report
 from fedloom.reproduction.results import RESULTS, Result, stored
 from fedloom.reproduction.running import Plan, recipe_of, run_cells, run_side_by_side, runs_of
 from fedloom.reproduction.table import PAPERS, Cell, Table, cells_of, load_table, table_names
@@ -199,6 +199,7 @@ def _show(tables: dict[str, Table], lines: list[Line]) -> None:
                 paper, here, difference = ("–" if value is None else f"{value:.2f}" for value in figures)
                 grid.add_row(line.cell.name, paper, here, difference, setting)
             out.print(grid)
+            out.print(shlex.join(command(column[0].cell)[:-2]), highlight=False, markup=False, soft_wrap=True)
             if told := order([line for line in column if line.results]):
                 out.print(told, highlight=False, markup=False)
         for text in tables[name].deviations:
@@ -207,7 +208,8 @@ def _show(tables: dict[str, Table], lines: list[Line]) -> None:
 
 def _show_plan(plan: Plan, run: list[Cell]) -> None:
     recipe, is_trial = recipe_of(run[0], plan)
-    out.print(f"# {shlex.join(command(run[0]))} --seed {plan.seed}", highlight=False, markup=False, soft_wrap=True)
+    line = [*command(run[0]), *flags(plan.changes(run[0]), run[0]), "--seed", str(plan.seed)]
+    out.print(f"# {shlex.join(line)}", highlight=False, markup=False, soft_wrap=True)
     others = [f"{cell.table} {cell.place} {cell.row} ({cell.measure})" for cell in run]
     out.print(f"# figures: {'; '.join(others)}", highlight=False, markup=False, soft_wrap=True)
     told = changes_in_words(plan.changes(run[0]), run[0])
@@ -251,5 +253,6 @@ def _as_json(line: Line) -> dict[str, Any]:
     return {
         "table": cell.table, "column": cell.column.at, "row": cell.row, "measure": cell.measure, "paper": cell.printed,
         "here": line.here, "difference": line.difference, "changes": dict(line.changes),
-        "seeds": [result.seed for result in line.results], "command": shlex.join(command(cell)),
+        "seeds": [result.seed for result in line.results],
+        "command": shlex.join([*command(cell), *flags(line.changes, cell)]),
     }  # fmt: skip

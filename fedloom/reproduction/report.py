@@ -1,9 +1,10 @@
 """docs/reproduction.md, out of the tables and the stored results: `fedloom reproduce --report`."""
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from fedloom.reproduction.comparison import Line, changes_in_words, compared, order
 from fedloom.reproduction.results import Result, stored
@@ -86,7 +87,8 @@ def _row(line: Line) -> str:
     seeds = ", ".join(str(r.seed) for r in line.results)
     took = ", ".join(f"{r.seconds:.0f}" for r in line.results)
     machines = ", ".join(dict.fromkeys(_computer(r) for r in line.results))
-    setting = changes_in_words(line.changes, line.cell) or "the paper's"
+    words = changes_in_words(line.changes, line.cell)
+    setting = f"{words} (`{' '.join(flags(line.changes, line.cell))}`)" if words else "the paper's"
     return f"| {line.cell.name} | {paper} | {here} | {difference} | {setting} | {seeds} | {took} | {machines} |"
 
 
@@ -111,6 +113,14 @@ def command(cell: Cell) -> list[str]:
     """The one line that runs a cell; the method is its last word."""
     at = ",".join(f"{axis}={value}" for axis, value in cell.column.at.items())
     return ["fedloom", "reproduce", cell.table, "--at", at, "--methods", cell.row]
+
+
+def flags(changes: Mapping[str, Any], cell: Cell) -> list[str]:
+    """What the command has besides for a shortened run."""
+    if not changes:
+        return []
+    only_rounds = set(changes) == {"training.rounds"}
+    return ["--scale", f"{changes['training.rounds'] / cell.rounds:g}"] if only_rounds else ["--reduced"]
 
 
 def _titled(cell: Cell) -> str:

@@ -4,7 +4,7 @@ The files are `fedloom/recipes/<paper>/<table>.yaml`; `setting.yaml` beside them
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -19,11 +19,10 @@ from fedloom.checking import Section, checked, refusal
 from fedloom.errors import UserError, nearest
 from fedloom.raw import assign, parse_yaml, read_assignment, read_yaml
 from fedloom.recipe import Recipe
+from fedloom.resuming import flat, is_free
 
 PAPERS = ("fedintr", "fedcrc", "fedcrl", "repper", "fedstyle")
 """In the order in which they are run: cheap ones first."""
-FREE = ("engine", "storage", "out", "data.dir", "seed")
-"""What is no part of a cell: where and how fast it runs, and the seed."""
 NO_CELL = "-"
 """Stands among a row's figures where the paper's table has no such cell."""
 
@@ -135,8 +134,8 @@ def place(column: Column) -> str:
 
 
 def recipe_key(values: Mapping[str, Any]) -> str:
-    """Eight digits of what was set, apart from what is free; fields that fedloom gets later do not change it."""
-    told = {path: value for path, value in sorted(_flat(values)) if not is_free(path)}
+    """Of what was set, apart from the seed, place and speed; fields that fedloom gets later do not change it."""
+    told = {path: value for path, value in sorted(flat(values)) if not is_free(path) and path != "seed"}
     return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -228,16 +227,3 @@ def _percent(figure: Figure, unit: str) -> float | None:
     if figure is None or isinstance(figure, str):
         return None
     return round(100 * figure, 4) if unit == "share" else figure
-
-
-def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if not isinstance(values, Mapping):
-        yield prefix, values
-        return
-    for name, value in values.items():
-        yield from _flat(value, f"{prefix}.{name}".lstrip("."))
-
-
-def is_free(path: str) -> bool:
-    """Whether a field is no part of a cell."""
-    return any(path == free or path.startswith(free + ".") for free in FREE)

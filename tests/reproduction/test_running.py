@@ -59,7 +59,8 @@ def test_a_shortened_run_is_stopped_resumed_stored_and_reported(data: Path) -> N
     assert local["here"] > 20
     assert (local_std["measure"], local_std["paper"]) == ("personal_std", 9.44)
     assert fedavg["difference"] == pytest.approx(fedavg["here"] - 61.51)
-    assert local["command"] == ("fedloom reproduce fedcrl/table2 --at dataset=cifar10,kind=practical --methods local")
+    command = "fedloom reproduce fedcrl/table2 --at dataset=cifar10,kind=practical --methods local --scale 0.01"
+    assert local["command"] == command
     kept = stored()
     assert [result["rounds"] for result in kept] == [2, 2]
     assert all(result["machine"] and result["versions"]["torch"] and result["seconds"] > 0 for result in kept)
@@ -68,7 +69,10 @@ def test_a_shortened_run_is_stopped_resumed_stored_and_reported(data: Path) -> N
     assert [cell["here"] for cell in again] == pytest.approx([cell["here"] for cell in lines])
     reproduce("--report", "--to", "report.md")
     text = Path("report.md").read_text(encoding="utf-8")
-    assert f"| Local | 69.90 | {local['here']:.2f} | {local['difference']:+.2f} | 2 of 200 rounds | 0 |" in text
+    assert (
+        f"| Local | 69.90 | {local['here']:.2f} | {local['difference']:+.2f} | 2 of 200 rounds (`--scale 0.01`) |"
+        in text
+    )
     assert "| FedCRL | 91.28 | not run yet |" in text
     assert "order of methods" in text
 
@@ -89,9 +93,9 @@ def test_a_trial_is_shown_and_not_stored(data: Path) -> None:
 
 def test_runs_side_by_side_store_their_results(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    arguments = [*CELLS, "--scale", "0.005", "--data-dir", str(data), "--engine", "inline", "--parallel", "2", "--json"]
-    assert all(cell["here"] is not None for cell in cells_of(reproduce(*arguments)))
-    assert len(stored()) == 2
+    cells = [*CELLS[:-1], "local", "--scale", "0.005", "--data-dir", str(data), "--engine", "inline"]
+    assert all(cell["here"] is not None for cell in cells_of(reproduce(*cells, "--parallel", "2", "--json")))
+    assert len(stored()) == 1
 
 
 def test_the_plan_of_a_cell_is_its_command_and_its_recipe() -> None:

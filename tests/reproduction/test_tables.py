@@ -6,7 +6,7 @@ from fedloom.checking import checked
 from fedloom.errors import UserError
 from fedloom.reproduction.cost import image_steps
 from fedloom.reproduction.running import runs_of
-from fedloom.reproduction.table import Cell, Table, cells_of, load_table, table_names
+from fedloom.reproduction.table import PAPERS, Cell, Table, cells_of, load_table, table_names
 from fedloom.training import schedule_factor
 
 
@@ -91,10 +91,8 @@ def test_rows_and_tables_share_runs() -> None:
 
 def test_the_first_to_run_are_those_that_the_issue_names() -> None:
     first = [c for name in table_names() for c in cells(name) if c.first]
-    of = {
-        paper: [c for c in first if c.paper == paper] for paper in ("fedintr", "fedcrc", "fedcrl", "repper", "fedstyle")
-    }
-    assert [len(runs_of(of[paper])) for paper in of] == [10, 18, 6, 2, 2]
+    runs = {paper: len(runs_of(c for c in first if c.paper == paper)) for paper in PAPERS}
+    assert runs == {"fedintr": 10, "fedcrc": 18, "fedcrl": 6, "repper": 2, "fedstyle": 2}
 
 
 def test_fewer_rounds_bring_the_steps_of_the_schedule_forward() -> None:
@@ -109,7 +107,7 @@ def test_a_table_with_a_figure_too_few_is_refused() -> None:
     with pytest.raises(UserError, match=r"rows\.fedavg\.figures: 1 values for 2 columns"):
         checked(Table, table | {"rows": rows})
     with pytest.raises(UserError, match="there is no axis 'alpha'"):
-        checked(Table, table | {"rows": {}, "columns": [{"at": {"alpha": 1}}], "rows": rows})
+        checked(Table, table | {"rows": rows, "columns": [{"at": {"alpha": 1}}]})
 
 
 def test_an_unknown_table_names_the_nearest() -> None:
