@@ -92,7 +92,8 @@ def _remedy(kind: type[BaseModel], error: Any) -> str:
 def _misread(values: Any, section: Any, path: str) -> Iterator[str]:
     """Values that pydantic takes and nobody means: true as the number 1, infinity, not a number."""
     for name, value in values.items() if isinstance(values, Mapping) else ():
-        field, read = f"{path}.{name}".lstrip("."), getattr(section, str(name), None)
+        field = f"{path}.{name}".lstrip(".")
+        read = section.get(name) if isinstance(section, Mapping) else getattr(section, str(name), None)
         if isinstance(value, Mapping):
             yield from _misread(value, read, field)
         elif isinstance(value, bool) and not isinstance(read, bool):

@@ -1,7 +1,10 @@
 """From a recipe to a task: the images it names, dealt out to clients."""
 
+from dataclasses import replace
+
 from fedloom.data import Dataset, combine, federate, limit, load, parts
 from fedloom.data.augment import parse_augment
+from fedloom.data.dataset import with_channels
 from fedloom.plugins import absolute
 from fedloom.recipe import Recipe
 from fedloom.task import Task
@@ -11,7 +14,8 @@ def load_dataset(recipe: Recipe) -> Dataset:
     """The images that a recipe names, several datasets as styles of one."""
     data = recipe.data
     styles = [load(name, folder=data.dir, size=data.size) for name in parts(data.name)]
-    return styles[0] if len(styles) == 1 else combine(styles, size=data.size)
+    dataset = styles[0] if len(styles) == 1 else combine(styles, size=data.size)
+    return dataset if data.channels is None else replace(dataset, images=with_channels(dataset.images, data.channels))
 
 
 def make_task(recipe: Recipe, dataset: Dataset | None = None) -> Task:

@@ -13,16 +13,19 @@ from fedloom.errors import UserError, nearest
 
 
 def shipped() -> dict[str, Traversable]:
-    """Recipes that come with the package, by name (`demo`; in a folder, `folder/name`)."""
-    return dict(sorted(_recipes(files("fedloom") / "recipes", "")))
+    """Recipes that come with the package, by name: `demo`, and each paper's common setting, `fedcrl/setting`.
+
+    The other files in a paper's folder are its tables (`fedloom.reproduction`).
+    """
+    return dict(sorted(_recipes(files("fedloom") / "recipes")))
 
 
-def _recipes(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]:
-    for entry in folder.iterdir() if folder.is_dir() else ():
-        if entry.is_dir():
-            yield from _recipes(entry, f"{prefix}{entry.name}/")
+def _recipes(folder: Traversable) -> Iterator[tuple[str, Traversable]]:
+    for entry in folder.iterdir():
+        if entry.is_dir() and (entry / "setting.yaml").is_file():
+            yield f"{entry.name}/setting", entry / "setting.yaml"
         elif entry.name.endswith(".yaml"):
-            yield prefix + entry.name.removesuffix(".yaml"), entry
+            yield entry.name.removesuffix(".yaml"), entry
 
 
 def read_yaml(source: str | Path) -> dict[str, Any]:
@@ -37,7 +40,7 @@ def read_yaml(source: str | Path) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise UserError(f"recipe '{source}' cannot be read: {reason}; shipped: {nearest(source, known)}") from None
     try:
-        values = _load(text)
+        values = parse_yaml(text)
     except yaml.YAMLError as error:
         raise UserError(f"recipe '{source}' is not YAML: {error}") from None
     except RecursionError:
@@ -56,7 +59,8 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _load(text: str) -> Any:
+def parse_yaml(text: str) -> Any:
+    """YAML as recipes are written in."""
     return yaml.load(text, Loader=_Loader)
 
 
@@ -76,7 +80,7 @@ def read_list(said: str, text: str) -> list[Any]:
 
 def _read(said: str, text: str) -> Any:
     try:
-        return _load(text)
+        return parse_yaml(text)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or "it cannot be read"
         raise UserError(f"{said}: the value is not YAML ({problem}); write it as in a recipe") from None

@@ -109,6 +109,7 @@ class DataSettings(Section):
     name: str = Field("digits", description="a dataset (see `fedloom datasets`), `a+b` for styles, a folder or .npz")
     dir: Path | None = Field(None, description="data folder; else $FEDLOOM_DATA, else the user's cache")
     size: int | None = Field(None, ge=4, description="resize images to size × size")
+    channels: int | None = Field(None, ge=3, le=3, description="3: grey images are repeated to three channels")
     limit: int | None = Field(None, ge=1, description="at most this many training and test images (of each style)")
     clients: int = Field(20, ge=1, description="how many clients (`natural` takes one per folder)")
     partition: Annotated[str, _checked(parse_partition)] = Field(

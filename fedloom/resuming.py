@@ -44,10 +44,9 @@ def ended(recipe: Recipe, *, tell: bool = True) -> dict[str, Any] | None:
 
 def refuse_differences(given: Mapping[str, Any], stored: Mapping[str, Any], folder: Path) -> None:
     """What a folder goes on with must be what it was begun with, but for what is free."""
-    mine, theirs = dict(_flat(given)), dict(_flat(stored))
+    mine, theirs = dict(flat(given)), dict(flat(stored))
     for name in dict.fromkeys([*mine, *theirs]):
-        free = any(name == part or name.startswith(part + ".") for part in FREE)
-        if not free and mine.get(name) != theirs.get(name):
+        if not is_free(name) and mine.get(name) != theirs.get(name):
             raise UserError(
                 f"{name} = {mine.get(name)!r}: what was begun in '{folder}' has {theirs.get(name)!r}, and only goes on "
                 "with that; give the recipe that it was begun with, or another --out"
@@ -90,9 +89,15 @@ def fingerprint(task: Task) -> str:
     return digest.hexdigest()
 
 
-def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def is_free(path: str) -> bool:
+    """Whether a field says where and how fast, not what."""
+    return any(path == part or path.startswith(part + ".") for part in FREE)
+
+
+def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """A recipe's fields by path."""
     if not isinstance(values, Mapping):
         yield prefix, list(values) if isinstance(values, tuple) else values
         return
     for name, value in values.items():
-        yield from _flat(value, f"{prefix}.{name}".lstrip("."))
+        yield from flat(value, f"{prefix}.{name}".lstrip("."))

@@ -276,7 +276,8 @@ FILES = {
 WRONG = {
     "method.name": ("fedavgg", "did you mean 'fedavg'"), "method.mu": (3, "fedavg has none"),
     "data.name": ("digitz", "did you mean 'digits'"), "data.dir": (3, "a path"), "data.size": (1, "at least 4"),
-    "data.limit": (0, "at least 1"), "data.clients": (0, "at least 1"), "data.partition": ("dirichlet:-1", "above 0"),
+    "data.channels": (1, "at least 3"), "data.limit": (0, "at least 1"), "data.clients": (0, "at least 1"),
+    "data.partition": ("dirichlet:-1", "above 0"),
     "data.split": ("pooled:2", "between 0 and 1"), "data.minimum": (0, "at least 1"),
     "data.newcomers": (-1, "at least 0"), "data.resample": (7, "true or false"), "data.augment": (["x"], "choices"),
     "data.views": (["x"], "choices"), "data.normalise": ("haf", "did you mean 'half'"), "data.seed": ("x", "whole"),

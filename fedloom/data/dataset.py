@@ -82,7 +82,7 @@ def combine(datasets: Sequence[Dataset], size: int | None = None) -> Dataset:
     styles = torch.arange(len(datasets))
     return Dataset(
         name="+".join(d.name for d in datasets),
-        images=torch.cat([_with_channels(x, channels) for x in images]),
+        images=torch.cat([with_channels(x, channels) for x in images]),
         labels=torch.cat([d.labels for d in datasets]),
         test=torch.cat([d.test for d in datasets]),
         classes=first.classes,
@@ -113,12 +113,13 @@ def limit(dataset: Dataset, n: int, seed: int) -> Dataset:
     )
 
 
-def _with_channels(images: Tensor, channels: int) -> Tensor:
+def with_channels(images: Tensor, channels: int) -> Tensor:
+    """Grey images repeated to that many channels."""
     if images.shape[1] == channels:
         return images
     if images.shape[1] != 1:
         raise UserError(f"images with {images.shape[1]} channels cannot be combined with {channels} channels")
-    return images.expand(-1, channels, -1, -1)
+    return images.expand(-1, channels, -1, -1).contiguous()
 
 
 def _expect(name: str, field: str, value: Tensor, dtype: torch.dtype, dims: int, count: int | None = None) -> None:

@@ -49,7 +49,9 @@ class Evaluator:
             record |= self._generalise(engine, round, state, final)
         elif self.method.has_global:
             shared = self._score_shared(engine, round, state)
-            record["global_accuracy"] = pooled([s for s in shared if s.client not in newcomers])
+            ours = [s for s in shared if s.client not in newcomers]
+            record["global_accuracy"] = pooled(ours)
+            record["global_mean_accuracy"] = spread(ours, prefix="global_mean").get("global_mean_accuracy")
             record |= spread([s for s in shared if s.client in newcomers], prefix="newcomer_global")
         if self.method.personal_is_global:
             self.scores = shared
@@ -58,6 +60,8 @@ class Evaluator:
         record["evaluated"] = len(self.scores)
         record |= spread([s for s in self.scores if s.client not in newcomers])
         record |= spread([s for s in self.scores if s.client in newcomers], prefix="newcomer")
+        if self.method.overrides("generalise"):
+            record["personal_styles"] = self._by_style()
         return record
 
     def _score_shared(self, engine: Engine, round: int, state: State) -> list[Scores]:
@@ -94,6 +98,15 @@ class Evaluator:
             if result.personal is not None:
                 self.folder.write_model(f"style-{result.client:05d}", result.personal)
         return {"global_accuracy": float(np.mean(list(styles.values()))), "styles": styles}
+
+    def _by_style(self) -> dict[str, float]:
+        """Personal accuracy in every style: the mean over its clients."""
+        names = self.task.dataset.group_names or (self.task.dataset.name,)
+        each: dict[str, list[float]] = {}
+        groups = group_of_clients(self.task)
+        for scores in self.scores:
+            each.setdefault(names[groups[scores.client]], []).append(scores.accuracy)
+        return {name: float(np.nanmean(values)) for name, values in sorted(each.items())}
 
     def _score_personal(self, engine: Engine, round: int, state: State, answer: Answer, final: bool) -> list[Scores]:
         """Each client's own model. Who keeps something but has not taken part yet waits for the final evaluation."""

@@ -5,6 +5,8 @@ import torch
 
 from fedloom.data import Dataset, combine, limit, resize
 from fedloom.errors import UserError
+from fedloom.preparing import load_dataset
+from fedloom.recipe import Recipe
 
 
 def make(
@@ -99,3 +101,9 @@ def _numbered(count: int) -> torch.Tensor:
     images[:, 0, 0, 0] = (torch.arange(count) // 256).to(torch.uint8)
     images[:, 0, 0, 1] = (torch.arange(count) % 256).to(torch.uint8)
     return images
+
+
+def test_grey_images_are_repeated_to_three_channels_where_asked_for() -> None:
+    grey, colour = (load_dataset(Recipe.parse({"data": {"channels": channels}})) for channels in (None, 3))
+    assert (grey.images.shape[1], colour.images.shape[1]) == (1, 3)
+    assert all(torch.equal(colour.images[:, [channel]], grey.images) for channel in range(3))

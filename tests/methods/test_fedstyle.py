@@ -211,6 +211,9 @@ def test_generalisation_is_judged_in_every_style_and_personalisation_on_the_own_
     record = run.history[-1]
     assert set(record["styles"]) == {"plain", "inverted"}
     assert np.isclose(record["global_accuracy"], np.mean(list(record["styles"].values())))
+    assert np.isclose(
+        record["personal_accuracy"], np.mean(list(record["personal_styles"].values()))
+    )  # two clients each
     assert [sum(s.total) for s in run.scores] == [40, 40, 40, 40]
     assert record["personal_accuracy"] > 0.4  # four classes
 

@@ -1,0 +1,133 @@
+"""`fedloom reproduce`, through the command line, on a CIFAR-10 of 300 images."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedloom import cli
+from fedloom.reproduction.report import report
+
+CELLS = ["fedcrl/table2", "--at", "dataset=cifar10,kind=practical", "--methods", "local,fedavg"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
+        labels = rng.integers(0, 10, 50)
+        images = np.clip(labels[:, None] * 25 + rng.normal(0, 20, (50, 3072)), 0, 255).astype(np.uint8)
+        (folder / name).write_bytes(pickle.dumps({"data": images, "labels": labels.tolist()}, protocol=2))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"c{i}" for i in range(10)]}, protocol=2))
+    return tmp_path / "data"
+
+
+def reproduce(*arguments: str) -> Result:
+    result = CliRunner().invoke(cli.app, ["reproduce", *arguments])
+    if result.exception is not None:
+        raise result.exception
+    return result
+
+
+def cells_of(result: Result) -> list[dict[str, Any]]:
+    return json.loads(result.stdout.splitlines()[-1])["cells"]
+
+
+def stored() -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(Path("docs/reproduction").glob("*/*.json"))]
+
+
+def test_a_shortened_run_is_stopped_resumed_stored_and_reported(data: Path) -> None:
+    scaled = [*CELLS, "--scale", "0.01", "--data-dir", str(data), "--engine", "inline"]
+    stopped = reproduce(*scaled, "--limit-seconds", "0.001", "--json")  # one round in any case
+    assert [cell["here"] for cell in cells_of(stopped)] == [None] * 4
+    assert stored() == []
+    moved = Path("runs/reproduce/fedcrl").rename("elsewhere")
+    assert len(list(moved.glob("*/checkpoints/round-000001.json"))) == 1
+    shutil.copytree(moved, "runs/reproduce/fedcrl")  # as if it came from another machine
+    lines = cells_of(reproduce(*scaled, "--json"))
+    local, fedavg, local_std, _ = lines
+    assert (local["row"], local["paper"], local["changes"]) == ("local", 69.90, {"training.rounds": 2})
+    assert local["here"] > 20
+    assert (local_std["measure"], local_std["paper"]) == ("personal_std", 9.44)
+    assert fedavg["difference"] == pytest.approx(fedavg["here"] - 61.51)
+    command = "fedloom reproduce fedcrl/table2 --at dataset=cifar10,kind=practical --methods local --scale 0.01"
+    assert local["command"] == command
+    kept = stored()
+    assert [result["rounds"] for result in kept] == [2, 2]
+    assert all(result["machine"] and result["versions"]["torch"] and result["seconds"] > 0 for result in kept)
+    assert str(data) not in json.dumps(kept)  # nothing of this machine's folders
+    again = cells_of(reproduce(*scaled, "--json"))  # what is stored is not run again
+    assert [cell["here"] for cell in again] == pytest.approx([cell["here"] for cell in lines])
+    reproduce("--report", "--to", "report.md")
+    text = Path("report.md").read_text(encoding="utf-8")
+    assert (
+        f"| Local | 69.90 | {local['here']:.2f} | {local['difference']:+.2f} | 2 of 200 rounds (`--scale 0.01`) |"
+        in text
+    )
+    assert "| FedCRL | 91.28 | not run yet |" in text
+    assert "order of methods" in text
+
+
+def test_an_uninterrupted_run_gives_the_same_figures(data: Path) -> None:
+    scaled = [*CELLS[:-1], "local", "--scale", "0.01", "--data-dir", str(data), "--engine", "inline", "--json"]
+    whole = cells_of(reproduce(*scaled, "--results", "one"))
+    shutil.rmtree("runs")
+    reproduce(*scaled, "--results", "two", "--limit-seconds", "0.001")
+    assert cells_of(reproduce(*scaled, "--results", "two")) == whole
+
+
+def test_a_trial_is_shown_and_not_stored(data: Path) -> None:
+    result = reproduce(*CELLS[:-1], "local", "--scale", "0.005", "--data-dir", str(data), "--set", "model.features=8")
+    assert "1 of 200 rounds, model.features 8" in " ".join(result.stdout.split())
+    assert stored() == []
+
+
+def test_runs_side_by_side_store_their_results(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    cells = [*CELLS[:-1], "local", "--scale", "0.005", "--data-dir", str(data), "--engine", "inline"]
+    assert all(cell["here"] is not None for cell in cells_of(reproduce(*cells, "--parallel", "2", "--json")))
+    assert len(stored()) == 1
+
+
+def test_the_plan_of_a_cell_is_its_command_and_its_recipe() -> None:
+    said = reproduce("repper/table2", "--only", "cifar10", "--alpha", "0.5", "--methods", "fedavg", "--dry-run").stdout
+    command = "fedloom reproduce repper/table2 --at dataset=cifar10,C=0.2,alpha=0.5,E=10 --methods fedavg"
+    assert f"# {command} --seed 0" in said
+    assert "name: resnet34" in said
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "say which table"),
+        (["repper/table9"], "table 'repper/table9' is unknown"),
+        (["repper/table2", "--methods", "repperr"], "--methods repperr: did you mean 'repper'"),
+        (["repper/table2", "--only", "mnist"], "no cell has all of that"),
+        (["repper/table2", "--at", "alpha"], "--at alpha: write axis=value"),
+        (["repper/table2", "--scale", "2"], "--scale 2: must be above 0 and at most 1"),
+    ],
+)
+def test_mistakes_are_named(arguments: list[str], words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        reproduce(*arguments)
+
+
+def test_the_list_has_every_table_and_what_was_run() -> None:
+    said = reproduce("--list", "fedcrc").stdout
+    assert all(f"fedcrc/{table}" in said for table in ("table1", "table2", "table3", "fig3"))
+    assert "0 of 84" in said
+
+
+def test_the_report_in_the_repository_is_what_the_stored_results_give() -> None:
+    written = (ROOT / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    assert written == report(ROOT / "docs" / "reproduction"), "run: fedloom reproduce --report"

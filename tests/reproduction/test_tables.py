@@ -1,0 +1,115 @@
+"""The papers' tables: every cell is a valid recipe, and settings and figures are the papers'."""
+
+import pytest
+
+from fedloom.checking import checked
+from fedloom.errors import UserError
+from fedloom.reproduction.cost import image_steps
+from fedloom.reproduction.running import runs_of
+from fedloom.reproduction.table import PAPERS, Cell, Table, cells_of, load_table, table_names
+from fedloom.training import schedule_factor
+
+
+def cell(table: str, row: str, **at: str | float) -> Cell:
+    (found,) = (c for c in cells_of(table, load_table(table)) if c.row == row and c.column.at == at)
+    return found
+
+
+def cells(*tables: str) -> list[Cell]:
+    return [cell for table in tables for cell in cells_of(table, load_table(table))]
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_every_cell_is_a_recipe_whose_cost_is_known(name: str) -> None:
+    table = load_table(name)
+    for run in runs_of(cells_of(name, table)):
+        assert image_steps(run[0].recipe()) > 0
+        assert run[0].recipe(table.reduced).training.rounds <= run[0].rounds
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_figures_are_accuracies_or_spreads(name: str) -> None:
+    for cell in cells(name):
+        assert cell.printed is None or 0 < cell.printed < 100
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "at", "printed"),
+    [
+        ("fedintr/table1", "fedcka", {"dataset": "cifar100", "beta": 0.5}, 41.91),
+        ("fedintr/table3", "fedintr", {"dataset": "cifar10", "beta": 0.1}, 58.32),
+        ("fedintr/table4", "moon-mu10", {"dataset": "cifar10", "N": 100, "T": 500}, 61.68),
+        ("fedcrc/table1", "fedper", {"dataset": "cifar10", "beta": 0.1}, 12.57),
+        ("fedcrc/table1", "fedcrc-per", {"dataset": "mnist", "beta": "iid"}, 99.06),
+        ("fedcrc/table2", "fedcrc", {"dataset": "cifar10", "beta": 0.1}, 60.43),
+        ("fedcrl/table2", "fedcrl", {"dataset": "cifar10", "kind": "practical"}, 91.28),
+        (
+            "fedcrl/table2",
+            "fedala",
+            {"dataset": "cifar100", "kind": "pathological", "classes": 20, "what": "std"},
+            5.20,
+        ),
+        ("fedcrl/table3", "fedrep", {"dataset": "cifar10", "kind": "practical", "N": 20, "beta": 0.01}, 99.18),
+        ("repper/table1", "repper", {"dataset": "cifar10", "C": 0.8, "alpha": 1, "E": 20}, 87.73),
+        ("repper/table2", "lgfedavg", {"dataset": "cifar10", "C": 0.2, "alpha": 0.5, "E": 10}, 73.62),
+        ("repper/table3", "fedrep", {"dataset": "cifar10", "head": "svm"}, 70.71),
+        ("repper/table4", "fedavg", {"dataset": "cifar100", "model": "mobilenet"}, 33.36),
+    ],
+)
+def test_figures_read_in_the_papers_a_second_time(table: str, row: str, at: dict, printed: float) -> None:
+    assert cell(table, row, **at).printed == printed
+
+
+def test_figures_printed_as_shares_are_percents_here() -> None:
+    at = {"data": "digits", "objective": "simsiam", "judged": "personalisation", "style": "svhn"}
+    found = cell("fedstyle/table1-simsiam", "fedstyle", **at)
+    assert (found.printed, found.measure) == (91.3, "personal_styles.svhn")
+    at = {"data": "adaptiope", "objective": "simclr", "judged": "generalisation", "style": "product_images"}
+    assert cell("fedstyle/table2-simclr", "fedstyle", **at, classes="heterogeneous-0.8").printed == 71.4
+
+
+def test_settings_are_the_papers() -> None:
+    fedintr = cell("fedintr/table3", "moon", dataset="cifar10", beta=0.5).recipe()
+    assert (fedintr.training.batch_size, fedintr.training.epochs, fedintr.evaluation.summary) == (512, 10, "median:10")
+    assert (fedintr.data.partition, fedintr.method.parameters["mu"]) == ("dirichlet:0.5", 5)
+    fedcrc = cell("fedcrc/table2", "fedcrc", dataset="cifar10", beta=0.1).recipe()
+    assert [fedcrc.training.lr(round) for round in (1, 49, 50, 75)] == pytest.approx([0.05, 0.05, 0.01, 0.001])
+    assert (fedcrc.data.newcomers, fedcrc.training.fraction, fedcrc.data.split) == (40, 0.1, "pooled:0.8")
+    fedcrl = cell("fedcrl/table2", "fedcrl", dataset="cifar100", kind="pathological", classes=20).recipe()
+    assert (fedcrl.data.partition, fedcrl.training.optimizer.lr) == ("pathological:20", 0.003)
+    repper = cell("repper/table2", "repper", dataset="cifar10", C=0.2, alpha=0.5, E=10).recipe()
+    assert (repper.model.name, repper.training.batch_size, repper.training.fraction) == ("resnet34", 256, 0.2)
+
+
+def test_rows_and_tables_share_runs() -> None:
+    assert {len(run) for run in runs_of(cells("fedcrc/table1"))} == {1, 2}  # FedCRC's two models are of one run
+    assert len(runs_of(cells("fedintr/table4"))) == 16  # 72 figures at several rounds
+    assert {c.key for c in cells("fedintr/table5") if c.row == "fedintr"} <= {c.key for c in cells("fedintr/table1")}
+    one, two = {c.key for c in cells("repper/table1")}, {c.key for c in cells("repper/table2")}
+    assert len(one & two) == 8  # CIFAR-10 with C = 0.2 and E = 10, two degrees, four methods
+
+
+def test_the_first_to_run_are_those_that_the_issue_names() -> None:
+    first = [c for name in table_names() for c in cells(name) if c.first]
+    runs = {paper: len(runs_of(c for c in first if c.paper == paper)) for paper in PAPERS}
+    assert runs == {"fedintr": 10, "fedcrc": 18, "fedcrl": 6, "repper": 2, "fedstyle": 2}
+
+
+def test_fewer_rounds_bring_the_steps_of_the_schedule_forward() -> None:
+    recipe = cell("fedcrc/table1", "fedavg", dataset="cifar10", beta=0.5).recipe({"training.rounds": 10})
+    assert [schedule_factor(recipe.training.schedule, round, 10) for round in (4, 5, 8)] == [1.0, 0.2, 0.02]
+
+
+def test_a_table_with_a_figure_too_few_is_refused() -> None:
+    rows = {"fedavg": {"name": "FedAvg", "method": "fedavg", "figures": [1.0]}}
+    columns = [{"at": {"beta": 1}}, {"at": {"beta": 2}}]
+    table = {"title": "t", "setting": "s", "axes": {"beta": "data.partition=dirichlet:{}"}, "columns": columns}
+    with pytest.raises(UserError, match=r"rows\.fedavg\.figures: 1 values for 2 columns"):
+        checked(Table, table | {"rows": rows})
+    with pytest.raises(UserError, match="there is no axis 'alpha'"):
+        checked(Table, table | {"rows": rows, "columns": [{"at": {"alpha": 1}}]})
+
+
+def test_an_unknown_table_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="table 'repper/tabel2' is unknown: did you mean 'repper/table2'"):
+        load_table("repper/tabel2")
