@@ -20,7 +20,10 @@ BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Samples of 
 Lr = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
 Fraction = Annotated[float | None, typer.Option("--fraction", help="Share of clients in a round.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")]
-EngineFlag = Annotated[str | None, typer.Option("--engine", help="auto, inline, processes, lanes (GPU), replay.")]
+EngineFlag = Annotated[str | None, typer.Option("--engine", help="auto, inline, processes, lanes (GPU), ray, replay.")]
+RayAddress = Annotated[
+    str | None, typer.Option("--ray-address", help="A Ray cluster's head, host:port; else Ray is started here.")
+]
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one under runs/.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any field: --set method.mu=0.1 (repeatable).")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object as the last line of stdout.")]

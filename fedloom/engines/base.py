@@ -22,13 +22,14 @@ class EngineSettings(Section):
 
     name: str = Field(
         "auto",
-        description="auto (lanes on a GPU, else inline), inline, processes, lanes, or replay (a check for lanes)",
+        description="auto (lanes on a GPU, else inline), inline, processes, lanes, ray, or replay (a check for lanes)",
     )
     workers: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="worker processes (default: one per core), or lanes (default: 8, 4 for large networks)",
+        description="worker processes (default: one per core), Ray workers (default: all that the cluster holds), or "
+        "lanes (default: 8, 4 for large networks)",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where the engine can use one")
     precision: Literal["float32", "tf32", "bf16"] = Field(
@@ -40,8 +41,16 @@ class EngineSettings(Section):
     client_timeout: float | None = Field(
         None,
         gt=0,
-        description="processes: a client whose update takes longer, in seconds, is left out of the round, its worker "
-        "replaced; other engines cannot stop a client, and refuse it",
+        description="processes, ray: a client whose update takes longer, in seconds, is left out of the round, its "
+        "worker replaced; other engines cannot stop a client, and refuse it",
+    )
+    address: str | None = Field(
+        None, description="ray: host:port of a cluster's head, or auto; by default Ray is started here, for the run"
+    )
+    worker_cpus: float = Field(1, gt=0, description="ray: CPUs that a worker occupies")
+    worker_gpus: float = Field(0, ge=0, description="ray: GPUs that a worker occupies; above 0 it runs lanes there")
+    lost_after: float = Field(
+        60, gt=0, description="ray: a worker that is silent for so many seconds is lost; another does its jobs"
     )
 
 
@@ -55,7 +64,8 @@ class Engine(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        ENGINES[cls.name] = cls
+        if "name" in vars(cls):
+            ENGINES[cls.name] = cls
 
     def __init__(self, setup: Setup, settings: EngineSettings):
         self.setup = setup
