@@ -1,12 +1,13 @@
 """An engine maps jobs to results. It owns devices and processes, and knows no method by name."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from fedloom.checking import Section
 from fedloom.engines.flags import set_flags
@@ -15,6 +16,12 @@ from fedloom.job import Job, Result
 from fedloom.lane import Arithmetic, Lane, Setup
 
 ENGINES: dict[str, type["Engine"]] = {}
+
+
+def _head(address: str | None) -> str | None:
+    if address is None or address == "auto" or re.fullmatch(r"[^\s/]+:\d+", address):
+        return address
+    raise ValueError(f"'{address}' is no address: write host:port as `ray start --head` printed it, or auto")
 
 
 class EngineSettings(Section):
@@ -44,7 +51,7 @@ class EngineSettings(Section):
         description="processes, ray: a client whose update takes longer, in seconds, is left out of the round, its "
         "worker replaced; other engines cannot stop a client, and refuse it",
     )
-    address: str | None = Field(
+    address: Annotated[str | None, AfterValidator(_head)] = Field(
         None, description="ray: host:port of a cluster's head, or auto; by default Ray is started here, for the run"
     )
     worker_cpus: float = Field(1, gt=0, description="ray: CPUs that a worker occupies")

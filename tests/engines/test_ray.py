@@ -57,7 +57,7 @@ def results(engine, jobs, strike=None):
     def wait_and_strike():
         while not (busy := [w for w in engine._workers if w.batch]):
             time.sleep(0.02)
-        struck.append(ray.get(busy[0].actor.pulse.options(concurrency_group="aside").remote(), timeout=20))
+        struck.append(ray.get(busy[0].actor.pulse.options(concurrency_group="aside").remote(), timeout=60))
         os.kill(struck[0], strike)
 
     thread = threading.Thread(target=wait_and_strike if strike else lambda: None)
@@ -68,8 +68,8 @@ def results(engine, jobs, strike=None):
 
 
 def gone(process):
-    with_limit = time.monotonic() + 20
-    while time.monotonic() < with_limit:
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit:
         try:
             if Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
                 return True
@@ -79,9 +79,10 @@ def gone(process):
     return False
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedcrl", "fedpac", "scaffold", "fedstyle"])
+@pytest.mark.parametrize("method", ["fedcrl", "fedpac", "fedstyle"])
 @pytest.mark.usefixtures("local")
 def test_ray_equals_inline_bit_for_bit(method):
+    """Fedavg and scaffold are below: a worker takes seconds to start."""
     expected, got = tiny_run(method), tiny_run(method, engine="ray")
     assert same_state(got.server.state, expected.server.state)
     assert without_times(got.history) == without_times(expected.history)
@@ -91,13 +92,13 @@ def test_ray_equals_inline_bit_for_bit(method):
 @pytest.mark.usefixtures("local")
 def test_a_lost_worker_is_replaced_and_its_client_is_not_lost(caplog):
     expected = [r.message for r in Inline(setup_of(), EngineSettings()).run(jobs(4))]
-    with Ray(setup_of(), EngineSettings(name="ray", workers=2, lost_after=2, client_timeout=20)) as engine:
+    with Ray(setup_of(), EngineSettings(name="ray", workers=2, lost_after=5, client_timeout=60)) as engine:
         for blow in (signal.SIGKILL, signal.SIGSTOP):  # dead; silent, as behind a network that is gone
             got, struck = results(engine, jobs(4, delay=0.7), strike=blow)
             assert [r.error for r in got] == [None] * 4
             assert all(same_state(r.message.tensors, m.tensors) for r, m in zip(got, expected, strict=True))
             assert gone(struck[0])
-        assert "silent for engine.lost_after = 2 s" in caplog.text
+        assert "silent for engine.lost_after = 5 s" in caplog.text
         engine.settings = engine.settings.model_copy(update={"client_timeout": 1.0})
         got, _ = results(engine, [*jobs(1, delay=60.0), *jobs(3)[1:]])
         assert [r.error and r.error.kind for r in got] == ["timed_out", None, None]
@@ -140,12 +141,12 @@ def test_a_node_that_is_killed_changes_no_number(tmp_path):
         slow = ["--set=engine.workers=2", "--set=faults.slow=1", "--set=faults.slow_seconds=1"]
         run = fedloom_run([*fields, *slow, "--engine=ray", f"--ray-address={head}", "--out=killed"], env)
         try:
-            limit = time.monotonic() + 60
+            limit = time.monotonic() + 120
             while not any(b"ray::Servant.work" in cmdline(p) for p in descendants(second.pid)):
                 assert run.poll() is None and time.monotonic() < limit, run.stderr.read()
                 time.sleep(0.05)
             os.killpg(second.pid, signal.SIGKILL)
-            errors = run.communicate(timeout=60)[1]
+            errors = run.communicate(timeout=120)[1]
         finally:
             run.kill()
     assert run.returncode == 0, errors
