@@ -116,3 +116,12 @@ def test_sums_may_be_negative_or_whole_numbers_and_keep_the_old_value_where_noth
     summed = server.average(messages, sums=("d", "n"))
     assert summed["d"].tolist() == [-2.0, 4.0, 9.0]
     assert summed["n"].tolist() == [7, 5]
+
+
+def test_a_mean_of_means_is_the_mean(server):
+    rng = np.random.default_rng(0)
+    messages = [Message({"w": torch.from_numpy(rng.normal(size=9)).float()}, samples=i % 7 + 1) for i in range(24)]
+    groups = [messages[:5], messages[5:6], messages[6:]]
+    edges = [Message(server.average(group), samples=sum(m.samples for m in group)) for group in groups]
+    expected = np.average([m["w"].numpy() for m in messages], axis=0, weights=[m.samples for m in messages])
+    np.testing.assert_allclose(server.average(edges)["w"].numpy(), expected, rtol=1e-5, atol=1e-7)

@@ -6,14 +6,8 @@ no client's fault. What comes back is copied out of the object store, so that th
 
 import logging
 import os
-import secrets
-import signal
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -22,10 +16,9 @@ from fedloom.engines.crew import TRIES, Crew, Given, Member, WorkerError
 from fedloom.engines.inline import Inline
 from fedloom.engines.lanes import LANES, Lanes
 from fedloom.engines.parcel import Parcel, pack, unpack
-from fedloom.engines.processes import cores
+from fedloom.engines.ray_session import connected, import_ray
 from fedloom.errors import UserError
 from fedloom.failures import Failure
-from fedloom.interrupts import SIGNALS
 from fedloom.job import Job, Result
 from fedloom.lane import Arithmetic, Setup
 from fedloom.message import Message
@@ -102,9 +95,9 @@ class Ray(Crew[_Worker]):
 
     def _numbers(self) -> Arithmetic:
         """Of the server, here on a CPU; workers with GPUs have their own."""
-        return (
-            Arithmetic(channels_last=self.settings.channels_last) if self.settings.worker_gpus else super()._numbers()
-        )
+        if self.settings.worker_gpus:
+            return Arithmetic(channels_last=self.settings.channels_last)
+        return super()._numbers()
 
     def _room(self) -> int:
         """Workers that the cluster has room for."""
@@ -115,8 +108,7 @@ class Ray(Crew[_Worker]):
     def _fill(self) -> None:
         while len(self._workers) < self._count:
             actor = self._hire.remote(self._setup, self.settings)
-            pulse = actor.pulse.options(concurrency_group="aside").remote()
-            self._workers.append(_Worker(actor=actor, pulse=pulse, heard=monotonic()))
+            self._workers.append(_Worker(actor=actor, pulse=self._ask(actor), heard=monotonic()))
 
     def _dismiss(self, worker: _Worker) -> None:
         self._workers.remove(worker)
@@ -177,9 +169,13 @@ class Ray(Crew[_Worker]):
         """Whether a worker at work has not answered any question for too long."""
         if worker.pulse is not None and self._ray.wait([worker.pulse], timeout=0)[0]:
             worker.pulse, worker.heard = None, monotonic()
-        if worker.pulse is None:
-            worker.pulse = worker.actor.pulse.options(concurrency_group="aside").remote()
+        elif worker.pulse is None and monotonic() - worker.heard > POLL:
+            worker.pulse = self._ask(worker.actor)
         return monotonic() - worker.heard > self.settings.lost_after
+
+    @staticmethod
+    def _ask(actor: Any) -> Any:
+        return actor.pulse.options(concurrency_group="aside").remote()
 
     def _gone(self, worker: _Worker, why: str) -> dict[int, Result]:
         """A worker is lost: its jobs go to others, and are failures only when that was tried often enough."""
@@ -208,65 +204,3 @@ class Ray(Crew[_Worker]):
             with suppress(Exception):  # the cluster may be gone
                 self._dismiss(worker)
         super().close()
-
-
-def import_ray() -> Any:
-    """The package, which reads its environment when it is imported: no telemetry, nobody without the token."""
-    if "ray" not in sys.modules:  # else Ray itself asks for a token, unless RAY_AUTH_MODE says otherwise
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-    try:
-        import ray
-    except ImportError as error:
-        raise UserError(
-            f"engine.name = 'ray' needs Ray, which cannot be imported ({error}): pip install 'fedloom[ray]'"
-        ) from error
-    return ray
-
-
-@contextmanager
-def connected(ray: Any, settings: EngineSettings) -> Iterator[None]:
-    """Connects to a cluster, or starts Ray here and ends it; one that this process uses already is left as it is."""
-    if ray.is_initialized():
-        yield
-        return
-    options: dict[str, Any] = {"address": settings.address}
-    with ExitStack() as undo:
-        if settings.address is None:
-            cpus = (settings.workers or cores()) * settings.worker_cpus
-            options = {"address": "local", "num_cpus": max(1, round(cpus)), "include_dashboard": False}
-            _stay_here(undo, ray)
-        if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:  # Ray sets its own, and Ctrl-C is ours
-                undo.callback(signal.signal, number, signal.getsignal(number))
-        try:
-            ray.init(log_to_driver=False, configure_logging=False, logging_level=logging.ERROR, **options)
-        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            raise UserError(
-                f"engine.address = {settings.address!r}: Ray does not start or connect ({error}); a cluster's address "
-                "is what `ray start --head` printed, its token must be in RAY_AUTH_TOKEN or ~/.ray/auth_token here too"
-            ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown(wait_for_processes=True)
-
-
-def _stay_here(undo: ExitStack, ray: Any) -> None:
-    """A Ray of this machine's own listens on the loopback address alone, and has a token of its own.
-
-    Ray does so by itself on systems where it knows no clusters; the switch for that works on others too.
-    """
-    constants = ray._private.ray_constants
-    undo.callback(setattr, constants, "ENABLE_RAY_CLUSTER", constants.ENABLE_RAY_CLUSTER)
-    constants.ENABLE_RAY_CLUSTER = False
-    for name, value in (("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"), ("RAY_AUTH_TOKEN", _token())):
-        if name not in os.environ and not (name == "RAY_AUTH_TOKEN" and "RAY_AUTH_TOKEN_PATH" in os.environ):
-            os.environ[name] = value
-            undo.callback(os.environ.pop, name, None)
-
-
-@cache
-def _token() -> str:
-    """Of this process's own Rays: Ray reads it once."""
-    return secrets.token_hex(32)

@@ -22,7 +22,8 @@ from tiny import same_state, tiny_run, tiny_task, without_times
 
 from fedloom.engines import EngineSettings, Inline
 from fedloom.engines.parcel import pack, unpack
-from fedloom.engines.ray import Ray, connected, import_ray
+from fedloom.engines.ray import Ray
+from fedloom.engines.ray_session import connected, import_ray
 from fedloom.errors import UserError
 from fedloom.job import Job
 from fedloom.lane import Setup
@@ -57,7 +58,7 @@ def results(engine, jobs, strike=None):
     def wait_and_strike():
         while not (busy := [w for w in engine._workers if w.batch]):
             time.sleep(0.02)
-        struck.append(ray.get(busy[0].actor.pulse.options(concurrency_group="aside").remote(), timeout=60))
+        struck.append(ray.get(engine._ask(busy[0].actor), timeout=60))
         os.kill(struck[0], strike)
 
     thread = threading.Thread(target=wait_and_strike if strike else lambda: None)
