@@ -23,7 +23,7 @@ from tiny import same_state, tiny_run, tiny_task, without_times
 from fedloom.engines import EngineSettings, Inline
 from fedloom.engines.parcel import pack, unpack
 from fedloom.engines.ray import Ray
-from fedloom.engines.ray_session import connected, import_ray
+from fedloom.engines.ray_session import _token, connected, import_ray
 from fedloom.errors import UserError
 from fedloom.job import Job
 from fedloom.lane import Setup
@@ -93,13 +93,13 @@ def test_ray_equals_inline_bit_for_bit(method):
 @pytest.mark.usefixtures("local")
 def test_a_lost_worker_is_replaced_and_its_client_is_not_lost(caplog):
     expected = [r.message for r in Inline(setup_of(), EngineSettings()).run(jobs(4))]
-    with Ray(setup_of(), EngineSettings(name="ray", workers=2, lost_after=5, client_timeout=60)) as engine:
+    with Ray(setup_of(), EngineSettings(name="ray", workers=2, lost_after=3, client_timeout=60)) as engine:
         for blow in (signal.SIGKILL, signal.SIGSTOP):  # dead; silent, as behind a network that is gone
             got, struck = results(engine, jobs(4, delay=0.7), strike=blow)
             assert [r.error for r in got] == [None] * 4
             assert all(same_state(r.message.tensors, m.tensors) for r, m in zip(got, expected, strict=True))
             assert gone(struck[0])
-        assert "silent for engine.lost_after = 5 s" in caplog.text
+        assert "silent for engine.lost_after = 3 s" in caplog.text
         engine.settings = engine.settings.model_copy(update={"client_timeout": 1.0})
         got, _ = results(engine, [*jobs(1, delay=60.0), *jobs(3)[1:]])
         assert [r.error and r.error.kind for r in got] == ["timed_out", None, None]
@@ -114,11 +114,12 @@ def test_ray_listens_on_the_loopback_address_alone_and_asks_for_a_token():
     ]
     listening = {row[1].split(":")[0] for row in heard if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
     assert listening <= {"0100007F", "0000000000000000FFFF00000100007F"} and listening
-    address = ray.get_runtime_context().gcs_address
-    code = f"import ray; ray.init(address={address!r}, log_to_driver=False)"
-    stranger = os.environ | {"RAY_AUTH_TOKEN": "0" * 64}
-    refused = subprocess.run([sys.executable, "-c", code], env=stranger, capture_output=True, text=True, timeout=60)
-    assert refused.returncode != 0 and "InvalidAuthToken" in refused.stderr
+    ask = f"from ray._raylet import GcsClient; GcsClient(address={ray.get_runtime_context().gcs_address!r})"
+    for token, comes_in in ((_token(), True), ("0" * 64, False)):
+        env = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        asked = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, timeout=60)
+        assert (asked.returncode == 0) == comes_in, asked.stderr
+        assert ("InvalidAuthToken" in asked.stderr) != comes_in
 
 
 def descendants(process):
