@@ -22,6 +22,7 @@ from fedloom.failures import Failure
 from fedloom.job import Job, Result
 from fedloom.lane import Arithmetic, Setup
 from fedloom.message import Message
+from fedloom.methods.base import REGISTRY
 
 POLL = 1.0
 """Seconds after which silent workers are asked whether they are still there."""
@@ -36,7 +37,7 @@ class Servant:
 
     def __init__(self, setup: Parcel, settings: EngineSettings):
         inner = settings.model_copy(update={"workers": None, "device": "cuda" if settings.worker_gpus else "cpu"})
-        self._engine: Engine = (Lanes if settings.worker_gpus else Inline)(unpack(setup), inner)
+        self._engine: Engine = (Lanes if settings.worker_gpus else Inline)(unpack(setup)[1], inner)
 
     def work(self, jobs: Parcel, *messages: Parcel) -> Parcel:
         """Does jobs; each comes without its message, which may be another's too."""
@@ -80,7 +81,8 @@ class Ray(Crew[_Worker]):
         self._undo.enter_context(connected(self._ray, settings))
         self._count = settings.workers or self._room()
         self.batch = 2 * LANES if settings.worker_gpus else 1
-        self._setup = self._ray.put(pack(setup))
+        # A method is pickled by its name: first the class, whole if it is a script's or a notebook's.
+        self._setup = self._ray.put(pack((REGISTRY.get(setup.method.name.split("+")[0]), setup)))
         self._placed: tuple[Message, Any] | None = None
         resources = {"num_cpus": settings.worker_cpus, "num_gpus": settings.worker_gpus}
         self._hire = self._ray.remote(
@@ -157,7 +159,8 @@ class Ray(Crew[_Worker]):
         except errors.RayTaskError:  # not a client's, which would be a result: the worker's own
             raise
         except errors.RayError as error:
-            return self._gone(worker, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            lines = str(error).splitlines()  # what a worker could not begin for stands at the end
+            return self._gone(worker, f"{type(error).__name__}: {lines[0 if worker.ready else -1]}")
         if not worker.ready:
             worker.ready, worker.pulse, self._stillborn = True, None, 0
             return {}

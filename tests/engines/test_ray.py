@@ -28,7 +28,7 @@ from fedloom.errors import UserError
 from fedloom.job import Job
 from fedloom.lane import Setup
 from fedloom.message import Message
-from fedloom.methods import get
+from fedloom.methods import REGISTRY, Method, get
 from fedloom.training import Training
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -42,8 +42,21 @@ def local():
     assert not ray.is_initialized()
 
 
-def setup_of(method="fedavg"):
-    return Setup(tiny_task(), get(method), Training(), seed=0)
+def setup_of(method=None):
+    return Setup(tiny_task(), method or get("fedavg"), Training(), seed=0)
+
+
+@pytest.fixture
+def mine():
+    class Mine(Method):
+        __module__ = "__main__"  # as in a script or a notebook: a worker cannot import it
+        pull: float = 0.3
+
+        def loss(self, client, batch):
+            return super().loss(client, batch) * self.pull
+
+    yield Mine(pull=0.5)
+    del REGISTRY["mine"]
 
 
 def jobs(count, **options):
@@ -91,9 +104,9 @@ def test_ray_equals_inline_bit_for_bit(method):
 
 
 @pytest.mark.usefixtures("local")
-def test_a_lost_worker_is_replaced_and_its_client_is_not_lost(caplog):
-    expected = [r.message for r in Inline(setup_of(), EngineSettings()).run(jobs(4))]
-    with Ray(setup_of(), EngineSettings(name="ray", workers=2, lost_after=3, client_timeout=60)) as engine:
+def test_a_lost_worker_is_replaced_and_its_client_is_not_lost(caplog, mine):
+    expected = [r.message for r in Inline(setup_of(mine), EngineSettings()).run(jobs(4))]
+    with Ray(setup_of(mine), EngineSettings(name="ray", workers=2, lost_after=3, client_timeout=60)) as engine:
         for blow in (signal.SIGKILL, signal.SIGSTOP):  # dead; silent, as behind a network that is gone
             got, struck = results(engine, jobs(4, delay=0.7), strike=blow)
             assert [r.error for r in got] == [None] * 4
