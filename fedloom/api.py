@@ -35,6 +35,7 @@ SHORT = {
     "fraction": "training.fraction",
     "seed": "seed",
     "engine": "engine.name",
+    "ray_address": "engine.address",
     "out": "out",
 }
 """Short names of the fields that are set most often."""

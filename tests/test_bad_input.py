@@ -296,6 +296,8 @@ WRONG = {
     "engine.device": ("gpu", "choices"), "engine.precision": ("fp8", "choices"),
     "engine.channels_last": ("x", "true or false"), "engine.deterministic": ("x", "true or false"),
     "engine.compile": ("x", "true or false"), "engine.client_timeout": (0, "above 0"),
+    "engine.address": ("ray://head", "host:port"), "engine.worker_cpus": (0, "above 0"),
+    "engine.worker_gpus": (-1, "at least 0"), "engine.lost_after": (0, "above 0"),
     "storage.memory_mb": (0, "at least 1"), "storage.checkpoint_every": (-1, "at least 0"),
     "storage.personal_models": ("x", "true or false"),
     "faults.drop": (1.5, "at most 1"), "faults.crash": (-1, "at least 0"), "faults.raises": ("x", "a number"),

@@ -1,8 +1,12 @@
+import weakref
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_task
+from tiny import tiny_run, tiny_task
 
+from fedloom.data import Federation
 from fedloom.lane import Lane, Setup
 from fedloom.message import Message
 from fedloom.methods import get
@@ -58,17 +62,41 @@ def test_only_the_named_parts_are_averaged(server):
     assert set(server.average(messages, "a")) == {"a.w"}
 
 
-def test_the_average_takes_one_pass_in_constant_memory(server):
-    seen = []
+@pytest.mark.parametrize("clients", [4, 64])
+def test_the_average_takes_one_pass_in_constant_memory(server, clients):
+    made, most = [], 0
 
     def stream():
-        for i in range(50):
+        nonlocal most
+        for i in range(clients):
             message = Message({"w": torch.full((10,), float(i))}, samples=1)
-            seen.append(i)
+            made.append(weakref.ref(message))
+            most = max(most, sum(each() is not None for each in made))
             yield message
 
-    assert np.isclose(server.average(stream())["w"][0].item(), 24.5)
-    assert seen == list(range(50))
+    assert np.isclose(server.average(stream())["w"][0].item(), (clients - 1) / 2)
+    assert most <= 2  # the one that is added, and the one that is made
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedcrl", "scaffold"])
+def test_a_round_holds_as_many_messages_of_many_clients_as_of_few(method, monkeypatch):
+    made, most = weakref.WeakSet(), []
+    outgoing = Lane.outgoing
+
+    def watched(lane):
+        sent = outgoing(lane)
+        made.add(next(iter(sent.values())))
+        most.append(len(made))
+        return sent
+
+    monkeypatch.setattr(Lane, "outgoing", watched)
+    positions = np.arange(4)
+    task = replace(tiny_task(), federation=Federation([positions] * 40, [positions] * 40))
+    for fraction in (0.1, 1.0):
+        tiny_run(method, task=task, training__rounds=1, training__fraction=fraction)
+    few, many = most[:4], most[4:]
+    assert len(many) == 40
+    assert max(many) == max(few) <= 3
 
 
 def test_move_goes_part_of_the_way_per_part(server):
@@ -88,3 +116,12 @@ def test_sums_may_be_negative_or_whole_numbers_and_keep_the_old_value_where_noth
     summed = server.average(messages, sums=("d", "n"))
     assert summed["d"].tolist() == [-2.0, 4.0, 9.0]
     assert summed["n"].tolist() == [7, 5]
+
+
+def test_a_mean_of_means_is_the_mean(server):
+    rng = np.random.default_rng(0)
+    messages = [Message({"w": torch.from_numpy(rng.normal(size=9)).float()}, samples=i % 7 + 1) for i in range(24)]
+    groups = [messages[:5], messages[5:6], messages[6:]]
+    edges = [Message(server.average(group), samples=sum(m.samples for m in group)) for group in groups]
+    expected = np.average([m["w"].numpy() for m in messages], axis=0, weights=[m.samples for m in messages])
+    np.testing.assert_allclose(server.average(edges)["w"].numpy(), expected, rtol=1e-5, atol=1e-7)

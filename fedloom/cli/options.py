@@ -42,7 +42,10 @@ Fraction = Annotated[float | None, typer.Option("--fraction", help="Share of cli
 Seed = Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")]
 EngineFlag = Annotated[
     str | None,
-    typer.Option("--engine", autocompletion=offers.engines, help="auto, inline, processes, lanes (GPU), replay."),
+    typer.Option("--engine", autocompletion=offers.engines, help="auto, inline, processes, lanes (GPU), ray, replay."),
+]
+RayAddress = Annotated[
+    str | None, typer.Option("--ray-address", help="A Ray cluster's head, host:port; else Ray is started here.")
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one under runs/.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any field: --set method.mu=0.1 (repeatable).")]

@@ -22,6 +22,7 @@ from fedloom.cli.options import (
     ModelFlag,
     Out,
     Partition,
+    RayAddress,
     RecipeFile,
     Rounds,
     Seed,
@@ -39,8 +40,8 @@ def run(
     recipe: RecipeFile = None, method: MethodFlag = None, data: DataFlag = None, data_dir: DataDir = None,
     clients: Clients = None, partition: Partition = None, model: ModelFlag = None, rounds: Rounds = None,
     epochs: Epochs = None, batch_size: BatchSize = None, lr: Lr = None, fraction: Fraction = None,
-    seed: Seed = None, engine: EngineFlag = None, out_dir: Out = None, set_: Set = None, log: Log = None,
-    as_json: Json = False,
+    seed: Seed = None, engine: EngineFlag = None, ray_address: RayAddress = None, out_dir: Out = None,
+    set_: Set = None, log: Log = None, as_json: Json = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or begin it.")] = False,
 ) -> None:  # fmt: skip
     """Run one experiment.
@@ -53,12 +54,14 @@ def run(
 
       fedloom run my.yaml --seed 3 --set method.mu=0.01 --set training.optimizer.momentum=0.9
 
+      fedloom run my.yaml --engine ray --ray-address 10.0.0.5:6379
+
       fedloom run my.yaml --out runs/mine --resume      # a job that may be stopped and started again
     """
     fields = fields_of(
         set_, method=method, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model,
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, seed=seed, engine=engine,
-        out=out_dir, log=log,
+        ray_address=ray_address, out=out_dir, log=log,
     )  # fmt: skip
     resolved = Recipe.parse(api.raw_recipe(recipe, fields))
     with watching() as start:
@@ -69,7 +72,8 @@ def run(
 @app.command()
 def resume(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, a comparison or a sweep.")],
-    data_dir: DataDir = None, engine: EngineFlag = None, set_: Set = None, as_json: Json = False,
+    data_dir: DataDir = None, engine: EngineFlag = None, ray_address: RayAddress = None, set_: Set = None,
+    as_json: Json = False,
 ) -> None:  # fmt: skip
     """Go on with a run, a comparison or a sweep that was stopped or killed: the same result, bit for bit.
 
@@ -82,7 +86,7 @@ def resume(
 
       fedloom resume runs/mine --engine processes --set engine.workers=4
     """
-    fields = fields_of(set_, data_dir=data_dir, engine=engine)
+    fields = fields_of(set_, data_dir=data_dir, engine=engine, ray_address=ray_address)
     if holds_sweep(run_dir):
         go_on(run_dir, fields, as_json)
         return
@@ -107,8 +111,8 @@ def compare(
     seeds: Annotated[str | None, typer.Option("--seeds", help="Comma-separated: 0,1,2")] = None,
     data: DataFlag = None, data_dir: DataDir = None, clients: Clients = None, partition: Partition = None,
     model: ModelFlag = None, rounds: Rounds = None, epochs: Epochs = None, batch_size: BatchSize = None,
-    lr: Lr = None, fraction: Fraction = None, engine: EngineFlag = None, out_dir: Out = None, set_: Set = None,
-    log: Log = None, as_json: Json = False,
+    lr: Lr = None, fraction: Fraction = None, engine: EngineFlag = None, ray_address: RayAddress = None,
+    out_dir: Out = None, set_: Set = None, log: Log = None, as_json: Json = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in --out, or begin it.")] = False,
 ) -> None:  # fmt: skip
     """Run several methods (and seeds) on the same federation: one table.
@@ -123,8 +127,8 @@ def compare(
     """
     fields = fields_of(
         set_, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model, rounds=rounds,
-        epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, engine=engine, out=out_dir,
-        log=log,
+        epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, engine=engine, ray_address=ray_address,
+        out=out_dir, log=log,
     )  # fmt: skip
     chosen = None if names is None else [name.strip() for name in names.split(",")]
     with watching() as start:

@@ -1,4 +1,4 @@
-"""Where clients run: inline, worker processes, lanes on a GPU, or the recorder that checks a method for those."""
+"""Where clients run: inline, worker processes, lanes on a GPU, a Ray cluster, or the recorder that checks methods."""
 
 import torch
 
@@ -6,6 +6,7 @@ from fedloom.engines.base import ENGINES, Engine, EngineSettings
 from fedloom.engines.inline import Inline
 from fedloom.engines.lanes import Lanes
 from fedloom.engines.processes import Processes
+from fedloom.engines.ray import Ray
 from fedloom.engines.replay import ReplayEngine
 from fedloom.errors import UserError, nearest
 from fedloom.lane import Setup
@@ -35,6 +36,7 @@ __all__ = [
     "Inline",
     "Lanes",
     "Processes",
+    "Ray",
     "ReplayEngine",
     "engine_class",
     "make_engine",

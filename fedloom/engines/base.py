@@ -1,12 +1,13 @@
 """An engine maps jobs to results. It owns devices and processes, and knows no method by name."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from fedloom.checking import Section
 from fedloom.engines.flags import set_flags
@@ -17,18 +18,25 @@ from fedloom.lane import Arithmetic, Lane, Setup
 ENGINES: dict[str, type["Engine"]] = {}
 
 
+def _head(address: str | None) -> str | None:
+    if address is None or address == "auto" or re.fullmatch(r"[^\s/]+:\d+", address):
+        return address
+    raise ValueError(f"'{address}' is no address: write host:port as `ray start --head` printed it, or auto")
+
+
 class EngineSettings(Section):
     """Where and how fast; never what."""
 
     name: str = Field(
         "auto",
-        description="auto (lanes on a GPU, else inline), inline, processes, lanes, or replay (a check for lanes)",
+        description="auto (lanes on a GPU, else inline), inline, processes, lanes, ray, or replay (a check for lanes)",
     )
     workers: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="worker processes (default: one per core), or lanes (default: 8, 4 for large networks)",
+        description="worker processes (default: one per core), Ray workers (default: all that the cluster holds), or "
+        "lanes (default: 8, 4 for large networks)",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where the engine can use one")
     precision: Literal["float32", "tf32", "bf16"] = Field(
@@ -40,8 +48,16 @@ class EngineSettings(Section):
     client_timeout: float | None = Field(
         None,
         gt=0,
-        description="processes: a client whose update takes longer, in seconds, is left out of the round, its worker "
-        "replaced; other engines cannot stop a client, and refuse it",
+        description="processes, ray: a client whose update takes longer, in seconds, is left out of the round, its "
+        "worker replaced; other engines cannot stop a client, and refuse it",
+    )
+    address: Annotated[str | None, AfterValidator(_head)] = Field(
+        None, description="ray: host:port of a cluster's head, or auto; by default Ray is started here, for the run"
+    )
+    worker_cpus: float = Field(1, gt=0, description="ray: CPUs that a worker occupies")
+    worker_gpus: float = Field(0, ge=0, description="ray: GPUs that a worker occupies; above 0 it runs lanes there")
+    lost_after: float = Field(
+        60, gt=0, description="ray: a worker that is silent for so many seconds is lost; another does its jobs"
     )
 
 
@@ -55,7 +71,8 @@ class Engine(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        ENGINES[cls.name] = cls
+        if "name" in vars(cls):
+            ENGINES[cls.name] = cls
 
     def __init__(self, setup: Setup, settings: EngineSettings):
         self.setup = setup

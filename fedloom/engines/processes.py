@@ -8,8 +8,7 @@ import pickle
 import signal
 import sys
 import warnings
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -21,41 +20,28 @@ from typing import ClassVar
 import torch
 import torch.multiprocessing as multiprocessing
 
-from fedloom.engines.base import Engine, EngineSettings
+from fedloom.engines.base import EngineSettings
+from fedloom.engines.crew import Crew, Given, Member, WorkerError
 from fedloom.envelope import MessageError
-from fedloom.errors import RunError
 from fedloom.failures import Failure
 from fedloom.interrupts import ignore_in_worker
 from fedloom.job import Job, Result, attempt
 from fedloom.lane import Arithmetic, Lane, Setup
 from fedloom.message import Message
 
-AHEAD = 4
-"""Jobs per worker that may be given out before the result whose turn it is."""
-TRIES = 3
-"""How often a job is given out that is no client's update, when workers die of it; and how often a worker may die
-before it is ready for its first job."""
 CRASHED = 70
 """Exit code of a worker that the recipe's `faults` let crash."""
 READY = b"ready"
 
 
-class WorkerError(RunError):
-    """Worker processes cannot be kept alive."""
-
-
-@dataclass
-class _Worker:
+@dataclass(kw_only=True)
+class _Worker(Member):
     process: BaseProcess
     pipe: Connection
-    ready: bool = False  # once it has said so: time before that is nobody's fault
     message: Message | None = None  # the last one sent: the whole round's clients usually get the same
-    job: Job | None = None
-    turn: int = -1
-    deadline: float | None = None
 
 
-class Processes(Engine):
+class Processes(Crew[_Worker]):
     """Clients side by side on the cores of one machine; the same numbers as inline, bit for bit."""
 
     name: ClassVar[str] = "processes"
@@ -64,10 +50,6 @@ class Processes(Engine):
     def __init__(self, setup: Setup, settings: EngineSettings):
         super().__init__(setup, settings)
         self._count = settings.workers or cores()
-        self._workers: list[_Worker] = []
-        self._stillborn = 0
-        self._again: deque[tuple[int, Job]] = deque()
-        self._tries: Counter[int] = Counter()
         self._fill()
 
     def _fill(self) -> None:
@@ -97,7 +79,7 @@ class Processes(Engine):
                 f"({error}); define methods at the top of a module, or use engine.name = 'inline'"
             ) from error
         there.close()
-        return _Worker(process, here)
+        return _Worker(process=process, pipe=here)
 
     def _dismiss(self, worker: _Worker) -> int | None:
         """Ends a worker, whatever it does; returns its exit code."""
@@ -107,58 +89,21 @@ class Processes(Engine):
         worker.pipe.close()
         return worker.process.exitcode
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Idle workers take the next job; results wait until their turn comes, a bounded number of them."""
-        waiting = enumerate(jobs)
-        self._again.clear()
-        self._tries.clear()
-        done: dict[int, Result] = {}
-        turn = 0
-        try:
-            while True:
-                self._fill()
-                self._give_out(waiting, before=turn + AHEAD * self._count)
-                self._look_ahead(waiting)
-                if not self._again and not any(worker.job for worker in self._workers):
-                    return
-                done |= self._news()
-                while turn in done:
-                    yield done.pop(turn)
-                    turn += 1
-        finally:  # whoever stops listening must not leave jobs to the next round
-            for worker in [w for w in self._workers if w.job is not None]:
-                self._dismiss(worker)
-
-    def _give_out(self, waiting: Iterator[tuple[int, Job]], before: int) -> None:
-        """Hands jobs to idle workers, unless there are none or their turns are too far ahead."""
-        for worker in [w for w in self._workers if w.job is None and w.ready]:
-            self._look_ahead(waiting)
-            if not self._again or self._again[0][0] >= before:
-                return
-            turn, job = self._again.popleft()
-            if not self._give(worker, turn, job):  # it died while it was idle: the job was not begun
-                self._again.appendleft((turn, job))
-
-    def _look_ahead(self, waiting: Iterator[tuple[int, Job]]) -> None:
-        if not self._again and (item := next(waiting, None)) is not None:
-            self._again.append(item)
-
-    def _give(self, worker: _Worker, turn: int, job: Job) -> bool:
+    def _give(self, worker: _Worker, batch: list[Given]) -> bool:
+        ((_, job),) = batch
         data = job.to_bytes(with_message=job.message is not worker.message)
         try:
             with self._watched(worker, job):
                 worker.pipe.send_bytes(data)
-        except OSError:
+        except OSError:  # it died while it was idle: the job was not begun
             self._dismiss(worker)
             return False
-        worker.turn, worker.job, worker.message = turn, job, job.message
-        limit = self.settings.client_timeout
-        worker.deadline = monotonic() + limit if limit and job.kind == "update" else None
+        worker.batch, worker.message, worker.deadline = batch, job.message, self._deadline(job)
         return True
 
     def _news(self) -> dict[int, Result]:
         """Waits for workers; results and failures by turn."""
-        pending = [w for w in self._workers if w.job is not None or not w.ready]
+        pending = [w for w in self._workers if w.batch or not w.ready]
         deadlines = [w.deadline for w in pending if w.deadline is not None]
         wait_for = max(0.0, min(deadlines) - monotonic()) if deadlines else None
         talking = set(wait([w.pipe for w in pending], wait_for)) if pending else set()
@@ -173,46 +118,32 @@ class Processes(Engine):
     def _heard(self, worker: _Worker) -> dict[int, Result]:
         """A worker is ready, has a result, or is gone."""
         try:
-            with self._watched(worker, worker.job):
+            with self._watched(worker, worker.batch[0][1] if worker.batch else None):
                 answer = worker.pipe.recv_bytes()
         except (EOFError, OSError):
             return self._gone(worker)
         if not worker.ready:
             worker.ready, self._stillborn = True, 0
             return {}
-        assert worker.job is not None
+        ((turn, job),) = worker.batch
         try:
             result = Result.from_bytes(answer)
         except MessageError as error:
-            result = Result(worker.job.client, error=Failure("invalid", str(error)))
-        turn, worker.job, worker.deadline = worker.turn, None, None
+            result = Result(job.client, error=Failure("invalid", str(error)))
+        worker.batch, worker.deadline = [], None
         return {turn: result}
 
-    def _late(self, worker: _Worker) -> dict[int, Result]:
-        job = worker.job
-        assert job is not None
-        self._dismiss(worker)
-        why = f"no answer within engine.client_timeout = {self.settings.client_timeout:g} s; its worker is replaced"
-        return {worker.turn: Result(job.client, error=Failure("timed_out", why, injected=job.delay > 0))}
-
     def _gone(self, worker: _Worker) -> dict[int, Result]:
-        job, turn = worker.job, worker.turn
-        if job is not None and worker.deadline is not None and monotonic() > worker.deadline:
+        if worker.deadline is not None and monotonic() > worker.deadline:
             return self._late(worker)  # the watch ended it
         code = self._dismiss(worker)
-        if job is None:
-            self._stillborn += 1
-            if self._stillborn >= TRIES:
-                raise WorkerError(
-                    f"engine.name = 'processes': {TRIES} worker processes died before their first job (exit code "
-                    f"{code}); use engine.name = 'inline' to see what happens"
-                )
+        if not worker.batch:
+            self._note_stillborn(f"exit code {code}")
             return {}
-        if job.kind != "update":  # nobody else can do it, and the result does not depend on where it is done
-            self._tries[turn] += 1
-            if self._tries[turn] < TRIES:
-                self._again.appendleft((turn, job))
-                return {}
+        ((turn, job),) = worker.batch
+        # No update: nobody else can do it, and the result does not depend on where it is done.
+        if job.kind != "update" and self._retried(turn, job):
+            return {}
         injected = job.fault == "crash" and code == CRASHED
         why = "it crashed (faults.crash)" if injected else f"its worker process died ({_exit(code)}) and is replaced"
         return {turn: Result(job.client, error=Failure("died", why, injected=injected))}
@@ -244,7 +175,7 @@ class Processes(Engine):
         for worker in self._workers:
             worker.pipe.close()
         for worker in self._workers:
-            worker.process.join(0 if worker.job is not None else 5)
+            worker.process.join(0 if worker.batch else 5)
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()

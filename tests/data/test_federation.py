@@ -1,3 +1,4 @@
+import pickle
 import time
 from typing import Any
 
@@ -192,3 +193,12 @@ def test_ten_thousand_clients_are_federated_in_seconds(split: str) -> None:
     assert time.perf_counter() - start < 5
     assert (len(fed.train), len(fed.newcomers)) == (10_000, 1000)
     assert min(map(len, fed.train)) >= 1
+
+
+@pytest.mark.parametrize("split", ["pooled:0.75", "common"])
+def test_a_federation_is_the_same_after_pickling(split: str) -> None:
+    fed = federation(make(), clients=30, partition="dirichlet:0.1", split=split, newcomers=3)
+    again = pickle.loads(pickle.dumps(fed))
+    assert (len(again), again.newcomers, again.notes) == (30, fed.newcomers, fed.notes)
+    assert all(map(np.array_equal, (*again.train, *again.test), (*fed.train, *fed.test)))
+    assert len(set(map(id, again.test))) == len(set(map(id, fed.test)))  # a common test set is still one array

@@ -8,7 +8,8 @@ import torch
 from tiny import same_state, tiny_run, tiny_task
 
 from fedloom.engines import EngineSettings, Processes
-from fedloom.engines.processes import AHEAD, fork_works
+from fedloom.engines.crew import AHEAD
+from fedloom.engines.processes import fork_works
 from fedloom.job import Job
 from fedloom.lane import Setup
 from fedloom.message import Message

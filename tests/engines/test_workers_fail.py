@@ -10,7 +10,7 @@ import torch
 from tiny import tiny_task
 
 from fedloom.engines import EngineSettings, Processes
-from fedloom.engines.processes import WorkerError
+from fedloom.engines.crew import WorkerError
 from fedloom.job import Job
 from fedloom.lane import Setup
 from fedloom.message import Message
@@ -110,7 +110,7 @@ def test_a_hanging_client_is_left_after_its_time_and_only_it(start):
         assert kinds(results) == [None, "timed_out", None, None, None]
         assert "engine.client_timeout = 1 s" in results[1].error.why
         assert monotonic() - begun < 20
-        assert not any(w.job for w in engine._workers)
+        assert not any(w.batch for w in engine._workers)
 
 
 def test_a_worker_that_is_stopped_before_it_takes_its_job_is_replaced():

@@ -1,0 +1,243 @@
+"""Ray on this machine: the same numbers as inline, whatever becomes of workers and nodes. Ray is started once."""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import torch
+from safetensors.torch import load_file
+from tiny import same_state, tiny_run, tiny_task, without_times
+
+from fedloom.engines import EngineSettings, Inline
+from fedloom.engines.parcel import pack, unpack
+from fedloom.engines.ray import Ray
+from fedloom.engines.ray_session import _token, connected, import_ray
+from fedloom.errors import UserError
+from fedloom.job import Job
+from fedloom.lane import Setup
+from fedloom.message import Message
+from fedloom.methods import REGISTRY, Method, get
+from fedloom.training import Training
+
+pytestmark = pytest.mark.xdist_group("ray")
+
+
+@pytest.fixture(scope="module")
+def local():
+    """A Ray of two CPUs; engines use it and leave it as it is."""
+    with connected(import_ray(), EngineSettings(name="ray", workers=2)):
+        yield
+    assert not ray.is_initialized()
+
+
+def setup_of(method=None):
+    return Setup(tiny_task(), method or get("fedavg"), Training(), seed=0)
+
+
+@pytest.fixture
+def mine():
+    class Mine(Method):
+        __module__ = "__main__"  # as in a script or a notebook: a worker cannot import it
+        pull: float = 0.3
+
+        def loss(self, client, batch):
+            return super().loss(client, batch) * self.pull
+
+    yield Mine(pull=0.5)
+    del REGISTRY["mine"]
+
+
+def jobs(count, **options):
+    message = Message(setup_of().build().named_tensors())
+    return [Job("update", 1, message, client=c, **options) for c in range(count)]
+
+
+def results(engine, jobs, strike=None):
+    """The jobs' results, and the worker process that was struck by a signal while it was working."""
+    struck = []
+
+    def wait_and_strike():
+        while not (busy := [w for w in engine._workers if w.batch]):
+            time.sleep(0.02)
+        struck.append(ray.get(engine._ask(busy[0].actor), timeout=60))
+        os.kill(struck[0], strike)
+
+    thread = threading.Thread(target=wait_and_strike if strike else lambda: None)
+    thread.start()
+    got = list(engine.run(jobs))
+    thread.join()
+    return got, struck
+
+
+def gone(process):
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit:
+        try:
+            if Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("method", ["fedcrl", "fedpac", "fedstyle"])
+@pytest.mark.usefixtures("local")
+def test_ray_equals_inline_bit_for_bit(method):
+    """Fedavg and scaffold are below: a worker takes seconds to start."""
+    expected, got = tiny_run(method), tiny_run(method, engine="ray")
+    assert same_state(got.server.state, expected.server.state)
+    assert without_times(got.history) == without_times(expected.history)
+    assert [(s.client, s.right, s.loss) for s in got.scores] == [(s.client, s.right, s.loss) for s in expected.scores]
+
+
+@pytest.mark.usefixtures("local")
+def test_a_lost_worker_is_replaced_and_its_client_is_not_lost(caplog, mine):
+    expected = [r.message for r in Inline(setup_of(mine), EngineSettings()).run(jobs(4))]
+    with Ray(setup_of(mine), EngineSettings(name="ray", workers=2, lost_after=3, client_timeout=60)) as engine:
+        for blow in (signal.SIGKILL, signal.SIGSTOP):  # dead; silent, as behind a network that is gone
+            got, struck = results(engine, jobs(4, delay=0.7), strike=blow)
+            assert [r.error for r in got] == [None] * 4
+            assert all(same_state(r.message.tensors, m.tensors) for r, m in zip(got, expected, strict=True))
+            assert gone(struck[0])
+        assert "silent for engine.lost_after = 3 s" in caplog.text
+        engine.settings = engine.settings.model_copy(update={"client_timeout": 1.0})
+        got, _ = results(engine, [*jobs(1, delay=60.0), *jobs(3)[1:]])
+        assert [r.error and r.error.kind for r in got] == ["timed_out", None, None]
+
+
+@pytest.mark.usefixtures("local")
+def test_ray_listens_on_the_loopback_address_alone_and_asks_for_a_token():
+    ours = {str(p) for p in (os.getpid(), *descendants(os.getpid()))}
+    sockets = {link for p in ours for link in descriptors(p)}
+    heard = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    listening = {row[1].split(":")[0] for row in heard if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+    assert listening <= {"0100007F", "0000000000000000FFFF00000100007F"} and listening
+    ask = f"from ray._raylet import GcsClient; GcsClient(address={ray.get_runtime_context().gcs_address!r})"
+    for token, comes_in in ((_token(), True), ("0" * 64, False)):
+        env = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        asked = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, timeout=60)
+        assert (asked.returncode == 0) == comes_in, asked.stderr
+        assert ("InvalidAuthToken" in asked.stderr) != comes_in
+
+
+def descendants(process):
+    for child in Path(f"/proc/{process}/task").glob("*/children"):
+        for number in child.read_text().split():
+            yield int(number)
+            yield from descendants(number)
+
+
+def descriptors(process):
+    with suppress(OSError):
+        for file in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):  # closed in the meantime
+                yield os.readlink(file)
+
+
+def test_a_node_that_is_killed_changes_no_number(tmp_path):
+    """Two nodes of one CPU each, as `ray start` makes them; the second one dies in the middle of a client's work."""
+    fields = ["--method=scaffold", "--data=digits", "--clients=6", "--rounds=2", "--set=training.epochs=1"]
+    with two_nodes(tmp_path) as (head, second, env):
+        slow = ["--set=engine.workers=2", "--set=faults.slow=1", "--set=faults.slow_seconds=1"]
+        run = fedloom_run([*fields, *slow, "--engine=ray", f"--ray-address={head}", "--out=killed"], env)
+        try:
+            limit = time.monotonic() + 120
+            while not any(b"ray::Servant.work" in cmdline(p) for p in descendants(second.pid)):
+                assert run.poll() is None and time.monotonic() < limit, run.stderr.read()
+                time.sleep(0.05)
+            os.killpg(second.pid, signal.SIGKILL)
+            errors = run.communicate(timeout=120)[1]
+        finally:
+            run.kill()
+    assert run.returncode == 0, errors
+    assert "a Ray worker is lost and replaced" in Path("killed/log.txt").read_text()
+    inline = fedloom_run([*fields, "--engine=inline", "--out=inline"], os.environ)
+    assert inline.wait(timeout=60) == 0
+    states = [load_file(f"{name}/models/server.safetensors") for name in ("killed", "inline")]
+    assert same_state(*states)
+
+
+def fedloom_run(arguments, env):
+    command = [sys.executable, "-m", "fedloom", "run", *arguments]
+    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def cmdline(process):
+    with suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
+
+
+@contextmanager
+def two_nodes(tmp_path):
+    """The head's address, the second node's process, and what a driver needs in its environment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.2", 0))
+        port = free.getsockname()[1]
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # a socket's path may have 107 characters
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
+        "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0",
+    }  # fmt: skip
+    nodes = [
+        ["--head", f"--port={port}", "--node-ip-address=127.0.0.2", "--include-dashboard=false",
+         f"--temp-dir={folder}"],
+        [f"--address=127.0.0.2:{port}", "--node-ip-address=127.0.0.3"],
+    ]  # fmt: skip
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus=1"]
+    started = []
+    try:
+        for options in nodes:
+            with (tmp_path / f"node-{len(started)}.txt").open("wb") as log:
+                started.append(
+                    subprocess.Popen([*command, *options], env=env, stdout=log, stderr=log, start_new_session=True)
+                )
+        yield f"127.0.0.2:{port}", started[1], env
+    finally:
+        left = [p for process in started for p in descendants(process.pid)]
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        assert all(map(gone, left))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"engine.name = 'ray' needs Ray.*pip install 'fedloom\[ray\]'"):
+        Ray(setup_of(), EngineSettings(name="ray"))
+
+
+def test_one_client_cannot_be_stopped_where_a_worker_runs_lanes():
+    with pytest.raises(UserError, match="engine.client_timeout = 5: with engine.worker_gpus = 1"):
+        Ray(setup_of(), EngineSettings(name="ray", worker_gpus=1, client_timeout=5))
+
+
+def test_a_parcel_holds_its_tensors_as_read_only_arrays():
+    value = {"a": torch.arange(5000.0), "b": torch.tensor([1.5, 2], dtype=torch.bfloat16), "c": torch.tensor(3)}
+    value |= {"last": torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last), "n": None}
+    parcel = pack(value)
+    assert len(parcel) == 2 and np.shares_memory(parcel[1], value["a"].numpy())
+    for array in parcel:
+        array.flags.writeable = False
+    mapped, copied = unpack(parcel), unpack(parcel, copy=True)
+    for name in ("a", "b", "c", "last"):
+        assert mapped[name].dtype == value[name].dtype and torch.equal(mapped[name], value[name])
+    assert np.shares_memory(mapped["a"].numpy(), value["a"].numpy())
+    copied["a"].zero_()
+    assert value["a"].sum() > 0
