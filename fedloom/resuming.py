@@ -43,7 +43,7 @@ def ended(recipe: Recipe) -> dict[str, Any] | None:
 
 
 def _refuse_another(recipe: Recipe, folder: Path) -> None:
-    mine, theirs = dict(_flat(recipe.resolved())), dict(_flat(stored_recipe(folder).resolved()))
+    mine, theirs = dict(flat(recipe.resolved())), dict(flat(stored_recipe(folder).resolved()))
     for name in dict.fromkeys([*mine, *theirs]):
         free = any(name == part or name.startswith(part + ".") for part in FREE)
         if not free and mine.get(name) != theirs.get(name):
@@ -89,9 +89,10 @@ def fingerprint(task: Task) -> str:
     return digest.hexdigest()
 
 
-def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Fields by their path: training.rounds."""
     if not isinstance(values, Mapping):
         yield prefix, list(values) if isinstance(values, tuple) else values
         return
     for name, value in values.items():
-        yield from _flat(value, f"{prefix}.{name}".lstrip("."))
+        yield from flat(value, f"{prefix}.{name}".lstrip("."))

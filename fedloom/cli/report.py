@@ -1,0 +1,37 @@
+"""`fedloom report`, `watch`: the page of a run or a comparison."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedloom.cli.base import app, out, show_json
+from fedloom.cli.options import Json
+from fedloom.report.page.page import page_of, write
+from fedloom.report.page.runs import entries_of, read_runs
+
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or the folder of a comparison.")]
+
+
+@app.command()
+def report(
+    runs: Runs,
+    to: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("report.html"),
+    as_json: Json = False,
+) -> None:
+    """Write one HTML file about a run or a comparison: curves, table, clients, classes, representations, costs.
+
+    It needs no network and nothing beside it. Runs that are not finished are shown as far as they have come.
+
+    Examples:
+
+      fedloom report runs/20250101-120000-compare
+
+      fedloom report runs/a runs/b --out a-and-b.html --png figures
+    """
+    page = page_of(entries_of(read_runs(runs)))
+    write(page, to)
+    if as_json:
+        show_json({"report": str(to)})
+    else:
+        out.print(f"report: {to}", highlight=False, markup=False, soft_wrap=True)
