@@ -1,9 +1,10 @@
 """What is on the page: sections with figures, tables and texts, as plain data that JSON can hold."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Numbers = list[float | None]
+Numbers = Sequence[float | None]
 # Okabe and Ito's colours, which colour-blind readers tell apart, and two of Paul Tol's.
 COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f5aa8", "#882255", "#999933",

@@ -1,0 +1,161 @@
+"""Accuracy per class, with a client's head and tail classes apart (RepPer's Fig. 5)."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedloom.report.page.figure import Axis, Figure, Marks, Section, colour
+from fedloom.report.page.insight import Holdings, Insight
+from fedloom.report.page.runs import Entry, Run
+
+KINDS = ("head", "tail", "not held")
+SHOWN = 2
+"""Clients that are shown one by one."""
+Insights = Mapping[Path, Insight]
+Tally = Mapping[int, tuple[float, float]]
+
+
+def classes(entries: Sequence[Entry], insights: Insights) -> Section:
+    """Over all clients; head against tail; and for clients that hold many classes."""
+    section = Section("classes", "Classes")
+    known = [(i, entry) for i, entry in enumerate(entries) if any(run.clients for run in entry.runs)]
+    if not known:
+        section.missing = "Accuracy per class is known when a run ends."
+        return section
+    held = insights[entries[0].first.path].holdings if entries[0].first.path in insights else None
+    section.figures.append(_over_all(known, held))
+    if held is None:
+        section.missing = "Head and tail need the data: " + why_missing(entries, insights)
+        return section
+    section.text = (
+        "A client's head: its largest classes, which together hold half of its training samples. "
+        "Its tail: the other classes that it holds."
+    )
+    section.figures.append(_head_and_tail(known, insights))
+    section.figures += _chosen_clients(known, insights, held)
+    return section
+
+
+def why_missing(entries: Sequence[Entry], insights: Insights) -> str:
+    """Why a section that needs data or models does not have them."""
+    problems = [found.problem for entry in entries if (found := insights.get(entry.first.path)) and found.problem]
+    return problems[0] if problems else "they are looked at when a run has ended."
+
+
+def _over_all(known: list[tuple[int, Entry]], held: Holdings | None) -> Figure:
+    tallies = {i: _tally(entry.runs) for i, entry in known}
+    tested = sorted({label for tally in tallies.values() for label in tally})
+    sizes = held.totals if held else {label: int(next(iter(tallies.values()))[label][1]) for label in tested}
+    order = sorted(tested, key=lambda label: -sizes.get(label, 0))
+    names = [held.classes[label] if held else str(label) for label in order]
+    marks = [_dots(i, entry, tallies[i], order, names) for i, entry in known]
+    note = "Over all clients and seeds. " + (
+        "Classes with the most training samples first." if held else "Classes with the most test samples first."
+    )
+    return Figure(
+        "class-all", "Every class", Axis("class", labels=names), Axis("accuracy", percent=True), marks, note
+    )
+
+
+def _tally(runs: Sequence[Run]) -> Tally:
+    """Right answers and test samples by class."""
+    found: dict[int, tuple[float, float]] = {}
+    for run in runs:
+        for row in run.clients:
+            for label, (right, total) in enumerate(zip(row["right"], row["total"], strict=True)):
+                if total:
+                    before = found.get(label, (0, 0))
+                    found[label] = (before[0] + right, before[1] + total)
+    return found
+
+
+def _dots(i: int, entry: Entry, tally: Tally, order: Sequence[int], names: Sequence[str]) -> Marks:
+    at = [position for position, label in enumerate(order) if label in tally]
+    scores = [100 * tally[order[p]][0] / tally[order[p]][1] for p in at]
+    told = [
+        f"{entry.label}<br>{names[p]}: {score:.1f}% of {tally[order[p]][1]:.0f} test samples"
+        for p, score in zip(at, scores, strict=True)
+    ]
+    return Marks(
+        "dots", entry.label, [float(p) for p in at], scores, colour(i), [entry.group], sizes=[10], text=told
+    )
+
+
+def _head_and_tail(known: list[tuple[int, Entry]], insights: Insights) -> Figure:
+    marks, seen = [], set()
+    for i, entry in known:
+        each = [_by_kind(run, found.holdings) for run in entry.runs if (found := insights.get(run.path)) and found.holdings]
+        scores = {
+            kind: [100 * right / total for tally in each for right, total in [tally[kind]] if total] for kind in KINDS
+        }
+        x = [k for k, kind in enumerate(KINDS) if scores[kind]]
+        seen |= set(x)
+        values = [(float(np.mean(scores[KINDS[k]])), float(np.std(scores[KINDS[k]]))) for k in x]
+        text = [f"{entry.label}<br>{KINDS[k]}: {mean:.1f}%" for k, (mean, _) in zip(x, values, strict=True)]
+        bars = Marks(
+            "bars", entry.label, [float(k) for k in x], [mean for mean, _ in values], colour(i), [entry.group], text=text
+        )
+        if len(each) > 1:
+            bars.low, bars.high = [m - s for m, s in values], [m + s for m, s in values]
+        marks.append(bars)
+    return Figure(
+        "class-head-tail", "Head and tail", Axis("classes of the client", labels=list(KINDS[: max(seen, default=0) + 1])),
+        Axis("accuracy", percent=True), marks, "Over the test samples of all clients; whiskers: standard deviation over seeds.",
+    )  # fmt: skip
+
+
+def _by_kind(run: Run, held: Holdings) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for row in run.clients:
+        kinds = kinds_of(held.counts[row["client"]])
+        for kind, right, total in zip(kinds, row["right"], row["total"], strict=True):
+            found[kind] = (found[kind][0] + right, found[kind][1] + total)
+    return found
+
+
+def kinds_of(counts: Sequence[int]) -> list[str]:
+    """Head: the largest classes, until half of the samples are among them. Tail: what else is there."""
+    kinds = [KINDS[1] if count else KINDS[2] for count in counts]
+    half, so_far = sum(counts) / 2, 0
+    for label in sorted(range(len(counts)), key=lambda label: (-counts[label], label)):
+        if so_far >= half:
+            break
+        kinds[label] = KINDS[0]
+        so_far += counts[label]
+    return kinds
+
+
+def _chosen_clients(known: list[tuple[int, Entry]], insights: Insights, held: Holdings) -> list[Figure]:
+    """Those that hold the most classes, class by class, in every run on the same federation."""
+    same = [
+        (i, entry) for i, entry in known
+        if (found := insights.get(entry.first.path)) and found.holdings and found.holdings.counts == held.counts
+    ]  # fmt: skip
+    results = {i: {row["client"]: row for row in entry.first.clients} for i, entry in same}
+    richest = sorted(
+        (c for c in range(len(held.counts)) if any(c in rows for rows in results.values())),
+        key=lambda c: (-sum(count > 0 for count in held.counts[c]), -sum(held.counts[c]), c),
+    )
+    figures = []
+    for client in richest[:SHOWN]:
+        counts = held.counts[client]
+        order = sorted((k for k, count in enumerate(counts) if count), key=lambda k: (-counts[k], k))
+        names = [held.classes[k] for k in order]
+        marks = []
+        for i, entry in same:
+            row = results[i].get(client)
+            if row is not None:
+                each = enumerate(zip(row["right"], row["total"], strict=True))
+                marks.append(_dots(i, entry, {k: t for k, t in each if t[1]}, order, names))
+        kinds = kinds_of(counts)
+        heads = sum(kinds[k] == KINDS[0] for k in order)
+        note = f"Its largest classes first; {heads} of {len(order)} are its head. Seed {same[0][1].first.seed}."
+        title = f"Client {client} ({sum(counts):,} training samples)"
+        figures.append(
+            Figure(
+                f"class-client-{client}", title, Axis("class", labels=names), Axis("accuracy", percent=True), marks, note
+            )
+        )
+    return figures
