@@ -11,8 +11,9 @@ from fedloom.methods import get as method
 from fedloom.recipe import Recipe
 from fedloom.server import Server
 from fedloom.task import Task
+from fedloom.trained import load
 
 __all__ = [
     "Batch", "Client", "Experiment", "Message", "Method", "Recipe", "Server", "Task", "UserError",
-    "compare", "method", "resume", "run", "table",
+    "compare", "load", "method", "resume", "run", "table",
 ]  # fmt: skip

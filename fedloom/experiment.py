@@ -26,6 +26,7 @@ from fedloom.lane import Setup
 from fedloom.ledger import FILE as LEDGER
 from fedloom.ledger import Ledger
 from fedloom.message import Message
+from fedloom.parts import State
 from fedloom.preparing import make_task
 from fedloom.randomness import numpy_generator
 from fedloom.recipe import Recipe
@@ -37,6 +38,7 @@ from fedloom.storage.checkpoint import Checkpoints
 from fedloom.storage.folder import SUMMARY, RunFolder, holds_run, without_nan
 from fedloom.storage.memory import ClientStore
 from fedloom.task import EVERYONE, Task, longest_first
+from fedloom.trained import TASK, task_facts
 from fedloom.trust import Trust
 
 Record = dict[str, Any]
@@ -115,6 +117,7 @@ class Experiment:
                 self._restore(engine.home.device)
             else:
                 self._save()
+                self.folder.write_json(TASK, task_facts(self.task, self._fingerprint))
                 # where it lay is not part of an experiment; with the recipe, last, the folder holds a run
                 self.folder.describe(self.recipe.with_(out=None).to_yaml())
             for round in range(len(self.history) + 1, self.recipe.training.rounds + 1):
@@ -133,7 +136,7 @@ class Experiment:
                 every = self.recipe.storage.checkpoint_every
                 if every and round % every == 0 and round < self.recipe.training.rounds:
                     self._save()
-            return self._finish()
+            return self._finish(engine.home.unshared())
 
     def _save(self) -> None:
         """A checkpoint of all that the next round depends on."""
@@ -286,7 +289,7 @@ class Experiment:
             self.memory[result.client] = result.memory
             yield result.message
 
-    def _finish(self) -> Record:
+    def _finish(self, unshared: State) -> Record:
         """Writes the last files of the run folder."""
         first = {
             "method": self.method.name,
@@ -297,6 +300,7 @@ class Experiment:
         last = {"seconds": self._seconds, "run_dir": str(self.folder.path)}
         summary = first | summary_of(self.history, self.recipe.evaluation.summary, self.task.federation.notes) | last
         self.folder.write_model("server", self.server.state)
+        self.folder.write_model("initial", unshared)
         self.folder.write_lines("clients.jsonl", self.evaluator.rows())
         self.folder.write_json(LEDGER, self.ledger.to_json())
         self.folder.write_json(SUMMARY, summary)

@@ -35,7 +35,7 @@ class Job:
     client: int = -1
     memory: State | None = None
     clients: tuple[int, ...] = ()  # whose test samples (and training samples) a global job is about
-    keep_model: bool = False  # whether an evaluate job returns what is personal in the model
+    keep_model: bool = False  # whether evaluate and generalise return what was changed in the model
     fault: Fault = ""  # what the recipe lets happen to this client
     delay: float = 0.0  # seconds by which it lets the client be late
 
@@ -184,14 +184,17 @@ def _evaluate(lane: Lane, job: Job) -> Result:
         memory = _memory(newcomer)
     client = _client(lane, job, "personalise", {} if memory is None else memory)
     method.personalise(client)
-    personal = None
-    if job.keep_model:
-        base = {name: job.message.get(name, value) for name, value in lane.initial.items()}
-        now = snapshot(lane.parts)
-        personal = {name: value.cpu() for name, value in now.items() if not torch.equal(value, base[name].to(value))}
+    personal = _changed(lane, job.message) if job.keep_model else None
     lane.parts.eval()
     scored = answers(lane, task.federation.test[job.client], lambda x: method.predict(client, x))
     return Result(client=job.client, personal=personal, scores=[scored.of(job.client)])
+
+
+def _changed(lane: Lane, message: Message) -> State:
+    """What differs from initial values ← message."""
+    base = {name: message.get(name, value) for name, value in lane.initial.items()}
+    now = snapshot(lane.parts)
+    return {name: value.cpu() for name, value in now.items() if not torch.equal(value, base[name].to(value))}
 
 
 def _score_global(lane: Lane, job: Job) -> Result:
@@ -211,10 +214,11 @@ def _generalise(lane: Lane, job: Job) -> Result:
     samples = np.concatenate([task.samples(c) for c in job.clients])
     everybody = Client(lane, who=job.client, round=job.round, job="generalise", samples=samples, first=False)
     method.generalise(everybody)
+    personal = _changed(lane, job.message) if job.keep_model else None
     lane.parts.eval()
     tests = {id(task.federation.test[c]): task.federation.test[c] for c in job.clients}
     scored = answers(lane, np.concatenate(list(tests.values())), lambda x: method.predict_global(everybody, x))
-    return Result(client=job.client, scores=[scored.of(job.client)])
+    return Result(client=job.client, personal=personal, scores=[scored.of(job.client)])
 
 
 WORK = {"update": _update, "evaluate": _evaluate, "global": _score_global, "generalise": _generalise}

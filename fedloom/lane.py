@@ -177,6 +177,11 @@ class Lane:
         """What a server holds for its clients, at the values that the parts have now."""
         return self._copies(self._names(self.setup.method.down))
 
+    def unshared(self) -> State:
+        """Initial values of what no server holds: what is never trained is needed for use all the same."""
+        held = set(self._names(self.setup.method.down))
+        return {name: value for name, value in self.initial.items() if name not in held}
+
     def kept(self) -> State:
         """What stays with a client between rounds."""
         return self._copies(self._kept)

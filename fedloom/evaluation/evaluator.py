@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 Answer = Callable[[int], Message]
+RECEIVED = "received/"
+"""In a client's file, before the names of what the server sent to it alone."""
 GLOBAL_CHUNK = 2048
 """Test samples of one job that scores the shared model: enough to be worth sending, small enough to share out."""
 
@@ -44,12 +46,15 @@ class Evaluator:
         newcomers = set(self.task.federation.newcomers)
         shared: list[Scores] = []
         if self.method.has_global and self.method.overrides("generalise"):
-            record |= self._generalise(engine, round, state)
+            record |= self._generalise(engine, round, state, final)
         elif self.method.has_global:
             shared = self._score_shared(engine, round, state)
             record["global_accuracy"] = pooled([s for s in shared if s.client not in newcomers])
             record |= spread([s for s in shared if s.client in newcomers], prefix="newcomer_global")
-        self.scores = shared if self.method.personal_is_global else self._score_personal(engine, round, answer, final)
+        if self.method.personal_is_global:
+            self.scores = shared
+        else:
+            self.scores = self._score_personal(engine, round, state, answer, final)
         record["evaluated"] = len(self.scores)
         record |= spread([s for s in self.scores if s.client not in newcomers])
         record |= spread([s for s in self.scores if s.client in newcomers], prefix="newcomer")
@@ -72,30 +77,46 @@ class Evaluator:
         scored = {s.client: s for result in self._done(engine.run(jobs), round) for s in result.scores}
         return [replace(scored[first[id(tests[c])]], client=c) for c in self.clients]
 
-    def _generalise(self, engine: Engine, round: int, state: State) -> Record:
+    def _generalise(self, engine: Engine, round: int, state: State, final: bool) -> Record:
         """The global representation, judged in every style: the mean over styles, and each of them."""
         message = Message(state)
         names = self.task.dataset.group_names or (self.task.dataset.name,)
         members: dict[int, list[int]] = {}
         for client, group in enumerate(group_of_clients(self.task)):
             members.setdefault(group, []).append(client)
-        jobs = [Job("generalise", round, message, client=g, clients=tuple(members[g])) for g in sorted(members)]
-        styles = {names[result.client]: result.scores[0].accuracy for result in self._done(engine.run(jobs), round)}
+        jobs = [
+            Job("generalise", round, message, client=g, clients=tuple(members[g]), keep_model=final)
+            for g in sorted(members)
+        ]
+        styles: dict[str, float] = {}
+        for result in self._done(engine.run(jobs), round):
+            styles[names[result.client]] = result.scores[0].accuracy
+            if result.personal is not None:
+                self.folder.write_model(f"style-{result.client:05d}", result.personal)
         return {"global_accuracy": float(np.mean(list(styles.values()))), "styles": styles}
 
-    def _score_personal(self, engine: Engine, round: int, answer: Answer, final: bool) -> list[Scores]:
+    def _score_personal(self, engine: Engine, round: int, state: State, answer: Answer, final: bool) -> list[Scores]:
         """Each client's own model. Who keeps something but has not taken part yet waits for the final evaluation."""
         waits = bool(self.method.personal_parts) and not final
         clients = longest_first(self.task, (c for c in self.clients if not waits or c in self.memory))
         keep = final and self.recipe.storage.personal_models
-        jobs = (
-            Job("evaluate", round, answer(c), client=c, memory=self.memory.get(c), keep_model=keep) for c in clients
-        )
+        answers: dict[int, Message] = {}
+
+        def job(client: int) -> Job:
+            answers[client] = answer(client)
+            return Job(
+                "evaluate", round, answers[client], client=client, memory=self.memory.get(client), keep_model=keep
+            )
+
         scores: list[Scores] = []
-        for result in self._done(engine.run(jobs), round, skip=self.recipe.training.on_error == "skip"):
+        results = engine.run(map(job, clients))
+        for result in self._done(results, round, skip=self.recipe.training.on_error == "skip"):
             scores += result.scores
-            if result.personal:
-                self.folder.write_model(f"client-{result.client:05d}", result.personal)
+            message = answers.pop(result.client)
+            if result.personal is not None:
+                # what was made for this client alone is nowhere else
+                alone = {f"{RECEIVED}{n}": t for n, t in message.items() if t is not state[n]}
+                self.folder.write_model(f"client-{result.client:05d}", alone | result.personal)
         return sorted(scores, key=lambda s: s.client)
 
     @staticmethod

@@ -93,7 +93,10 @@ def test_clients_have_a_line_each_that_adds_up(runs) -> None:
 def test_models_load_and_hold_what_is_shared_and_what_is_personal(runs) -> None:
     shared = load_file(runs["fedavg"][2] / "models" / "server.safetensors")
     assert shared["model.head.weight"].shape == (10, 64)
-    assert [path.name for path in sorted((runs["fedavg"][2] / "models").iterdir())] == ["server.safetensors"]
+    names = [path.name for path in sorted((runs["fedavg"][2] / "models").iterdir())]
+    assert names == ["initial.safetensors", "server.safetensors"]
+    assert load_file(runs["fedavg"][2] / "models" / "initial.safetensors") == {}  # the server holds everything
+    assert load_file(runs["local"][2] / "models" / "initial.safetensors").keys() == shared.keys()
     assert load_file(runs["local"][2] / "models" / "server.safetensors") == {}
     for client in range(4):
         whole = load_file(runs["local"][2] / "models" / f"client-{client:05d}.safetensors")
