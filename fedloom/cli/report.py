@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from fedloom.cli.base import app, out, show_json
+from fedloom.cli.base import app, err, out, show_json
 from fedloom.cli.options import Json
+from fedloom.report.page.insight import POINTS, Insights
 from fedloom.report.page.page import page_of, write
 from fedloom.report.page.runs import entries_of, read_runs
 
@@ -17,6 +18,7 @@ Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders,
 def report(
     runs: Runs,
     to: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("report.html"),
+    points: Annotated[int, typer.Option("--points", min=0, help="Samples of a t-SNE; 0 leaves them out.")] = POINTS,
     as_json: Json = False,
 ) -> None:
     """Write one HTML file about a run or a comparison: curves, table, clients, classes, representations, costs.
@@ -29,7 +31,9 @@ def report(
 
       fedloom report runs/a runs/b --out a-and-b.html --png figures
     """
-    page = page_of(entries_of(read_runs(runs)))
+    entries = entries_of(read_runs(runs))
+    insights = Insights(points, tell=lambda text: err.print(text, highlight=False, markup=False))
+    page = page_of(entries, insights.of(entries))
     write(page, to)
     if as_json:
         show_json({"report": str(to)})

@@ -24,7 +24,7 @@ def classes(entries: Sequence[Entry], insights: Insights) -> Section:
     if not known:
         section.missing = "Accuracy per class is known when a run ends."
         return section
-    held = insights[entries[0].first.path].holdings if entries[0].first.path in insights else None
+    held = _held(known[0][1].first, insights)
     section.figures.append(_over_all(known, held))
     if held is None:
         section.missing = "Head and tail need the data: " + why_missing(entries, insights)
@@ -38,6 +38,11 @@ def classes(entries: Sequence[Entry], insights: Insights) -> Section:
     return section
 
 
+def _held(run: Run, insights: Insights) -> Holdings | None:
+    found = insights.get(run.path)
+    return found.holdings if found else None
+
+
 def why_missing(entries: Sequence[Entry], insights: Insights) -> str:
     """Why a section that needs data or models does not have them."""
     problems = [found.problem for entry in entries if (found := insights.get(entry.first.path)) and found.problem]
@@ -49,14 +54,13 @@ def _over_all(known: list[tuple[int, Entry]], held: Holdings | None) -> Figure:
     tested = sorted({label for tally in tallies.values() for label in tally})
     sizes = held.totals if held else {label: int(next(iter(tallies.values()))[label][1]) for label in tested}
     order = sorted(tested, key=lambda label: -sizes.get(label, 0))
-    names = [held.classes[label] if held else str(label) for label in order]
+    told = dict(enumerate(known[0][1].first.classes))
+    names = [told.get(label, str(label)) for label in order]
     marks = [_dots(i, entry, tallies[i], order, names) for i, entry in known]
     note = "Over all clients and seeds. " + (
         "Classes with the most training samples first." if held else "Classes with the most test samples first."
     )
-    return Figure(
-        "class-all", "Every class", Axis("class", labels=names), Axis("accuracy", percent=True), marks, note
-    )
+    return Figure("class-all", "Every class", Axis("class", labels=names), Axis("accuracy", percent=True), marks, note)
 
 
 def _tally(runs: Sequence[Run]) -> Tally:
@@ -78,32 +82,26 @@ def _dots(i: int, entry: Entry, tally: Tally, order: Sequence[int], names: Seque
         f"{entry.label}<br>{names[p]}: {score:.1f}% of {tally[order[p]][1]:.0f} test samples"
         for p, score in zip(at, scores, strict=True)
     ]
-    return Marks(
-        "dots", entry.label, [float(p) for p in at], scores, colour(i), [entry.group], sizes=[10], text=told
-    )
+    return Marks("dots", entry.label, [float(p) for p in at], scores, colour(i), [entry.group], sizes=[10], text=told)
 
 
 def _head_and_tail(known: list[tuple[int, Entry]], insights: Insights) -> Figure:
-    marks, seen = [], set()
+    marks, last = [], 0
     for i, entry in known:
-        each = [_by_kind(run, found.holdings) for run in entry.runs if (found := insights.get(run.path)) and found.holdings]
-        scores = {
-            kind: [100 * right / total for tally in each for right, total in [tally[kind]] if total] for kind in KINDS
-        }
-        x = [k for k, kind in enumerate(KINDS) if scores[kind]]
-        seen |= set(x)
-        values = [(float(np.mean(scores[KINDS[k]])), float(np.std(scores[KINDS[k]]))) for k in x]
-        text = [f"{entry.label}<br>{KINDS[k]}: {mean:.1f}%" for k, (mean, _) in zip(x, values, strict=True)]
-        bars = Marks(
-            "bars", entry.label, [float(k) for k in x], [mean for mean, _ in values], colour(i), [entry.group], text=text
-        )
+        each = [_by_kind(run, held) for run in entry.runs if (held := _held(run, insights))]
+        scores = [[100 * tally[kind][0] / tally[kind][1] for tally in each if tally[kind][1]] for kind in KINDS]
+        x = [k for k, values in enumerate(scores) if values]
+        last = max(last, *x)
+        mean, std = [float(np.mean(scores[k])) for k in x], [float(np.std(scores[k])) for k in x]
+        text = [f"{entry.label}<br>{KINDS[k]}: {value:.1f}%" for k, value in zip(x, mean, strict=True)]
+        bars = Marks("bars", entry.label, [float(k) for k in x], mean, colour(i), [entry.group], text=text)
         if len(each) > 1:
-            bars.low, bars.high = [m - s for m, s in values], [m + s for m, s in values]
+            bars.low = [m - s for m, s in zip(mean, std, strict=True)]
+            bars.high = [m + s for m, s in zip(mean, std, strict=True)]
         marks.append(bars)
-    return Figure(
-        "class-head-tail", "Head and tail", Axis("classes of the client", labels=list(KINDS[: max(seen, default=0) + 1])),
-        Axis("accuracy", percent=True), marks, "Over the test samples of all clients; whiskers: standard deviation over seeds.",
-    )  # fmt: skip
+    note = "Over the test samples of all clients; whiskers: standard deviation over seeds."
+    kinds = Axis("classes of the client", labels=list(KINDS[: last + 1]))
+    return Figure("class-head-tail", "Head and tail", kinds, Axis("accuracy", percent=True), marks, note)
 
 
 def _by_kind(run: Run, held: Holdings) -> dict[str, tuple[int, int]]:
@@ -129,10 +127,7 @@ def kinds_of(counts: Sequence[int]) -> list[str]:
 
 def _chosen_clients(known: list[tuple[int, Entry]], insights: Insights, held: Holdings) -> list[Figure]:
     """Those that hold the most classes, class by class, in every run on the same federation."""
-    same = [
-        (i, entry) for i, entry in known
-        if (found := insights.get(entry.first.path)) and found.holdings and found.holdings.counts == held.counts
-    ]  # fmt: skip
+    same = [(i, entry) for i, entry in known if _held(entry.first, insights) == held]
     results = {i: {row["client"]: row for row in entry.first.clients} for i, entry in same}
     richest = sorted(
         (c for c in range(len(held.counts)) if any(c in rows for rows in results.values())),
@@ -149,13 +144,9 @@ def _chosen_clients(known: list[tuple[int, Entry]], insights: Insights, held: Ho
             if row is not None:
                 each = enumerate(zip(row["right"], row["total"], strict=True))
                 marks.append(_dots(i, entry, {k: t for k, t in each if t[1]}, order, names))
-        kinds = kinds_of(counts)
-        heads = sum(kinds[k] == KINDS[0] for k in order)
+        heads = sum(kind == KINDS[0] for kind in kinds_of(counts))
         note = f"Its largest classes first; {heads} of {len(order)} are its head. Seed {same[0][1].first.seed}."
         title = f"Client {client} ({sum(counts):,} training samples)"
-        figures.append(
-            Figure(
-                f"class-client-{client}", title, Axis("class", labels=names), Axis("accuracy", percent=True), marks, note
-            )
-        )
+        x, y = Axis("class", labels=names), Axis("accuracy", percent=True)
+        figures.append(Figure(f"class-client-{client}", title, x, y, marks, note))
     return figures

@@ -57,16 +57,22 @@ def _dots(number: int, entry: Entry, held: Holdings, several: bool) -> Figure:
             sizes = [max(2.0, room * float((counts[c, k] / largest) ** 0.5)) for _, c, k in at]
             marks.append(
                 Marks(
-                    "dots", group or "samples", [float(x) for x, _, _ in at], [float(k) for _, _, k in at], colour(g),
-                    sizes=sizes, text=told, hollow=new,
+                    "dots",
+                    group or "samples",
+                    [float(x) for x, _, _ in at],
+                    [float(k) for _, _, k in at],
+                    colour(g),
+                    sizes=sizes,
+                    text=told,
+                    hollow=new,
                 )
             )
     sizes_of = counts.sum(1)
     some = f"{len(shown)} of them shown; " if len(shown) < len(counts) else ""
-    new = "; newcomers are rings" if held.newcomers else ""
+    rings = "; newcomers are rings" if held.newcomers else ""
     note = (
         f"{sizes_of.sum():,} training samples of {len(counts):,} clients ({some}smallest {sizes_of.min():,}, median "
-        f"{np.median(sizes_of):,.0f}, largest {sizes_of.max():,}); the largest dot is {largest:,} samples{new}. "
+        f"{np.median(sizes_of):,.0f}, largest {sizes_of.max():,}); the largest dot is {largest:,} samples{rings}. "
         f"Seed {entry.first.seed}."
     )
     title = held.name + (f" ({entry.label})" if several else "")

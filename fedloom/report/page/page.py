@@ -1,22 +1,26 @@
 """Puts the page together out of run folders, and writes it as one file."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
 from fedloom.errors import UserError
+from fedloom.report.page.classes import classes
 from fedloom.report.page.clients import clients
 from fedloom.report.page.costs import costs
 from fedloom.report.page.curves import curves
 from fedloom.report.page.ending import failures, recipes
 from fedloom.report.page.figure import Page, Switch, colour
+from fedloom.report.page.holdings import holdings
+from fedloom.report.page.insight import Insight
+from fedloom.report.page.representations import representations, styles
 from fedloom.report.page.results import results
 from fedloom.report.page.runs import Entry
 from fedloom.storage.folder import without_nan
 
 
-def page_of(entries: Sequence[Entry]) -> Page:
+def page_of(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Page:
     """All sections, for one method or several."""
     runs = [run for entry in entries for run in entry.runs]
     several = len(entries) > 1
@@ -27,13 +31,18 @@ def page_of(entries: Sequence[Entry]) -> Page:
         state = f"round {len(runs[0].history)} of {runs[0].rounds}"
     else:
         state = f"{len(runs) - len(running)} of {len(runs)} runs finished"
+    sections = [
+        results(entries), curves(entries), clients(entries), classes(entries, insights), holdings(entries, insights),
+        representations(entries, insights), styles(entries, insights), costs(entries), failures(entries),
+        recipes(entries),
+    ]  # fmt: skip
     return Page(
         title=f"{len(entries)} methods compared" if several else entries[0].label,
         facts=_facts(entries),
         state=state,
         running=bool(running),
         legend=[Switch(entry.group, entry.label, colour(i)) for i, entry in enumerate(entries)] if several else [],
-        sections=[section(entries) for section in (results, curves, clients, costs, failures, recipes)],
+        sections=[section for section in sections if section is not None],
     )  # fmt: skip
 
 

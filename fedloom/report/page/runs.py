@@ -31,6 +31,8 @@ class Run:
     """The summary of a finished run."""
     log: list[str]
     versions: dict[str, str]
+    classes: list[str]
+    """Their names, where they are known."""
 
     @property
     def seed(self) -> int:
@@ -105,8 +107,9 @@ def read_run(path: Path) -> Run:
         if name not in recipe:
             raise UserError(f"'{path / RECIPE}' is no run's recipe: it has no {name}")
     log = _text(path / "log.txt").splitlines()[-LOG_LINES:]
-    clients, versions = _lines(path / "clients.jsonl"), json.loads(_text(path / "versions.json") or "{}")
-    return Run(path, recipe, _lines(path / "metrics.jsonl"), clients, finished(path), log, versions)
+    versions, facts = (json.loads(_text(path / name) or "{}") for name in ("versions.json", "task.json"))
+    history, clients = (_lines(path / name) for name in ("metrics.jsonl", "clients.jsonl"))
+    return Run(path, recipe, history, clients, finished(path), log, versions, facts.get("classes", []))
 
 
 def _text(path: Path) -> str:
