@@ -88,7 +88,7 @@ class Experiment:
 
         `resume` goes on from the last checkpoint of the run in `recipe.out`, if there is one.
         """
-        out = self.recipe.out or RunFolder.fresh(Path("runs"), self.label)
+        out = self.recipe.out or RunFolder.fresh(Path("runs"), self.recipe.label)
         resume = resume and holds_run(out)
         if resume and (summary := ended(self.recipe)):
             return summary
@@ -176,11 +176,6 @@ class Experiment:
     def _seconds(self) -> float:
         """How long the run has taken, time before a resume included."""
         return perf_counter() - self._begun
-
-    @property
-    def label(self) -> str:
-        """Names the run folder."""
-        return f"{self.method.name}-{Path(self.recipe.data.name).stem}-s{self.recipe.seed}"
 
     def round(self, engine: Engine, round: int) -> Record:
         """One communication round, and its evaluation when it is due."""

@@ -268,6 +268,11 @@ class Recipe(Section):
         values["method"] |= {name: getattr(method, name) for name in methods.hyperparameters(type(method))}
         return values
 
+    @property
+    def label(self) -> str:
+        """Names the run's folder."""
+        return f"{self.make_method().name}-{Path(self.data.name).stem}-s{self.seed}"
+
     def to_yaml(self) -> str:
         """The whole resolved recipe."""
         return str(yaml.safe_dump(_plain(self.resolved()), sort_keys=False, allow_unicode=True, width=100))

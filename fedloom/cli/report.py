@@ -1,5 +1,8 @@
 """`fedloom report`, `watch`: the page of a run or a comparison."""
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -7,18 +10,23 @@ import typer
 
 from fedloom.cli.base import app, err, out, show_json
 from fedloom.cli.options import Json
+from fedloom.report.live import Live
 from fedloom.report.page.insight import POINTS, Insights
 from fedloom.report.page.page import page_of, write
+from fedloom.report.page.png import write_pngs
 from fedloom.report.page.runs import entries_of, read_runs
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or the folder of a comparison.")]
+
+Points = Annotated[int, typer.Option("--points", min=0, help="Samples of a t-SNE; 0 leaves them out.")]
 
 
 @app.command()
 def report(
     runs: Runs,
     to: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("report.html"),
-    points: Annotated[int, typer.Option("--points", min=0, help="Samples of a t-SNE; 0 leaves them out.")] = POINTS,
+    png: Annotated[Path | None, typer.Option("--png", help="A folder to write every figure to, as PNG.")] = None,
+    points: Points = POINTS,
     as_json: Json = False,
 ) -> None:
     """Write one HTML file about a run or a comparison: curves, table, clients, classes, representations, costs.
@@ -35,7 +43,49 @@ def report(
     insights = Insights(points, tell=lambda text: err.print(text, highlight=False, markup=False))
     page = page_of(entries, insights.of(entries))
     write(page, to)
+    pictures = write_pngs(page, png) if png is not None else []
     if as_json:
-        show_json({"report": str(to)})
-    else:
-        out.print(f"report: {to}", highlight=False, markup=False, soft_wrap=True)
+        show_json({"report": str(to), "pictures": [str(path) for path in pictures]})
+        return
+    out.print(f"report: {to}", highlight=False, markup=False, soft_wrap=True)
+    if png is not None:
+        out.print(f"{len(pictures)} pictures: {png}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def watch(
+    runs: Runs,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the page; default: a free one.")] = 0,
+    points: Points = POINTS,
+) -> None:
+    """Show the report in a browser and keep it up to date while runs go on; on this machine only.
+
+    Pages reconnect by themselves, and stay when a run ends. Ctrl-C ends it; the runs are not touched.
+
+    Examples:
+
+      fedloom watch runs/20250101-120000-fedcrl-digits-s0
+
+      fedloom watch runs/20250101-120000-compare --port 8000
+    """
+    read_runs(runs)  # a folder without runs is a mistake
+    with Live(runs, port=port, insights=Insights(points)) as live:
+        out.print(f"watching: {live.url} (Ctrl-C ends it)", highlight=False, markup=False, soft_wrap=True)
+        live.stay()
+
+
+@contextmanager
+def live_page(folder: Path | None) -> Iterator[Callable[[], None]]:
+    """The page of a run in this process, if one is wanted; yields what to call when the run has ended."""
+    if folder is None:
+        yield lambda: None
+        return
+    with Live([folder], insights=Insights(unfinished=False)) as live:  # the run has the data in memory already
+        err.print(f"watch it: {live.url}", highlight=False, markup=False, soft_wrap=True)
+
+        def stay() -> None:
+            err.print(f"the page stays: {live.url} (Ctrl-C ends it)", highlight=False, markup=False, soft_wrap=True)
+            sys.stdout.flush()
+            live.stay()
+
+        yield stay

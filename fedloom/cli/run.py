@@ -27,8 +27,10 @@ from fedloom.cli.options import (
     Set,
     fields_of,
 )
+from fedloom.cli.report import live_page
 from fedloom.errors import UserError
 from fedloom.recipe import Recipe
+from fedloom.storage.folder import RunFolder
 
 
 @app.command()
@@ -38,6 +40,7 @@ def run(
     epochs: Epochs = None, batch_size: BatchSize = None, lr: Lr = None, fraction: Fraction = None,
     seed: Seed = None, engine: EngineFlag = None, out_dir: Out = None, set_: Set = None, as_json: Json = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or begin it.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it in a browser as it goes; see `watch`.")] = False,
 ) -> None:  # fmt: skip
     """Run one experiment.
 
@@ -50,6 +53,8 @@ def run(
       fedloom run my.yaml --seed 3 --set method.mu=0.01 --set training.optimizer.momentum=0.9
 
       fedloom run my.yaml --out runs/mine --resume      # a job that may be stopped and started again
+
+      fedloom run my.yaml --watch                       # a page on this machine, until Ctrl-C after the run
     """
     fields = fields_of(
         set_, method=method, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model,
@@ -57,9 +62,13 @@ def run(
         out=out_dir,
     )  # fmt: skip
     resolved = Recipe.parse(api.raw_recipe(recipe, fields))
-    with watching() as start:
-        summary = api.run(resolved, on_round=start(resolved), resume=resume)
-    show([summary], as_json, summary)
+    if watch:
+        resolved = resolved.with_(out=str(resolved.out or RunFolder.fresh(Path("runs"), resolved.label)))
+    with live_page(resolved.out if watch else None) as stay:
+        with watching() as start:
+            summary = api.run(resolved, on_round=start(resolved), resume=resume)
+        show([summary], as_json, summary)
+        stay()
 
 
 @app.command()

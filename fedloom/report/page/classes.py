@@ -8,7 +8,7 @@ import numpy as np
 
 from fedloom.report.page.figure import Axis, Figure, Marks, Section, colour
 from fedloom.report.page.insight import Holdings, Insight
-from fedloom.report.page.runs import Entry, Run
+from fedloom.report.page.runs import Entry, Record, Run
 
 KINDS = ("head", "tail", "not held")
 SHOWN = 2
@@ -50,17 +50,16 @@ def why_missing(entries: Sequence[Entry], insights: Insights) -> str:
 
 
 def _over_all(known: list[tuple[int, Entry]], held: Holdings | None) -> Figure:
-    tallies = {i: _tally(entry.runs) for i, entry in known}
-    tested = sorted({label for tally in tallies.values() for label in tally})
-    sizes = held.totals if held else {label: int(next(iter(tallies.values()))[label][1]) for label in tested}
-    order = sorted(tested, key=lambda label: -sizes.get(label, 0))
-    told = dict(enumerate(known[0][1].first.classes))
-    names = [told.get(label, str(label)) for label in order]
-    marks = [_dots(i, entry, tallies[i], order, names) for i, entry in known]
-    note = "Over all clients and seeds. " + (
-        "Classes with the most training samples first." if held else "Classes with the most test samples first."
-    )
-    return Figure("class-all", "Every class", Axis("class", labels=names), Axis("accuracy", percent=True), marks, note)
+    tallies = [(i, entry, _tally(entry.runs)) for i, entry in known]
+    tested: dict[int, float] = defaultdict(float)
+    for _, _, tally in tallies:
+        for label, (_, total) in tally.items():
+            tested[label] += total
+    sizes = held.totals if held else tested
+    order = sorted(tested, key=lambda label: (-sizes[label], label))
+    what = "training" if held else "test"
+    note = f"Over all clients and seeds. Classes with the most {what} samples first."
+    return _by_class("class-all", "Every class", tallies, order, known[0][1].first.classes, note)
 
 
 def _tally(runs: Sequence[Run]) -> Tally:
@@ -68,21 +67,35 @@ def _tally(runs: Sequence[Run]) -> Tally:
     found: dict[int, tuple[float, float]] = {}
     for run in runs:
         for row in run.clients:
-            for label, (right, total) in enumerate(zip(row["right"], row["total"], strict=True)):
-                if total:
-                    before = found.get(label, (0, 0))
-                    found[label] = (before[0] + right, before[1] + total)
+            for label, (right, total) in _tally_of(row).items():
+                before = found.get(label, (0, 0))
+                found[label] = (before[0] + right, before[1] + total)
     return found
 
 
-def _dots(i: int, entry: Entry, tally: Tally, order: Sequence[int], names: Sequence[str]) -> Marks:
-    at = [position for position, label in enumerate(order) if label in tally]
-    scores = [100 * tally[order[p]][0] / tally[order[p]][1] for p in at]
-    told = [
-        f"{entry.label}<br>{names[p]}: {score:.1f}% of {tally[order[p]][1]:.0f} test samples"
-        for p, score in zip(at, scores, strict=True)
-    ]
-    return Marks("dots", entry.label, [float(p) for p in at], scores, colour(i), [entry.group], sizes=[10], text=told)
+def _tally_of(row: Record) -> Tally:
+    each = enumerate(zip(row["right"], row["total"], strict=True))
+    return {label: (right, total) for label, (right, total) in each if total}
+
+
+def _by_class(
+    name: str, title: str, tallies: Sequence[tuple[int, Entry, Tally]], order: Sequence[int], classes: Sequence[str],
+    note: str,
+) -> Figure:  # fmt: skip
+    """Methods side by side above each class."""
+    names = [classes[label] if label < len(classes) else str(label) for label in order]
+    marks = []
+    for place, (i, entry, tally) in enumerate(tallies):
+        at = [position for position, label in enumerate(order) if label in tally]
+        aside = 0.7 * ((place + 0.5) / len(tallies) - 0.5)
+        scores = [100 * tally[order[p]][0] / tally[order[p]][1] for p in at]
+        told = [
+            f"{entry.label}<br>{names[p]}: {score:.1f}% of {tally[order[p]][1]:.0f} test samples"
+            for p, score in zip(at, scores, strict=True)
+        ]
+        x = [p + aside for p in at]
+        marks.append(Marks("dots", entry.label, x, scores, colour(i), [entry.group], sizes=[9], text=told))
+    return Figure(name, title, Axis("class", labels=names), Axis("accuracy", percent=True), marks, note)
 
 
 def _head_and_tail(known: list[tuple[int, Entry]], insights: Insights) -> Figure:
@@ -137,16 +150,9 @@ def _chosen_clients(known: list[tuple[int, Entry]], insights: Insights, held: Ho
     for client in richest[:SHOWN]:
         counts = held.counts[client]
         order = sorted((k for k, count in enumerate(counts) if count), key=lambda k: (-counts[k], k))
-        names = [held.classes[k] for k in order]
-        marks = []
-        for i, entry in same:
-            row = results[i].get(client)
-            if row is not None:
-                each = enumerate(zip(row["right"], row["total"], strict=True))
-                marks.append(_dots(i, entry, {k: t for k, t in each if t[1]}, order, names))
+        tallies = [(i, entry, _tally_of(results[i][client])) for i, entry in same if client in results[i]]
         heads = sum(kind == KINDS[0] for kind in kinds_of(counts))
         note = f"Its largest classes first; {heads} of {len(order)} are its head. Seed {same[0][1].first.seed}."
         title = f"Client {client} ({sum(counts):,} training samples)"
-        x, y = Axis("class", labels=names), Axis("accuracy", percent=True)
-        figures.append(Figure(f"class-client-{client}", title, x, y, marks, note))
+        figures.append(_by_class(f"class-client-{client}", title, tallies, order, held.classes, note))
     return figures

@@ -38,12 +38,21 @@ def curves(entries: Sequence[Entry]) -> Section:
     ]  # fmt: skip
     for figure in figures:
         figure.marks = [marks for marks in figure.marks if marks.x]
+        figure.note += _coinciding(figure.marks)
     figures = [figure for figure in figures if figure.marks]
     return Section(
         "curves", "Learning curves", figures=figures, legend=[Switch("band", "band over clients")],
         hidden=["band"] if len(entries) > BANDS_SHOWN else [],
         missing="" if figures else "No round has ended yet.",
     )  # fmt: skip
+
+
+def _coinciding(marks: Sequence[Marks]) -> str:
+    """Lines that lie on each other look like one."""
+    same: dict[tuple[float | None, ...], list[str]] = defaultdict(list)
+    for line in marks:
+        same[(*line.x, *line.y)].append(line.name)
+    return "".join(f" {' and '.join(names)} coincide." for names in same.values() if len(names) > 1)
 
 
 def _line(entry: Entry, index: int, name: str, spread: str = "", scale: float = 100) -> Marks:

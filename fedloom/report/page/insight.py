@@ -1,7 +1,7 @@
 """What a run's records do not tell: who holds what, and how its models see the data."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +49,10 @@ class Insight:
     problem: str = ""
 
 
+Key = tuple[Path, bool, bool, bool]
+"""A run's folder; whether it is finished, its entry's first, and of the only method."""
+
+
 class Insights:
     """Looks into runs, into each once; data that several runs have in common are loaded once."""
 
@@ -58,20 +62,22 @@ class Insights:
         self.points, self.unfinished, self._tell = points, unfinished, tell
         self._datasets: dict[str, Dataset] = {}
         self._tasks: dict[str, Task] = {}
-        self._found: dict[tuple[Path, bool, bool, bool], Insight] = {}
+        self._found: dict[Key, Insight] = {}
 
-    def of(self, entries: Iterable[Entry]) -> dict[Path, Insight]:
+    def of(self, entries: Sequence[Entry]) -> dict[Path, Insight]:
         """By run folder. Models are looked at of the first seed; clients one by one where there is one method."""
-        entries = list(entries)
-        found = {}
-        for entry in entries:
-            for run in entry.runs:
-                key = (run.path, run.done is not None, run is entry.first, len(entries) == 1)
-                if key not in self._found and (run.done is not None or self.unfinished):
-                    self._found[key] = self._look(run, entry.label, models=key[2], alone=key[3])
-                if key in self._found:
-                    found[run.path] = self._found[key]
-        return found
+        for key, run, label in self.missing(entries):
+            self._found[key] = self._look(run, label, models=key[2], alone=key[3])
+        return self.known(entries)
+
+    def known(self, entries: Sequence[Entry]) -> dict[Path, Insight]:
+        """What was found out before."""
+        return {run.path: self._found[key] for key, run, _ in _wanted(entries) if key in self._found}
+
+    def missing(self, entries: Sequence[Entry]) -> list[tuple[Key, Run, str]]:
+        """What there is still to find out."""
+        wanted = [item for item in _wanted(entries) if item[0] not in self._found]
+        return [item for item in wanted if self.unfinished or item[1].done is not None]
 
     def _look(self, run: Run, label: str, *, models: bool, alone: bool) -> Insight:
         insight = Insight()
@@ -104,6 +110,12 @@ class Insights:
                 self._datasets = {data: load_dataset(recipe)}
             self._tasks[key] = make_task(recipe, self._datasets[data])
         return self._tasks[key]
+
+
+def _wanted(entries: Sequence[Entry]) -> Iterator[tuple[Key, Run, str]]:
+    for entry in entries:
+        for run in entry.runs:
+            yield (run.path, run.done is not None, run is entry.first, len(entries) == 1), run, entry.label
 
 
 def _holdings(task: Task) -> Holdings:

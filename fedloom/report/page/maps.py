@@ -40,7 +40,7 @@ class Map:
     separation: float | None
     """Silhouette of the labels in the representation itself, by cosine distance; not in the plane."""
     within: float | None = None
-    """The same inside each client's own space: the mean over samples."""
+    """The same inside each client's own space: the mean over samples. A global network may be everybody's own."""
 
 
 class Viewer:
@@ -68,12 +68,19 @@ class Viewer:
         shown = np.sort(self._some(np.arange(len(positions)), self.points))
         labels = self._labels[positions]
         shared = self._global()
-        if shared is not None:
-            z = self._features(shared.features, positions)
-            yield from self._map("global", z, labels, shown)
-        if shared is None or not self.trained.method.personal_is_global:
+        z = None if shared is None else self._features(shared.features, positions)
+        try:
             own = np.concatenate([self._features(self._own(c).features, s) for c, s in self.samples.items()])
-            yield from self._map("clients' own", own, labels, shown, _within(own, labels, owners))
+        except UserError:  # no personal models were kept
+            if z is not None:
+                yield from self._map("global", z, labels, shown)
+            raise
+        within = _within(own, labels, owners)
+        same = z is not None and np.array_equal(z, own)  # personal heads on one network
+        if z is not None:
+            yield from self._map("global", z, labels, shown, within if same else None)
+        if not same:
+            yield from self._map("clients' own", own, labels, shown, within)
 
     def one_by_one(self) -> list[Map]:
         """Some clients' local data through their own network, from many classes to few (RepPer's Fig. 4)."""

@@ -28,18 +28,20 @@ system.addEventListener("change", paint);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const visible = (groups = []) => !groups.some((group) => hidden.has(group));
 const faint = (colour, alpha) => colour + Math.round(alpha * 255).toString(16).padStart(2, "0");
+const channels = (colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
+const mixed = (colour, share) => `rgb(${channels(colour).map((c, i) => Math.round(share * c + (1 - share) * channels(css("--paper"))[i]))})`; // on paper, so that the grid does not shine through
 
-function traces(marks, figure) {
+function traces(marks, figure, scale) {
   const hover = { hovertemplate: marks.text ? "%{text}<extra></extra>" : `${marks.name}<br>%{x}: %{y:.4~g}${figure.y.percent ? "%" : ""}<extra></extra>` };
   const common = { name: marks.name, x: marks.x, y: marks.y, text: marks.text, textposition: "none", showlegend: false, visible: visible(marks.groups), ...hover };
   if (marks.kind === "bars") {
     const error = marks.low && { type: "data", symmetric: false, array: marks.high.map((v, i) => v - marks.y[i]), arrayminus: marks.low.map((v, i) => marks.y[i] - v), color: css("--soft"), thickness: 1, width: 3 };
-    return [{ ...common, type: "bar", marker: { color: marks.x.map((_, i) => faint(marks.colour, marks.pale?.[i] ? 0.42 : 1)) }, ...(error && { error_y: error }) }];
+    return [{ ...common, type: "bar", marker: { color: marks.x.map((_, i) => mixed(marks.colour, marks.pale?.[i] ? 0.45 : 1)) }, ...(error && { error_y: error }) }];
   }
   if (marks.kind === "dots") {
     const sizes = marks.sizes ?? [7];
     return [{ ...common, type: "scatter", mode: "markers", marker: {
-      size: sizes.length === 1 ? sizes[0] : sizes, opacity: marks.pale ? 0.45 : marks.hollow ? 1 : 0.85,
+      size: sizes.length === 1 ? sizes[0] : sizes.map((size) => Math.max(2, scale * size)), opacity: marks.pale ? 0.45 : marks.hollow ? 1 : 0.85,
       color: marks.hollow ? css("--paper") : marks.colour, line: { color: marks.hollow ? marks.colour : css("--paper"), width: marks.hollow ? 2.5 : 0.6 },
     } }];
   }
@@ -49,10 +51,20 @@ function traces(marks, figure) {
   return [{ ...edge, y: marks.low }, { ...edge, y: marks.high, fill: "tonexty", fillcolor: faint(marks.colour, 0.16) }, line];
 }
 
-function axis(described, length) {
-  const base = { title: { text: described.title ?? "", font: { size: 12 } }, gridcolor: css("--grid"), zeroline: false, automargin: true, ticksuffix: described.percent ? "%" : "", type: described.log ? "log" : "linear", linecolor: css("--line") };
+// 1, 2, 5, 10, 20, … as far as the values go, written out.
+function decades(values) {
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const all = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) for (const digit of [1, 2, 5]) all.push(digit * 10 ** power);
+  const inside = all.filter((value) => value >= low / 1.5 && value <= high * 1.5);
+  const kept = inside.length > 8 ? inside.filter((value) => Number.isInteger(Math.log10(value))) : inside;
+  return { tickvals: kept, ticktext: kept.map((value) => value.toLocaleString("en")) };
+}
+
+function axis(described, length, values) {
+  const base = { title: { text: described.title ?? "", font: { size: 12 }, standoff: 10 }, gridcolor: css("--grid"), zeroline: false, automargin: true, ticksuffix: described.percent ? "%" : "", type: described.log ? "log" : "linear", linecolor: css("--line") };
   if (described.bare) return { ...base, visible: false };
-  if (!described.labels) return { ...base, ...(described.log && { dtick: "D2", nticks: 8 }) };
+  if (!described.labels) return { ...base, ...(described.log && decades(values)) };
   const step = Math.max(1, Math.ceil(described.labels.length / length));
   const at = described.labels.map((_, i) => i).filter((i) => i % step === 0);
   return { ...base, tickvals: at, ticktext: at.map((i) => described.labels[i]), range: [-0.6, described.labels.length - 0.4], showgrid: described.labels.length < 60, tickangle: 0 };
@@ -65,10 +77,10 @@ function draw(element, figure) {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: "zoom",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--soft") },
     hoverlabel: { bgcolor: css("--paper"), bordercolor: css("--line"), font: { color: css("--ink"), size: 12 }, align: "left" },
-    xaxis: axis(figure.x, narrow ? 10 : 22), yaxis: axis(figure.y, 34),
+    xaxis: axis(figure.x, narrow ? 10 : 22, figure.marks.flatMap((marks) => marks.x)), yaxis: axis(figure.y, 34),
   };
-  if (figure.square) layout.yaxis.scaleanchor = undefined;
-  Plotly.react(element, figure.marks.flatMap((marks) => traces(marks, figure)), layout, { displaylogo: false, responsive: true, displayModeBar: "hover", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"] });
+  const scale = Math.min(1, element.clientWidth / 1080);
+  Plotly.react(element, figure.marks.flatMap((marks) => traces(marks, figure, scale)), layout, { displaylogo: false, responsive: true, displayModeBar: "hover", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"] });
 }
 
 function switches(entries) {

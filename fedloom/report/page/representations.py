@@ -75,7 +75,8 @@ def _scores(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Table
         by_name = {found.what: found for found in _of(entry, insights).maps}
         if not by_name:
             continue
-        shared, own = by_name.get("global"), by_name.get("clients' own")
+        shared = by_name.get("global")
+        own = by_name.get("clients' own") or (shared if shared and shared.within is not None else None)
         values = [shared.separation if shared else None, *((own.separation, own.within) if own else (None, None))]
         rows.append([Cell(entry.label, entry.label), *(Cell(_told(value), value) for value in values)])
         groups.append(entry.group)
