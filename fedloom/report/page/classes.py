@@ -80,9 +80,9 @@ def _tally_of(row: Record) -> Tally:
 
 def _by_class(
     name: str, title: str, tallies: Sequence[tuple[int, Entry, Tally]], order: Sequence[int], classes: Sequence[str],
-    note: str,
+    note: str, *, bars: bool = False,
 ) -> Figure:  # fmt: skip
-    """Methods side by side above each class."""
+    """Methods side by side above each class: bars where few samples give 0% and 100%, else dots."""
     names = [classes[label] if label < len(classes) else str(label) for label in order]
     marks = []
     for place, (i, entry, tally) in enumerate(tallies):
@@ -93,8 +93,13 @@ def _by_class(
             f"{entry.label}<br>{names[p]}: {score:.1f}% of {tally[order[p]][1]:.0f} test samples"
             for p, score in zip(at, scores, strict=True)
         ]
-        x = [p + aside for p in at]
-        marks.append(Marks("dots", entry.label, x, scores, colour(i), [entry.group], sizes=[9], text=told))
+        if bars:
+            marks.append(
+                Marks("bars", entry.label, [float(p) for p in at], scores, colour(i), [entry.group], text=told)
+            )
+        else:
+            x = [p + aside for p in at]
+            marks.append(Marks("dots", entry.label, x, scores, colour(i), [entry.group], sizes=[9], text=told))
     return Figure(name, title, Axis("class", labels=names), Axis("accuracy", percent=True), marks, note)
 
 
@@ -139,20 +144,20 @@ def kinds_of(counts: Sequence[int]) -> list[str]:
 
 
 def _chosen_clients(known: list[tuple[int, Entry]], insights: Insights, held: Holdings) -> list[Figure]:
-    """Those that hold the most classes, class by class, in every run on the same federation."""
+    """Those that are tested on the most classes, class by class, in every run on the same federation."""
     same = [(i, entry) for i, entry in known if _held(entry.first, insights) == held]
-    results = {i: {row["client"]: row for row in entry.first.clients} for i, entry in same}
-    richest = sorted(
-        (c for c in range(len(held.counts)) if any(c in rows for rows in results.values())),
-        key=lambda c: (-sum(count > 0 for count in held.counts[c]), -sum(held.counts[c]), c),
-    )
+    results = {i: {row["client"]: _tally_of(row) for row in entry.first.clients} for i, entry in same}
+    tested = {c: max(len(rows.get(c, {})) for rows in results.values()) for c in range(len(held.counts))}
     figures = []
-    for client in richest[:SHOWN]:
+    for client in sorted(tested, key=lambda c: (-tested[c], -sum(held.counts[c]), c))[:SHOWN]:
         counts = held.counts[client]
-        order = sorted((k for k, count in enumerate(counts) if count), key=lambda k: (-counts[k], k))
-        tallies = [(i, entry, _tally_of(results[i][client])) for i, entry in same if client in results[i]]
-        heads = sum(kind == KINDS[0] for kind in kinds_of(counts))
-        note = f"Its largest classes first; {heads} of {len(order)} are its head. Seed {same[0][1].first.seed}."
+        tallies = [(i, entry, results[i][client]) for i, entry in same if client in results[i]]
+        order = sorted({k for _, _, tally in tallies for k in tally if counts[k]}, key=lambda k: (-counts[k], k))
+        heads = sum(kinds_of(counts)[k] == KINDS[0] for k in order)
+        note = (
+            f"Its largest classes first; {heads} of these {len(order)} are its head. Classes without test samples are "
+            f"left out. Seed {same[0][1].first.seed}."
+        )
         title = f"Client {client} ({sum(counts):,} training samples)"
-        figures.append(_by_class(f"class-client-{client}", title, tallies, order, held.classes, note))
+        figures.append(_by_class(f"class-client-{client}", title, tallies, order, held.classes, note, bars=True))
     return figures

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedloom.report.page.figure import Axis, Figure, Marks, Section, colour
+from fedloom.report.page.figure import Axis, Figure, Marks, Section, colour, slug
 from fedloom.report.page.runs import Entry, Record
 
 BARS = 400
@@ -89,7 +89,6 @@ def _bars(i: int, entry: Entry) -> Figure:
         "bars", entry.label, [float(x) for x in range(len(shown))], [100 * rows[r]["accuracy"] for r in shown],
         colour(i), [entry.group], text=[_told(entry, seed, rows[r]) for r in shown], pale=[r >= behind for r in shown],
     )  # fmt: skip
-    note = f"Clients of seed {seed}, the worst first{some}; the worst tenth is dark."
-    labels = [str(rows[r]["client"]) for r in shown]
-    accuracy = Axis("accuracy", percent=True)
-    return Figure(f"clients-bars-{i}", entry.label, Axis("client", labels=labels), accuracy, [marks], note, height=250)
+    note = f"Clients of seed {seed}, the worst first{some}; the worst tenth stands out."
+    x, y = Axis("client", labels=[str(rows[r]["client"]) for r in shown]), Axis("accuracy", percent=True)
+    return Figure(slug("clients", str(i), entry.label), entry.label, x, y, [marks], note, height=250)

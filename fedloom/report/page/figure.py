@@ -1,5 +1,6 @@
 """What is on the page: sections with figures, tables and texts, as plain data that JSON can hold."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -15,6 +16,11 @@ GREY = "#8a96a1"
 def colour(index: int) -> str:
     """One per method, class or client, over and over."""
     return COLOURS[index % len(COLOURS)]
+
+
+def slug(*words: str) -> str:
+    """A name for a figure and its file."""
+    return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
 
 
 @dataclass

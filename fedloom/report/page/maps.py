@@ -76,7 +76,7 @@ class Viewer:
                 yield from self._map("global", z, labels, shown)
             raise
         within = _within(own, labels, owners)
-        same = z is not None and np.array_equal(z, own)  # personal heads on one network
+        same = z is not None and np.allclose(z, own, rtol=1e-3, atol=1e-5)  # personal heads on one network
         if z is not None:
             yield from self._map("global", z, labels, shown, within if same else None)
         if not same:

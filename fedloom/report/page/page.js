@@ -79,6 +79,7 @@ function draw(element, figure) {
     hoverlabel: { bgcolor: css("--paper"), bordercolor: css("--line"), font: { color: css("--ink"), size: 12 }, align: "left" },
     xaxis: axis(figure.x, narrow ? 10 : 22, figure.marks.flatMap((marks) => marks.x)), yaxis: axis(figure.y, 34),
   };
+  if (figure.marks.some((marks) => marks.kind === "bars")) layout.xaxis.showgrid = false;
   const scale = Math.min(1, element.clientWidth / 1080);
   Plotly.react(element, figure.marks.flatMap((marks) => traces(marks, figure, scale)), layout, { displaylogo: false, responsive: true, displayModeBar: "hover", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"] });
 }

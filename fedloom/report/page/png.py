@@ -36,10 +36,10 @@ def _write(figure: Figure, section: Section, page: Page, folder: Path) -> Path:
         axes.spines[name].set_visible(False)
     axes.tick_params(length=0, labelsize=9, labelcolor=SOFT)
     axes.set_axisbelow(True)
-    axes.grid(color=GRID, linewidth=0.7)
     bars = [marks for marks in figure.marks if marks.kind == "bars"]
+    axes.grid(axis="y" if bars else "both", color=GRID, linewidth=0.7)
     for marks in figure.marks:
-        _draw(axes, marks, bars, band=figure.x.title == "round")
+        _draw(axes, marks, bars, band="band" not in section.hidden)
     _dress(axes.xaxis, axes.set_xscale, figure.x, 22 if figure.wide else 12)
     _dress(axes.yaxis, axes.set_yscale, figure.y, 34)
     if figure.square:

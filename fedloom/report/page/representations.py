@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.report.page.classes import why_missing
-from fedloom.report.page.figure import Axis, Cell, Column, Figure, Marks, Section, Switch, Table, colour
+from fedloom.report.page.figure import Axis, Cell, Column, Figure, Marks, Section, Switch, Table, colour, slug
 from fedloom.report.page.insight import Insight
 from fedloom.report.page.maps import Map
 from fedloom.report.page.runs import Entry
@@ -63,7 +63,7 @@ def _figure(i: int, entry: Entry, found: Map, order: Sequence[int], kind: str) -
             groups = [entry.group, f"{kind}:{label}"]
             marks.append(Marks("dots", found.names[label], x, y, colour(n), groups, sizes=[6], text=told))
     plain = Axis(bare=True)
-    name = f"{kind}-map-{i}-{found.what.replace(' ', '-')}"
+    name = slug("representations" if kind == "class" else "styles", str(i), entry.label, found.what)
     title = f"{entry.label}, {found.what}" if kind == "class" else entry.label
     return Figure(name, title, plain, plain, marks, f"separation {_told(found.separation)}", square=True)
 
