@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -93,13 +94,9 @@ def _by_class(
             f"{entry.label}<br>{names[p]}: {score:.1f}% of {tally[order[p]][1]:.0f} test samples"
             for p, score in zip(at, scores, strict=True)
         ]
-        if bars:
-            marks.append(
-                Marks("bars", entry.label, [float(p) for p in at], scores, colour(i), [entry.group], text=told)
-            )
-        else:
-            x = [p + aside for p in at]
-            marks.append(Marks("dots", entry.label, x, scores, colour(i), [entry.group], sizes=[9], text=told))
+        kind: Literal["bars", "dots"] = "bars" if bars else "dots"
+        x = [float(p) if bars else p + aside for p in at]
+        marks.append(Marks(kind, entry.label, x, scores, colour(i), [entry.group], sizes=[9], text=told))
     return Figure(name, title, Axis("class", labels=names), Axis("accuracy", percent=True), marks, note)
 
 
