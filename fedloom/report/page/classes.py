@@ -105,10 +105,12 @@ def _head_and_tail(known: list[tuple[int, Entry]], insights: Insights) -> Figure
     for i, entry in known:
         each = [_by_kind(run, held) for run in entry.runs if (held := _held(run, insights))]
         scores = [[100 * tally[kind][0] / tally[kind][1] for tally in each if tally[kind][1]] for kind in KINDS]
+        samples = [sum(tally[kind][1] for tally in each) for kind in KINDS]
         x = [k for k, values in enumerate(scores) if values]
-        last = max(last, *x)
+        last = max([last, *x])
         mean, std = [float(np.mean(scores[k])) for k in x], [float(np.std(scores[k])) for k in x]
-        text = [f"{entry.label}<br>{KINDS[k]}: {value:.1f}%" for k, value in zip(x, mean, strict=True)]
+        told = zip(x, mean, strict=True)
+        text = [f"{entry.label}<br>{KINDS[k]}: {value:.1f}% of {samples[k]:,} test samples" for k, value in told]
         bars = Marks("bars", entry.label, [float(k) for k in x], mean, colour(i), [entry.group], text=text)
         if len(each) > 1:
             bars.low = [m - s for m, s in zip(mean, std, strict=True)]

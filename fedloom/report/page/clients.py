@@ -19,7 +19,11 @@ def clients(entries: Sequence[Entry]) -> Section:
     if not known:
         section.missing = "Clients' results are written when a run ends."
         return section
-    section.figures = [_strips(known), _against_size(known), *(_bars(i, entry) for i, entry in known)]
+    section.figures = [
+        _strips(known),
+        _against_size(known),
+        *(_bars(i, entry, wide=len(known) == 1) for i, entry in known),
+    ]
     return section
 
 
@@ -78,7 +82,7 @@ def _against_size(known: Numbered) -> Figure:
     )  # fmt: skip
 
 
-def _bars(i: int, entry: Entry) -> Figure:
+def _bars(i: int, entry: Entry, *, wide: bool) -> Figure:
     """One seed's clients, the worst first."""
     seed = _rows(entry)[0][0]
     rows = sorted((row for other, row in _rows(entry) if other == seed), key=lambda row: float(row["accuracy"]))
@@ -91,4 +95,4 @@ def _bars(i: int, entry: Entry) -> Figure:
     )  # fmt: skip
     note = f"Clients of seed {seed}, the worst first{some}; the worst tenth stands out."
     x, y = Axis("client", labels=[str(rows[r]["client"]) for r in shown]), Axis("accuracy", percent=True)
-    return Figure(slug("clients", str(i), entry.label), entry.label, x, y, [marks], note, height=250)
+    return Figure(slug("clients", str(i), entry.label), entry.label, x, y, [marks], note, 250, wide)

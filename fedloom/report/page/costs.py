@@ -23,7 +23,7 @@ def costs(entries: Sequence[Entry]) -> Section:
             "A client that takes part in every round; a method without traffic stays at 0.",
         ),
         Figure(
-            "cost-time", "Time per round", Axis("round"), Axis("seconds"), [m for m in seconds if m.x],
+            "cost-time", "Time per round", Axis("round", whole=True), Axis("seconds"), [m for m in seconds if m.x],
             "Training and combining, without evaluation. The first round includes starting up.",
         ),
     ]  # fmt: skip

@@ -14,7 +14,7 @@ BANDS_SHOWN = 3
 
 def curves(entries: Sequence[Entry]) -> Section:
     """Means over seeds, round by round."""
-    rounds = Axis("round")
+    rounds = Axis("round", whole=True)
     figures = [
         Figure(
             "curve-clients", "Clients' own models", rounds, Axis("accuracy", percent=True),

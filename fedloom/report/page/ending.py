@@ -36,4 +36,6 @@ def recipes(entries: Sequence[Entry]) -> Section:
         texts.append((f"{entry.label} (seeds {seeds})" if len(entry.runs) > 1 else entry.label, text))
     found = {name: version for entry in entries for run in entry.runs for name, version in run.versions.items()}
     versions = ", ".join(f"{name} {version}" for name, version in found.items())
-    return Section("recipes", "Recipe", f"Saved as a file, `fedloom run FILE` repeats the run. {versions}", texts=texts)
+    return Section(
+        "recipes", "Recipe", f"Saved as a file, `fedloom run FILE` repeats the run. Versions: {versions}.", texts=texts
+    )

@@ -30,6 +30,8 @@ class Axis:
     title: str = ""
     percent: bool = False
     log: bool = False
+    whole: bool = False
+    """Whole numbers only (rounds)."""
     labels: list[str] | None = None
     """Names of the positions 0, 1, …"""
     bare: bool = False

@@ -64,6 +64,7 @@ function decades(values) {
 function axis(described, length, values) {
   const base = { title: { text: described.title ?? "", font: { size: 12 }, standoff: 10 }, gridcolor: css("--grid"), zeroline: false, automargin: true, ticksuffix: described.percent ? "%" : "", type: described.log ? "log" : "linear", linecolor: css("--line") };
   if (described.bare) return { ...base, visible: false };
+  if (described.whole && Math.max(...values) - Math.min(...values) < 9) base.dtick = 1;
   if (!described.labels) return { ...base, ...(described.log && decades(values)) };
   const step = Math.max(1, Math.ceil(described.labels.length / length));
   const at = described.labels.map((_, i) => i).filter((i) => i % step === 0);
@@ -87,22 +88,23 @@ function draw(element, figure) {
 function switches(entries) {
   return entries.map((entry) => {
     const button = make("button", { type: "button", class: "switch", "data-group": entry.group, "aria-pressed": String(!hidden.has(entry.group)), style: `--colour: ${entry.colour}`, title: "click: hide or show; double click: only this one" }, entry.name);
-    button.addEventListener("click", () => { hidden.has(entry.group) ? hidden.delete(entry.group) : hidden.add(entry.group); refresh(); });
+    button.addEventListener("click", () => { hidden.has(entry.group) ? hidden.delete(entry.group) : hidden.add(entry.group); refresh([entry.group]); });
     button.addEventListener("dblclick", () => {
       const others = entries.filter((other) => other !== entry).map((other) => other.group);
       const alone = others.every((group) => hidden.has(group));
       hidden.delete(entry.group);
       for (const group of others) alone ? hidden.delete(group) : hidden.add(group);
-      refresh();
+      refresh([entry.group, ...others]);
     });
     return button;
   });
 }
 
-function refresh() {
+function refresh(changed) {
+  const concerns = (marks) => changed.some((group) => marks.groups?.includes(group) || (group === "band" && marks.low));
   for (const button of document.querySelectorAll(".switch")) button.setAttribute("aria-pressed", String(!hidden.has(button.dataset.group)));
   for (const row of document.querySelectorAll("tr[data-group]")) row.classList.toggle("off", hidden.has(row.dataset.group));
-  for (const { element, figure } of figures.values()) draw(element, figure);
+  for (const { element, figure } of figures.values()) if (figure.marks.some(concerns)) draw(element, figure);
 }
 
 function tableOf(table) {

@@ -92,7 +92,7 @@ def _dress(axis: Any, scale: Any, described: Axis, room: int) -> None:
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     else:
-        axis.set_major_locator(MaxNLocator(6, integer=described.title == "round"))
+        axis.set_major_locator(MaxNLocator(6, integer=described.whole))
         if described.percent:
             axis.set_major_formatter(lambda value, _: f"{value:.0f}%")
 
