@@ -1,18 +1,18 @@
 """`fedloom report`, `watch`: the page of a run or a comparison."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from fedloom.cli.base import app, err, out, show_json
 from fedloom.cli.options import Json
 from fedloom.report.live import Live
 from fedloom.report.page.insight import POINTS, Insights
-from fedloom.report.page.page import page_of, write
+from fedloom.report.page.page import page_of, refuse_unwritable, write
 from fedloom.report.page.png import write_pngs
 from fedloom.report.page.runs import entries_of, read_runs
 
@@ -39,17 +39,18 @@ def report(
 
       fedloom report runs/a runs/b --out a-and-b.html --png figures
     """
+    refuse_unwritable(to)
     entries = entries_of(read_runs(runs))
-    insights = Insights(points, tell=lambda text: err.print(text, highlight=False, markup=False))
+    insights = Insights(points, tell=lambda text: _say(err, text))
     page = page_of(entries, insights.of(entries))
     write(page, to)
     pictures = write_pngs(page, png) if png is not None else []
     if as_json:
         show_json({"report": str(to), "pictures": [str(path) for path in pictures]})
         return
-    out.print(f"report: {to}", highlight=False, markup=False, soft_wrap=True)
+    _say(out, f"report: {to}")
     if png is not None:
-        out.print(f"{len(pictures)} pictures: {png}", highlight=False, markup=False, soft_wrap=True)
+        _say(out, f"{len(pictures)} pictures: {png}")
 
 
 @app.command()
@@ -70,8 +71,7 @@ def watch(
     """
     read_runs(runs)  # a folder without runs is a mistake
     with Live(runs, port=port, insights=Insights(points)) as live:
-        out.print(f"watching: {live.url} (Ctrl-C ends it)", highlight=False, markup=False, soft_wrap=True)
-        live.stay()
+        live.stay(lambda: _say(out, f"watching: {live.url} (Ctrl-C ends it)"))
 
 
 @contextmanager
@@ -81,11 +81,10 @@ def live_page(folder: Path | None) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     with Live([folder], insights=Insights(unfinished=False)) as live:  # the run has the data in memory already
-        err.print(f"watch it: {live.url}", highlight=False, markup=False, soft_wrap=True)
+        _say(err, f"watch it: {live.url}")
+        yield lambda: live.stay(lambda: _say(err, f"the page stays: {live.url} (Ctrl-C ends it)"))
 
-        def stay() -> None:
-            err.print(f"the page stays: {live.url} (Ctrl-C ends it)", highlight=False, markup=False, soft_wrap=True)
-            sys.stdout.flush()
-            live.stay()
 
-        yield stay
+def _say(where: Console, text: str) -> None:
+    where.print(text, highlight=False, markup=False, soft_wrap=True)
+    where.file.flush()

@@ -1,6 +1,7 @@
 """The page of runs as they go: an HTTP server for this machine alone, which tells the page when there is more."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,7 +32,8 @@ class Live:
         self.paths, self.insights = paths, insights or Insights()
         self.version = 0
         self.page = html(None, title="fedloom watch").encode()
-        self.data = as_json(Page("Waiting for the first round", [], "waiting", True, [], [])).encode()
+        self._last = Page("Waiting for the first round", [], "waiting", True, [], [])
+        self.data = as_json(self._last).encode()
         self.changed, self.closed = Condition(), Event()
         try:
             self._server = _Server((HOST, port), self)
@@ -57,9 +59,10 @@ class Live:
         """Whether there is something to tell a page that knows this version."""
         return self.version != version or self.closed.is_set()
 
-    def stay(self) -> None:
-        """Until Ctrl-C."""
+    def stay(self, tell: Callable[[], None]) -> None:
+        """Until Ctrl-C, from the moment that somebody is told of it."""
         try:
+            tell()
             self.closed.wait()
         except KeyboardInterrupt:
             return
@@ -76,9 +79,9 @@ class Live:
                     self._show(page_of(entries, self.insights.known(entries)))
                     if self.insights.missing(entries):
                         self._show(page_of(entries, self.insights.of(entries)))
-                except (UserError, OSError, ValueError) as error:
+                except Exception as error:  # whatever it is, the page tells it, and goes on when files change
                     if now:  # else nothing has begun yet
-                        self._show(Page("The run cannot be read", [], str(error), True, [], []))
+                        self._show(replace(self._last, state=str(error), running=True))
             self.closed.wait(EVERY)
 
     def _stamp(self) -> list[tuple[str, int, int]]:
@@ -96,7 +99,7 @@ class Live:
 
     def _show(self, page: Page) -> None:
         with self.changed:
-            self.data = as_json(page).encode()
+            self._last, self.data = page, as_json(page).encode()
             self.version += 1
             self.changed.notify_all()
 

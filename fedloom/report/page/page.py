@@ -97,6 +97,13 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
+def refuse_unwritable(path: Path) -> None:
+    """Before anything takes long."""
+    why = "it is a folder" if path.is_dir() else "" if path.parent.is_dir() else f"there is no folder '{path.parent}'"
+    if why:
+        raise UserError(f"--out {path}: cannot be written: {why}; for example --out report.html")
+
+
 def write(page: Page, path: Path) -> None:
     """Writes the file."""
     try:
