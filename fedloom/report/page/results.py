@@ -10,7 +10,7 @@ from fedloom.report.page.runs import Entry
 COLUMNS = (
     ("personal_accuracy", "clients %", "mean accuracy over clients, each with its own model; ± over seeds"),
     ("personal_std", "spread", "standard deviation over clients, in points"),
-    ("personal_worst", "worst 10% %", "mean accuracy of the worst tenth of the clients"),
+    ("personal_worst", "worst tenth %", "mean accuracy of the worst tenth of the clients"),
     ("global_accuracy", "global %", "accuracy of the one model for all, over all test samples; ± over seeds"),
     ("newcomer_accuracy", "newcomers %", "mean accuracy over clients that took no part in training"),
 )
