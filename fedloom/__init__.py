@@ -12,8 +12,9 @@ from fedloom.recipe import Recipe
 from fedloom.server import Server
 from fedloom.task import Task
 from fedloom.trained import load
+from fedloom.trained_model import load_model
 
 __all__ = [
     "Batch", "Client", "Experiment", "Message", "Method", "Recipe", "Server", "Task", "UserError",
-    "compare", "load", "method", "resume", "run", "table",
+    "compare", "load", "load_model", "method", "resume", "run", "table",
 ]  # fmt: skip

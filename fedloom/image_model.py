@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedloom.data import Dataset, Federation
 from fedloom.errors import UserError
 from fedloom.task import Task, channel_statistics
 
@@ -89,18 +90,18 @@ class ImageModel(nn.Module):
         channels, height, width = self.form.shape
         if x.dtype != torch.uint8 and not x.is_floating_point():
             raise UserError(f"images: {x.dtype} is not understood; give uint8, or floats in [0, 1]")
-        if tuple(x.shape[-3:]) == (channels, height, width):
-            pass
-        elif tuple(x.shape[-3:]) == (height, width, channels):
-            x = x.movedim(-1, -3)
-        elif channels == 1 and tuple(x.shape[-2:]) == (height, width) and x.dim() < 4:
-            x = x.unsqueeze(-3)
-        else:
-            raise UserError(
-                f"images of shape {tuple(x.shape)}: this model takes [B, {height}, {width}, {channels}] "
-                f"or [B, {channels}, {height}, {width}]; resize them, or convert their colours"
-            )
-        return x.unsqueeze(0) if x.dim() == 3 else x
+        given = tuple(x.shape)
+        if channels == 1 and x.dim() in (2, 3) and given[-2:] == (height, width):  # grey images without a channel
+            x = x.reshape(-1, 1, height, width)
+        x = x.unsqueeze(0) if x.dim() == 3 else x
+        if x.dim() == 4 and tuple(x.shape[1:]) == (height, width, channels):
+            return x.permute(0, 3, 1, 2)
+        if x.dim() == 4 and tuple(x.shape[1:]) == (channels, height, width):
+            return x
+        raise UserError(
+            f"images of shape {list(given)}: this model takes [B, {height}, {width}, {channels}] "
+            f"or [B, {channels}, {height}, {width}]; resize them, or convert their colours"
+        )
 
     @torch.no_grad()
     def probabilities(self, images: Any) -> np.ndarray:
@@ -117,8 +118,6 @@ def chunks(images: Any) -> Sequence[Any]:
 
 def blank_task(form: ImageFormat, **options: Any) -> Task:
     """A task without its data: enough to build networks with."""
-    from fedloom.data import Dataset, Federation
-
     dataset = Dataset(
         name="",
         images=torch.zeros(1, *form.shape, dtype=torch.uint8),

@@ -13,3 +13,16 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    """Folders of finished runs on digits, with two newcomers each."""
+    import fedloom
+
+    folder = tmp_path_factory.mktemp("runs")
+    common = {"data": "digits", "clients": 8, "partition": "dirichlet:1", "model": "mlp", "rounds": 3, "lr": 0.1}
+    more = {"data.limit": 900, "data.newcomers": 2, "data.normalise": "channels", "data.views": ["crop:1"]}
+    for method in ("fedavg", "fedper", "repper", "lgfedavg"):
+        fedloom.run(method=method, out=folder / method, **common, **more)
+    return {path.name: path for path in folder.iterdir()}

@@ -4,11 +4,11 @@ import sys
 
 from rich.markup import escape
 
-from fedloom.cli import look, report, run
+from fedloom.cli import look, report, run, use
 from fedloom.cli.base import app, err
 from fedloom.errors import RunError, UserError
 
-__all__ = ["app", "look", "main", "report", "run"]
+__all__ = ["app", "look", "main", "report", "run", "use"]
 
 
 def main() -> None:

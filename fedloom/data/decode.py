@@ -43,7 +43,7 @@ def decode(
 
     def fill(index: int) -> None:
         with opened(index) as picture:
-            _write(picture, pixels[index])
+            write_picture(picture, pixels[index])
 
     everything = range(len(names))
     with ThreadPoolExecutor(workers) as pool:
@@ -56,7 +56,8 @@ def decode(
     return torch.from_numpy(pixels)
 
 
-def _write(picture: Image.Image, target: np.ndarray) -> None:
+def write_picture(picture: Image.Image, target: np.ndarray) -> None:
+    """Into uint8 [C, H, W]: grey or RGB, resized if need be."""
     channels, height, width = target.shape
     if picture.mode.startswith("I"):
         # Pillow clips 16-bit greys at 255 when it converts; a medical picture would come out white.

@@ -24,7 +24,7 @@ def read_tree(
     Where the top folders are exactly those named in `train` and `test` they are the official split. What is
     not a picture by its ending, or hidden, is passed over.
     """
-    files = _pictures(root)
+    files = pictures_in(root)
     if not files:
         raise UserError(f"{root}: there are no pictures in it ({', '.join(sorted(PICTURES))})")
     is_split = {file[0] for file in files} == {*train, *test}
@@ -104,7 +104,8 @@ class Adaptiope(_Tree):
     command = "unzip Adaptiope.zip -d {folder} (the archive that https://gitlab.com/tringwald/adaptiope links to)"
 
 
-def _pictures(root: Path) -> list[tuple[str, ...]]:
+def pictures_in(root: Path) -> list[tuple[str, ...]]:
+    """Paths below a folder, part by part, of what is a picture by its ending and not hidden."""
     found = []
     for folder, inner, files in os.walk(root, followlinks=True):
         inner[:] = [name for name in inner if not name.startswith(".")]

@@ -1,0 +1,37 @@
+"""What tests of a finished run's use have in common: the command line, and digits as picture files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+from typer.testing import CliRunner, Result
+
+from fedloom import cli
+
+DIGITS = load_digits()
+PIXELS = np.rint(DIGITS.images * (255 / 16)).astype(np.uint8)
+
+
+def invoke(*arguments: Any, code: int = 0) -> Result:
+    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code
+    return result
+
+
+def last_line(result: Result) -> Any:
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def write_pictures(folder: Path, counts: dict[int, int], start: int = 0, size: int = 8) -> Path:
+    """Digits as picture files, in a folder for each class."""
+    for digit, count in counts.items():
+        (folder / f"digit {digit}").mkdir(parents=True, exist_ok=True)
+        for number in np.flatnonzero(DIGITS.target == digit)[start : start + count]:
+            picture = Image.fromarray(PIXELS[number]).resize((size, size), Image.Resampling.NEAREST)
+            picture.save(folder / f"digit {digit}" / f"{number}.png")
+    return folder
