@@ -81,7 +81,8 @@ function draw(element, figure) {
     xaxis: axis(figure.x, narrow ? 10 : 22, figure.marks.flatMap((marks) => marks.x)), yaxis: axis(figure.y, 34),
   };
   if (figure.marks.some((marks) => marks.kind === "bars")) layout.xaxis.showgrid = false;
-  const scale = Math.min(1, element.clientWidth / 1080);
+  const largest = Math.max(1, ...figure.marks.flatMap((marks) => marks.sizes ?? []));
+  const scale = Math.min(1, (0.85 * element.clientWidth) / (figure.x.labels?.length ?? 1) / largest); // dots of neighbours do not touch
   Plotly.react(element, figure.marks.flatMap((marks) => traces(marks, figure, scale)), layout, { displaylogo: false, responsive: true, displayModeBar: "hover", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"] });
 }
 
