@@ -19,7 +19,7 @@ def representations(entries: Sequence[Entry], insights: Mapping[Path, Insight]) 
     section = Section("representations", "Representations")
     maps = [(i, entry, found) for i, entry in enumerate(entries) for found in _of(entry, insights).maps]
     if not maps:
-        section.missing = "t-SNE needs data and models: " + why_missing(entries, insights)
+        section.missing = "There is no t-SNE: " + why_missing(entries, insights)
         return section
     section.text = (
         "t-SNE of test samples (client by client: of all its data). The separation score is measured on the "
