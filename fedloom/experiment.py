@@ -27,7 +27,6 @@ from fedloom.ledger import FILE as LEDGER
 from fedloom.ledger import Ledger
 from fedloom.message import Message
 from fedloom.parts import State
-from fedloom.plugins import short
 from fedloom.preparing import make_task
 from fedloom.randomness import numpy_generator
 from fedloom.recipe import Recipe
@@ -91,7 +90,7 @@ class Experiment:
 
         `resume` goes on from the last checkpoint of the run in `recipe.out`, if there is one.
         """
-        out = self.recipe.out or RunFolder.fresh(Path("runs"), self.label)
+        out = self.recipe.out or RunFolder.fresh(Path("runs"), self.recipe.label)
         resume = resume and holds_run(out)
         if resume and (summary := ended(self.recipe)):
             return summary
@@ -181,11 +180,6 @@ class Experiment:
     def _seconds(self) -> float:
         """How long the run has taken, time before a resume included."""
         return perf_counter() - self._begun
-
-    @property
-    def label(self) -> str:
-        """Names the run folder."""
-        return f"{self.method.name}-{Path(short(self.recipe.data.name)).stem}-s{self.recipe.seed}"
 
     def round(self, engine: Engine, round: int) -> Record:
         """One communication round, and its evaluation when it is due."""

@@ -25,6 +25,7 @@ from fedloom.data.federation import parse_split
 from fedloom.engines import ENGINES, EngineSettings, engine_class
 from fedloom.errors import UserError, nearest
 from fedloom.faults import Faults
+from fedloom.plugins import short
 from fedloom.privacy import PrivacySettings
 from fedloom.raw import assign, read_assignment, read_yaml
 from fedloom.training import Training
@@ -279,6 +280,11 @@ class Recipe(Section):
             values[section]["name"] = plugins.absolute(values[section]["name"])
         values["data"]["name"] = "+".join(map(plugins.absolute, parts(self.data.name)))
         return values
+
+    @property
+    def label(self) -> str:
+        """Names the run's folder."""
+        return f"{self.make_method().name}-{Path(short(self.data.name)).stem}-s{self.seed}"
 
     def to_yaml(self) -> str:
         """The whole resolved recipe."""

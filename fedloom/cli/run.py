@@ -30,8 +30,10 @@ from fedloom.cli.options import (
     fields_of,
     read_seeds,
 )
+from fedloom.cli.report import live_page
 from fedloom.cli.sweep import go_on
 from fedloom.recipe import Recipe
+from fedloom.storage.folder import RunFolder
 from fedloom.sweeping import holds_sweep
 
 
@@ -43,6 +45,7 @@ def run(
     seed: Seed = None, engine: EngineFlag = None, ray_address: RayAddress = None, out_dir: Out = None,
     set_: Set = None, log: Log = None, as_json: Json = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or begin it.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it in a browser as it goes; see `watch`.")] = False,
 ) -> None:  # fmt: skip
     """Run one experiment.
 
@@ -57,6 +60,8 @@ def run(
       fedloom run my.yaml --engine ray --ray-address 10.0.0.5:6379
 
       fedloom run my.yaml --out runs/mine --resume      # a job that may be stopped and started again
+
+      fedloom run my.yaml --watch                       # a page on this machine, until Ctrl-C after the run
     """
     fields = fields_of(
         set_, method=method, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model,
@@ -64,9 +69,13 @@ def run(
         ray_address=ray_address, out=out_dir, log=log,
     )  # fmt: skip
     resolved = Recipe.parse(api.raw_recipe(recipe, fields))
-    with watching() as start:
-        summary = api.run(resolved, on_round=start(resolved), resume=resume)
-    show([summary], as_json, summary)
+    if watch:
+        resolved = resolved.with_(out=str(resolved.out or RunFolder.fresh(Path("runs"), resolved.label)))
+    with live_page(resolved.out if watch else None) as stay:
+        with watching() as start:
+            summary = api.run(resolved, on_round=start(resolved), resume=resume)
+        show([summary], as_json, summary)
+        stay()
 
 
 @app.command()

@@ -1,0 +1,98 @@
+"""How accuracy spreads over clients: who is left behind, and whether size explains it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedloom.report.page.figure import Axis, Figure, Marks, Section, colour, slug
+from fedloom.report.page.runs import Entry, Record
+
+BARS = 400
+"""Clients that a figure of bars has room for; of more, an even selection."""
+Numbered = list[tuple[int, Entry]]
+
+
+def clients(entries: Sequence[Entry]) -> Section:
+    """Every client as a dot, as a bar, and against its size."""
+    section = Section("clients", "Clients", "Who is left behind?")
+    known = [(i, entry) for i, entry in enumerate(entries) if _rows(entry)]
+    if not known:
+        section.missing = "Clients' results are written when a run ends."
+        return section
+    section.figures = [
+        _strips(known),
+        _against_size(known),
+        *(_bars(i, entry, wide=len(known) == 1) for i, entry in known),
+    ]
+    return section
+
+
+def _rows(entry: Entry) -> list[tuple[int, Record]]:
+    """Seed and result of every client that was tested."""
+    return [(run.seed, row) for run in entry.runs for row in run.clients if row["accuracy"] is not None]
+
+
+def _strips(known: Numbered) -> Figure:
+    """A row of dots per method; the mean and the worst tenth stand out."""
+    marks: list[Marks] = []
+    rows = known[::-1]
+    for height, (i, entry) in enumerate(rows):
+        found = _rows(entry)
+        jitter = np.random.default_rng(0).uniform(-0.24, 0.24, len(found))
+        x, y = [100 * row["accuracy"] for _, row in found], [height + float(j) for j in jitter]
+        text = [_told(entry, seed, row) for seed, row in found]
+        pale = [True] * len(found)
+        marks.append(Marks("dots", entry.label, x, y, colour(i), [entry.group], sizes=[6], text=text, pale=pale))
+        marks += _large(i, entry, height, "personal_worst", "mean of the worst tenth", hollow=True)
+        marks += _large(i, entry, height, "personal_accuracy", "mean over clients")
+    return Figure(
+        "clients-spread", "Every client", Axis("accuracy", percent=True),
+        Axis(labels=[entry.label for _, entry in rows]), marks,
+        "Small dots are clients (of all seeds). Large dot: their mean. Ring: the mean of the worst tenth.",
+        height=max(240, 110 + 44 * len(rows)),
+    )  # fmt: skip
+
+
+def _large(i: int, entry: Entry, height: int, name: str, what: str, hollow: bool = False) -> list[Marks]:
+    values = entry.known(name)
+    if not values:
+        return []
+    mean = 100 * float(np.mean(values))
+    text = [f"{entry.label}<br>{what}: {mean:.1f}%"]
+    place = ([mean], [float(height)])
+    return [Marks("dots", what, *place, colour(i), [entry.group], sizes=[13], text=text, hollow=hollow)]
+
+
+def _told(entry: Entry, seed: int, row: Record) -> str:
+    new = ", newcomer" if row["newcomer"] else ""
+    who = f"{entry.label}<br>client {row['client']}{new} (seed {seed})"
+    return f"{who}<br>{100 * row['accuracy']:.1f}%<br>{row['train']:,} training samples"
+
+
+def _against_size(known: Numbered) -> Figure:
+    marks = []
+    for i, entry in known:
+        found = [(seed, row) for seed, row in _rows(entry) if row["train"]]
+        x, y = [float(row["train"]) for _, row in found], [100 * row["accuracy"] for _, row in found]
+        text = [_told(entry, seed, row) for seed, row in found]
+        marks.append(Marks("dots", entry.label, x, y, colour(i), [entry.group], sizes=[7], text=text))
+    return Figure(
+        "clients-size", "Accuracy against size", Axis("training samples of the client", log=True),
+        Axis("accuracy", percent=True), marks, "Every client of every seed.", height=max(300, 110 + 44 * len(known)),
+    )  # fmt: skip
+
+
+def _bars(i: int, entry: Entry, *, wide: bool) -> Figure:
+    """One seed's clients, the worst first."""
+    seed = _rows(entry)[0][0]
+    rows = sorted((row for other, row in _rows(entry) if other == seed), key=lambda row: float(row["accuracy"]))
+    behind = max(1, len(rows) // 10)
+    shown = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), BARS)).round().astype(int)).tolist()
+    some = f", {len(shown)} of {len(rows)}" if len(shown) < len(rows) else ""
+    marks = Marks(
+        "bars", entry.label, [float(x) for x in range(len(shown))], [100 * rows[r]["accuracy"] for r in shown],
+        colour(i), [entry.group], text=[_told(entry, seed, rows[r]) for r in shown], pale=[r >= behind for r in shown],
+    )  # fmt: skip
+    note = f"Clients of seed {seed}, the worst first{some}; the worst tenth stands out."
+    x, y = Axis("client", labels=[str(rows[r]["client"]) for r in shown]), Axis("accuracy", percent=True)
+    return Figure(slug("clients", str(i), entry.label), entry.label, x, y, [marks], note, 250, wide)

@@ -1,0 +1,45 @@
+"""What it costs: bytes against accuracy, time per round."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedloom.report.page.curves import mean_by_round
+from fedloom.report.page.figure import Axis, Figure, Marks, Section, colour
+from fedloom.report.page.runs import Entry
+
+
+def costs(entries: Sequence[Entry]) -> Section:
+    """Traffic of one client, and seconds."""
+    traffic = [_traffic(i, entry) for i, entry in enumerate(entries)]
+    seconds = [
+        Marks("line", entry.label, *mean_by_round(entry, "train_seconds"), colour(i), [entry.group], dashed=i >= 10)
+        for i, entry in enumerate(entries)
+    ]
+    figures = [
+        Figure(
+            "cost-bytes", "Bytes against accuracy", Axis("MB up and down, per client, so far"),
+            Axis("accuracy of clients' own models", percent=True), [m for m in traffic if m.x],
+            "A client that takes part in every round; a method without traffic stays at 0.",
+        ),
+        Figure(
+            "cost-time", "Time per round", Axis("round", whole=True), Axis("seconds"), [m for m in seconds if m.x],
+            "Training and combining, without evaluation. The first round includes starting up.",
+        ),
+    ]  # fmt: skip
+    figures = [figure for figure in figures if figure.marks]
+    return Section("costs", "Cost", figures=figures, missing="" if figures else "No round has ended yet.")
+
+
+def _traffic(i: int, entry: Entry) -> Marks:
+    """Accuracy over the bytes that went before it, means over seeds."""
+    up, down = mean_by_round(entry, "up_bytes", 1e-6), mean_by_round(entry, "down_bytes", 1e-6)
+    total = np.cumsum(np.array(up[1], float) + np.array(down[1], float)).tolist()
+    sent = dict(zip(up[0], total, strict=True))
+    rounds, accuracy = mean_by_round(entry, "personal_accuracy", 100)
+    text = [
+        f"{entry.label}<br>round {r:.0f}: {a:.1f}%<br>{sent[r]:.3g} MB" for r, a in zip(rounds, accuracy, strict=True)
+    ]
+    return Marks(
+        "line", entry.label, [sent[r] for r in rounds], accuracy, colour(i), [entry.group], text=text, dashed=i >= 10
+    )

@@ -1,0 +1,77 @@
+"""Learning curves: clients' own models with the band over clients, the global model, the training loss."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedloom.report.page.figure import Axis, Figure, Marks, Numbers, Section, Switch, colour
+from fedloom.report.page.runs import Entry
+
+BANDS_SHOWN = 3
+"""With more methods, bands hide each other: they wait for a click."""
+
+
+def curves(entries: Sequence[Entry]) -> Section:
+    """Means over seeds, round by round."""
+    rounds = Axis("round", whole=True)
+    figures = [
+        Figure(
+            "curve-clients", "Clients' own models", rounds, Axis("accuracy", percent=True),
+            [_line(entry, i, "personal_accuracy", "personal_std") for i, entry in enumerate(entries)],
+            "Mean over clients; the band is one standard deviation over clients.",
+        ),
+        Figure(
+            "curve-global", "Global model", rounds, Axis("accuracy", percent=True),
+            [_line(entry, i, "global_accuracy") for i, entry in enumerate(entries)], "Over all test samples.",
+        ),
+        Figure(
+            "curve-worst", "Worst tenth of the clients", rounds, Axis("accuracy", percent=True),
+            [_line(entry, i, "personal_worst") for i, entry in enumerate(entries)],
+            "Mean accuracy of those that are served worst.",
+        ),
+        Figure(
+            "curve-loss", "Training loss", rounds, Axis("loss"),
+            [_line(entry, i, "loss", scale=1) for i, entry in enumerate(entries)],
+            "As each method defines it: compare shapes, not levels.",
+        ),
+    ]  # fmt: skip
+    for figure in figures:
+        figure.marks = [marks for marks in figure.marks if marks.x]
+        figure.note += _coinciding(figure.marks)
+    figures = [figure for figure in figures if figure.marks]
+    return Section(
+        "curves", "Learning curves", figures=figures, legend=[Switch("band", "band over clients")],
+        hidden=["band"] if len(entries) > BANDS_SHOWN else [],
+        missing="" if figures else "No round has ended yet.",
+    )  # fmt: skip
+
+
+def _coinciding(marks: Sequence[Marks]) -> str:
+    """Lines that lie on each other look like one."""
+    same: dict[tuple[float | None, ...], list[str]] = defaultdict(list)
+    for line in marks:
+        same[(*line.x, *line.y)].append(line.name)
+    return "".join(f" {' and '.join(names)} coincide." for names in same.values() if len(names) > 1)
+
+
+def _line(entry: Entry, index: int, name: str, spread: str = "", scale: float = 100) -> Marks:
+    x, y = mean_by_round(entry, name, scale)
+    marks = Marks("line", entry.label, x, y, colour(index), [entry.group], dashed=index >= 10)
+    if spread and x:
+        widths = dict(zip(*mean_by_round(entry, spread, scale), strict=True))
+        each = [(value, widths.get(round)) for round, value in zip(x, y, strict=True)]
+        marks.low = [None if v is None or w is None else max(0.0, v - w) for v, w in each]
+        marks.high = [None if v is None or w is None else min(scale, v + w) for v, w in each]
+    return marks
+
+
+def mean_by_round(entry: Entry, name: str, scale: float = 1) -> tuple[Numbers, Numbers]:
+    """Rounds in which this is known, and its mean over seeds."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for run in entry.runs:
+        for record in run.history:
+            if record.get(name) is not None:
+                found[record["round"]].append(scale * record[name])
+    rounds = sorted(found)
+    return [float(r) for r in rounds], [float(np.mean(found[r])) for r in rounds]

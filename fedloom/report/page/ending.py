@@ -1,0 +1,41 @@
+"""What went wrong, and exactly what was run."""
+
+from collections.abc import Sequence
+
+import yaml
+
+from fedloom.report.page.figure import Cell, Column, Section, Table
+from fedloom.report.page.runs import Entry
+
+
+def failures(entries: Sequence[Entry]) -> Section:
+    """Clients that were left out of rounds, notes, and logs."""
+    runs = [(entry, run) for entry in entries for run in entry.runs]
+    rows, notes = [], []
+    for entry, run in runs:
+        summary = run.summary
+        for kind, count in (summary.get("failed") or {}).items():
+            where = [Cell(entry.label, entry.label), Cell(str(run.seed), run.seed)]
+            rows.append([*where, Cell(kind.replace("_", " "), kind), Cell(f"{count:,}", count)])
+        notes += [note for note in summary.get("notes", []) if note not in notes]
+    head = [Column("method"), Column("seed"), Column("what happened"), Column("times")]
+    told = "Clients that were left out of a round." if rows else "No client failed."
+    return Section(
+        "failures", "Failures and notes", " ".join([told, *(f"Note: {note}." for note in notes)]),
+        tables=[Table("failures", head, rows)] if rows else [],
+        texts=[(f"log: {entry.label}, seed {run.seed}", "\n".join(run.log)) for entry, run in runs if run.log],
+    )  # fmt: skip
+
+
+def recipes(entries: Sequence[Entry]) -> Section:
+    """Every field of every run; what repeats one."""
+    texts = []
+    for entry in entries:
+        text = yaml.safe_dump(entry.first.recipe, sort_keys=False, allow_unicode=True, width=100)
+        seeds = ", ".join(str(run.seed) for run in entry.runs)
+        texts.append((f"{entry.label} (seeds {seeds})" if len(entry.runs) > 1 else entry.label, text))
+    found = {name: version for entry in entries for run in entry.runs for name, version in run.versions.items()}
+    versions = ", ".join(f"{name} {version}" for name, version in found.items())
+    return Section(
+        "recipes", "Recipe", f"Saved as a file, `fedloom run FILE` repeats the run. Versions: {versions}.", texts=texts
+    )

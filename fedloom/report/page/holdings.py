@@ -1,0 +1,82 @@
+"""Who holds what: a dot per client and class, its area the number of training samples (RepPer's Fig. 3)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedloom.report.page.classes import why_missing
+from fedloom.report.page.figure import Axis, Figure, Marks, Section, colour
+from fedloom.report.page.insight import Holdings, Insight
+from fedloom.report.page.runs import Entry
+
+SHOWN = 120
+FEDERATIONS = 4
+"""Different ones that are drawn."""
+WIDTH = 1080
+"""Pixels between the first and the last client on a large screen."""
+
+
+def holdings(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Section:
+    """Every federation that the first seeds have, once."""
+    section = Section("holdings", "Who holds what")
+    distinct: list[tuple[Entry, Holdings]] = []
+    for entry in entries:
+        found = insights.get(entry.first.path)
+        if found and found.holdings and all(found.holdings != other for _, other in distinct):
+            distinct.append((entry, found.holdings))
+    if not distinct:
+        section.missing = "This needs the data: " + why_missing(entries, insights)
+        return section
+    for number, (entry, held) in enumerate(distinct[:FEDERATIONS]):
+        section.figures.append(_dots(number, entry, held, several=len(distinct) > 1))
+    if len(distinct) > FEDERATIONS:
+        section.text = f"{FEDERATIONS} of {len(distinct)} federations."
+    return section
+
+
+def _dots(number: int, entry: Entry, held: Holdings, several: bool) -> Figure:
+    counts = np.array(held.counts)
+    shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), SHOWN)).round().astype(int)).tolist()
+    height = min(620, 90 + 26 * counts.shape[1])
+    room = min(WIDTH / len(shown), (height - 90) / counts.shape[1], 30)
+    largest = counts.max()
+    marks = []
+    groups = held.groups or [""] * len(counts)
+    for g, group in enumerate(dict.fromkeys(groups)):
+        for new in (False, True):
+            mine = [(x, c) for x, c in enumerate(shown) if groups[c] == group and (c in held.newcomers) == new]
+            at = [(x, c, int(k)) for x, c in mine for k in np.flatnonzero(counts[c])]
+            if not at:
+                continue
+            told = [
+                f"client {c}{' (newcomer)' if new else ''}{f', {group}' if group else ''}<br>"
+                f"{held.classes[k]}: {counts[c, k]:,} of its {counts[c].sum():,} samples"
+                for _, c, k in at
+            ]
+            sizes = [max(2.0, room * float((counts[c, k] / largest) ** 0.5)) for _, c, k in at]
+            marks.append(
+                Marks(
+                    "dots",
+                    group or "samples",
+                    [float(x) for x, _, _ in at],
+                    [float(k) for _, _, k in at],
+                    colour(g),
+                    sizes=sizes,
+                    text=told,
+                    hollow=new,
+                )
+            )
+    sizes_of = counts.sum(1)
+    some = f"{len(shown)} of them shown; " if len(shown) < len(counts) else ""
+    rings = "; newcomers are rings" if held.newcomers else ""
+    note = (
+        f"{sizes_of.sum():,} training samples of {len(counts):,} clients ({some}smallest {sizes_of.min():,}, median "
+        f"{np.median(sizes_of):,.0f}, largest {sizes_of.max():,}); the largest dot is {largest:,} samples{rings}. "
+        f"Seed {entry.first.seed}."
+    )
+    title = held.name + (f" ({entry.label})" if several else "")
+    return Figure(
+        f"holdings-{number}", title, Axis("client", labels=[str(c) for c in shown]), Axis(labels=held.classes), marks,
+        note, height, wide=True,
+    )  # fmt: skip

@@ -1,0 +1,185 @@
+"""Representations of a run's models, brought into the plane by t-SNE, and how well they separate classes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from fedloom.errors import UserError
+from fedloom.image_model import chunks
+from fedloom.randomness import numpy_generator
+from fedloom.task import group_of_clients
+from fedloom.trained import TrainedRun
+from fedloom.trained_model import TrainedModel
+
+CLASSES = 10
+"""Classes of a picture: more cannot be told apart by colour."""
+CLIENTS = 40
+"""Clients whose networks are looked through in one picture."""
+EACH = 200
+"""Samples of one client."""
+CHOSEN = 6
+"""Clients with a picture of their own."""
+LEAST = 12
+"""Samples without which a picture says nothing."""
+STYLE = "style"
+"""A part of this name is a client's style network (FedStyle)."""
+
+
+@dataclass
+class Map:
+    """Representations in the plane."""
+
+    what: str
+    x: list[float]
+    y: list[float]
+    labels: list[int]
+    names: dict[int, str]
+    """Of the labels."""
+    separation: float | None
+    """Silhouette of the labels in the representation itself, by cosine distance; not in the plane."""
+    within: float | None = None
+    """The same inside each client's own space: the mean over samples. A global network may be everybody's own."""
+
+
+class Viewer:
+    """Looks at test samples through the global network and through clients' own."""
+
+    def __init__(self, trained: TrainedRun, evaluated: Sequence[int], points: int):
+        self.trained, self.task, self.points = trained, trained.task, points
+        self._labels = self.task.dataset.labels.numpy()
+        self._rng = numpy_generator(trained.recipe.seed, "report")
+        tests = self.task.federation.test
+        able = [client for client in evaluated if len(tests[client])]
+        self.clients = sorted(int(c) for c in self._some(np.array(able, int), CLIENTS))
+        drawn = {client: self._some(tests[client], EACH) for client in self.clients}
+        every = np.concatenate([self._labels[s] for s in drawn.values()]) if drawn else np.empty(0, int)
+        seen, times = np.unique(every, return_counts=True)
+        kept = seen[np.argsort(-times, kind="stable")[:CLASSES]]
+        self.samples = {client: s[np.isin(self._labels[s], kept)] for client, s in drawn.items()}
+
+    def together(self) -> Iterator[Map]:
+        """Samples of all clients: as the global network sees them, and each as its client's own does."""
+        mine = [np.full(len(s), client) for client, s in self.samples.items()]
+        if not mine:
+            return
+        owners, positions = np.concatenate(mine), np.concatenate(list(self.samples.values()))
+        shown = np.sort(self._some(np.arange(len(positions)), self.points))
+        labels = self._labels[positions]
+        shared = self._global()
+        z = None if shared is None else self._features(shared.features, positions)
+        try:
+            own = np.concatenate([self._features(self._own(c).features, s) for c, s in self.samples.items()])
+        except UserError:  # no personal models were kept
+            if z is not None:
+                yield from self._map("global", z, labels, shown)
+            raise
+        within = _within(own, labels, owners)
+        same = z is not None and np.allclose(z, own, rtol=1e-3, atol=1e-5)  # personal heads on one network
+        if z is not None:
+            yield from self._map("global", z, labels, shown, within if same else None)
+        if not same:
+            yield from self._map("clients' own", own, labels, shown, within)
+
+    def one_by_one(self) -> list[Map]:
+        """Some clients' local data through their own network, from many classes to few (RepPer's Fig. 4)."""
+        federation = self.task.federation
+        local = {c: np.concatenate([federation.train[c], federation.test[c]]) for c in self.clients}
+        rich = sorted(
+            (c for c in self.clients if len(local[c]) >= LEAST), key=lambda c: -len(np.unique(self._labels[local[c]]))
+        )
+        picked = np.unique(np.linspace(0, len(rich) - 1, min(CHOSEN, len(rich))).round().astype(int))
+        maps: list[Map] = []
+        for client in (rich[i] for i in picked):
+            positions = np.sort(self._some(local[client], EACH))
+            z = self._features(self._own(client).features, positions)
+            maps += self._map(f"client {client}", z, self._labels[positions], np.arange(len(positions)))
+        return maps
+
+    def styles(self) -> list[Map]:
+        """What each client's style network says, where a method has one (FedStyle's Fig. 4): labels are clients."""
+        if not self.clients or not hasattr(self._own(self.clients[0]).parts, STYLE):
+            return []
+        names = self.task.dataset.group_names
+        groups = group_of_clients(self.task)
+        by_style = len(names) > 1
+        chosen = self.clients if by_style else self.clients[:CLASSES]
+        z = np.concatenate([self._features(self._style(self._own(c)), self.samples[c]) for c in chosen])
+        labels = np.concatenate([np.full(len(self.samples[c]), groups[c] if by_style else c) for c in chosen])
+        told = {int(v): names[v] if by_style else f"client {v}" for v in np.unique(labels)}
+        shown = np.sort(self._some(np.arange(len(z)), self.points))
+        return list(self._map("styles", z, labels, shown, names=told))
+
+    def _style(self, model: TrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+        def of(images: torch.Tensor) -> torch.Tensor:
+            z: torch.Tensor = getattr(model.parts, STYLE)(model.prepared(images))
+            return z
+
+        return of
+
+    def _global(self) -> TrainedModel | None:
+        trained = self.trained
+        style = trained.styles[0] if trained.method.has_global and trained.method.overrides("generalise") else None
+        try:
+            return trained.global_model(style)
+        except UserError:  # it shares no representation
+            return None
+
+    def _own(self, client: int) -> TrainedModel:
+        if client not in self._models:
+            self._models[client] = self.trained.personal(client)
+        return self._models[client]
+
+    @cached_property
+    def _models(self) -> dict[int, TrainedModel]:
+        return {}
+
+    @torch.no_grad()
+    def _features(self, represent: Callable[[torch.Tensor], torch.Tensor], positions: np.ndarray) -> np.ndarray:
+        images = self.task.dataset.images[torch.from_numpy(positions)]
+        return torch.cat([represent(chunk).float() for chunk in chunks(images)]).cpu().numpy()
+
+    def _some(self, values: np.ndarray, count: int) -> np.ndarray:
+        return values if len(values) <= count else self._rng.choice(values, count, replace=False)
+
+    def _map(
+        self, what: str, z: np.ndarray, labels: np.ndarray, shown: np.ndarray, within: float | None = None,
+        names: dict[int, str] | None = None,
+    ) -> Iterator[Map]:  # fmt: skip
+        """Nothing where there is nothing to see: too few samples, a network that diverged or says the same of all."""
+        if len(shown) < LEAST or not np.isfinite(z).all() or np.ptp(z[shown], axis=0).max() < 1e-9:
+            return
+        plane = in_the_plane(z[shown])
+        names = names or {int(k): self.task.dataset.classes[k] for k in np.unique(labels[shown])}
+        x, y = plane[:, 0].tolist(), plane[:, 1].tolist()
+        yield Map(what, x, y, labels[shown].tolist(), names, silhouette(z, labels), within)
+
+
+def _within(z: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> float | None:
+    """Each client's separation in its own space, weighted by its samples."""
+    scores = [(silhouette(z[owners == c], labels[owners == c]), int((owners == c).sum())) for c in np.unique(owners)]
+    known = [(score, count) for score, count in scores if score is not None]
+    return sum(score * count for score, count in known) / sum(count for _, count in known) if known else None
+
+
+def in_the_plane(z: np.ndarray) -> np.ndarray:
+    """t-SNE of directions: lengths differ between clients and say little."""
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    directions = z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
+    tsne = TSNE(perplexity=min(30, (len(z) - 1) / 3), init="pca", random_state=0)
+    with threadpool_limits(1):  # a few hundred points; on a busy machine many threads took minutes for them
+        plane = tsne.fit_transform(directions)
+    return np.asarray(plane, float)
+
+
+def silhouette(z: np.ndarray, labels: np.ndarray) -> float | None:
+    """From −1 to 1: how much nearer samples are to their own class than to the next; None where there is no next."""
+    from sklearn.metrics import silhouette_score
+
+    if not 1 < len(np.unique(labels)) < len(labels):
+        return None
+    return float(silhouette_score(z, labels, metric="cosine"))

@@ -1,0 +1,110 @@
+"""The page's figures as PNG files, for papers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.errors import UserError
+from fedloom.report.page.figure import Axis, Figure, Marks, Page, Section, Switch
+
+INK, SOFT, GRID = "#1d2730", "#5b6873", "#e3e8eb"
+PIXELS = 96
+"""Of a screen, per inch: sizes and heights of the page are in them."""
+
+
+def write_pngs(page: Page, folder: Path) -> list[Path]:
+    """One file per figure, named after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [_write(figure, section, page, folder) for section in page.sections for figure in section.figures]
+    except OSError as error:
+        raise UserError(f"--png {folder}: cannot be written: {error.strerror}; for example --png figures") from error
+
+
+def _write(figure: Figure, section: Section, page: Page, folder: Path) -> Path:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    width = 11.0 if figure.wide else 3.2 if figure.square else 5.6
+    height = 3.2 if figure.square else figure.height / PIXELS
+    canvas = Canvas(figsize=(width, height), layout="constrained", facecolor="white")
+    FigureCanvasAgg(canvas)
+    axes = canvas.subplots()
+    axes.set_title(figure.title, fontsize=11, fontweight="bold", color=INK, loc="left")
+    for name in ("top", "right", "left", "bottom"):
+        axes.spines[name].set_visible(False)
+    axes.tick_params(length=0, labelsize=9, labelcolor=SOFT)
+    axes.set_axisbelow(True)
+    bars = [marks for marks in figure.marks if marks.kind == "bars"]
+    axes.grid(axis="y" if bars else "both", color=GRID, linewidth=0.7)
+    for marks in figure.marks:
+        _draw(axes, marks, bars, band="band" not in section.hidden)
+    _dress(axes.xaxis, axes.set_xscale, figure.x, 22 if figure.wide else 12)
+    _dress(axes.yaxis, axes.set_yscale, figure.y, 34)
+    if figure.square:
+        axes.set_xlabel(figure.note, fontsize=9, color=SOFT)
+    _legend(canvas, figure, section, page)
+    path = folder / f"{figure.name}.png"
+    canvas.savefig(path, dpi=200)
+    return path
+
+
+def _draw(axes: Any, marks: Marks, bars: list[Marks], band: bool) -> None:
+    x, y = np.array(marks.x, float), np.array(marks.y, float)
+    low, high = (None if v is None else np.array(v, float) for v in (marks.low, marks.high))
+    if marks.kind == "line":
+        axes.plot(x, y, color=marks.colour, linewidth=1.6, linestyle="--" if marks.dashed else "-", marker=".")
+        if band and low is not None:
+            axes.fill_between(x, low, high, color=marks.colour, alpha=0.14, linewidth=0)
+    elif marks.kind == "bars":
+        width = 0.8 / len(bars)
+        x = x + width * (next(n for n, other in enumerate(bars) if other is marks) + 0.5) - 0.4
+        pale = marks.pale or [False] * len(x)
+        axes.bar(x, y, width * 0.95, color=[_mixed(marks.colour, 0.45 if p else 1.0) for p in pale])
+        if low is not None and high is not None:
+            axes.errorbar(x, y, [y - low, high - y], fmt="none", ecolor=SOFT, elinewidth=0.8, capsize=2)
+    else:
+        sizes = np.array(marks.sizes or [7], float) * 72 / PIXELS
+        face, edge = ("white", marks.colour) if marks.hollow else (marks.colour, "white")
+        line = 1.6 if marks.hollow else 0.3
+        alpha = 0.5 if marks.pale else None if marks.hollow else 0.88
+        axes.scatter(x, y, s=sizes**2, c=face, edgecolors=edge, linewidths=line, alpha=alpha, zorder=3)
+
+
+def _mixed(colour: str, share: float) -> tuple[float, ...]:
+    return tuple(share * int(colour[i : i + 2], 16) / 255 + 1 - share for i in (1, 3, 5))
+
+
+def _dress(axis: Any, scale: Any, described: Axis, room: int) -> None:
+    """Titles, ticks and names of an axis."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    axis.set_label_text(described.title, fontsize=9, color=SOFT)
+    if described.bare:
+        axis.set_ticks([])
+    elif described.labels is not None:
+        step = max(1, -(-len(described.labels) // room))
+        axis.set_ticks(range(0, len(described.labels), step), described.labels[::step])
+    elif described.log:
+        scale("log")
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    else:
+        axis.set_major_locator(MaxNLocator(6, integer=described.whole))
+        if described.percent:
+            axis.set_major_formatter(lambda value, _: f"{value:.0f}%")
+
+
+def _legend(canvas: Any, figure: Figure, section: Section, page: Page) -> None:
+    """What colours mean, beside the figure, where there are several."""
+    from matplotlib.lines import Line2D
+
+    used = {group for marks in figure.marks for group in marks.groups}
+    local = [switch for switch in section.legend if switch.group in used]
+    shown: list[Switch] = local or [switch for switch in page.legend if switch.group in used]
+    if len(shown) < 2:
+        return
+    handles = [Line2D([], [], linestyle="", marker="o", color=switch.colour, label=switch.name) for switch in shown]
+    canvas.legend(handles=handles, loc="outside right center", frameon=False, fontsize=8, labelcolor=INK)

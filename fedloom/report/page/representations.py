@@ -1,0 +1,94 @@
+"""How models see the data: t-SNE of representations with a separation score beside (RepPer's Fig. 1 and 4)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedloom.report.page.classes import why_missing
+from fedloom.report.page.figure import Axis, Cell, Column, Figure, Marks, Section, Switch, Table, colour, slug
+from fedloom.report.page.insight import Insight
+from fedloom.report.page.maps import Map
+from fedloom.report.page.runs import Entry
+
+SCORE = "silhouette, from −1 to 1: how much nearer a sample is to its own class than to the next (cosine distance)"
+
+
+def representations(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Section:
+    """A picture per network, a colour per class."""
+    section = Section("representations", "Representations")
+    maps = [(i, entry, found) for i, entry in enumerate(entries) for found in _of(entry, insights).maps]
+    if not maps:
+        section.missing = "There is no t-SNE: " + why_missing(entries, insights)
+        return section
+    section.text = (
+        "t-SNE of test samples (client by client: of all its data). The separation score is measured on the "
+        "representation itself, not in the plane."
+    )
+    order = sorted({label for _, _, found in maps for label in found.labels})
+    names = {label: name for _, _, found in maps for label, name in found.names.items()}
+    section.legend = [Switch(f"class:{label}", names[label], colour(n)) for n, label in enumerate(order)]
+    section.figures = [_figure(i, entry, found, order, "class") for i, entry, found in maps]
+    section.tables = [_scores(entries, insights)]
+    if problem := next((p for entry in entries if (p := _of(entry, insights).problem)), ""):
+        section.missing = "Some are not shown: " + problem
+    return section
+
+
+def styles(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Section | None:
+    """What style networks have learnt, coloured by client or style."""
+    maps = [(i, entry, found) for i, entry in enumerate(entries) for found in _of(entry, insights).styles]
+    if not maps:
+        return None
+    section = Section("styles", "Styles", "t-SNE of style features of test samples: who has the same style?")
+    order = sorted({label for _, _, found in maps for label in found.labels})
+    names = {label: name for _, _, found in maps for label, name in found.names.items()}
+    section.legend = [Switch(f"style:{label}", names[label], colour(n)) for n, label in enumerate(order)]
+    section.figures = [_figure(i, entry, found, order, "style") for i, entry, found in maps]
+    return section
+
+
+def _of(entry: Entry, insights: Mapping[Path, Insight]) -> Insight:
+    return insights.get(entry.first.path) or Insight()
+
+
+def _figure(i: int, entry: Entry, found: Map, order: Sequence[int], kind: str) -> Figure:
+    labels = np.array(found.labels)
+    marks = []
+    for n, label in enumerate(order):
+        mine = np.flatnonzero(labels == label)
+        if len(mine):
+            told = [f"{kind} {found.names[label]}" if kind == "class" else found.names[label]] * len(mine)
+            x, y = [found.x[p] for p in mine], [found.y[p] for p in mine]
+            groups = [entry.group, f"{kind}:{label}"]
+            marks.append(Marks("dots", found.names[label], x, y, colour(n), groups, sizes=[6], text=told))
+    plain = Axis(bare=True)
+    name = slug("representations" if kind == "class" else "styles", str(i), entry.label, found.what)
+    title = f"{entry.label}, {found.what}" if kind == "class" else entry.label
+    return Figure(name, title, plain, plain, marks, f"separation {_told(found.separation)}", square=True)
+
+
+def _scores(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Table:
+    """A row per method: global, clients' own together, within clients."""
+    rows, groups, colours = [], [], []
+    for i, entry in enumerate(entries):
+        by_name = {found.what: found for found in _of(entry, insights).maps}
+        if not by_name:
+            continue
+        shared = by_name.get("global")
+        own = by_name.get("clients' own") or (shared if shared and shared.within is not None else None)
+        values = [shared.separation if shared else None, *((own.separation, own.within) if own else (None, None))]
+        rows.append([Cell(entry.label, entry.label), *(Cell(_told(value), value) for value in values)])
+        groups.append(entry.group)
+        colours.append(colour(i))
+    columns = [
+        Column("separation of classes"),
+        Column("global network", SCORE),
+        Column("clients' own, together", SCORE + "; all clients' samples, each through its own network"),
+        Column("clients' own, within", SCORE + "; inside each client, then the mean over samples"),
+    ]
+    return Table("separation", columns, rows, groups, colours, f"The {SCORE}. Of the first seed.")
+
+
+def _told(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}".replace("-", "−")

@@ -1,0 +1,82 @@
+"""Separation scores by hand, and what real runs give to look at."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import tiny_run
+
+import fedloom
+from fedloom.report.page.insight import Insights
+from fedloom.report.page.maps import _within, in_the_plane, silhouette
+from fedloom.report.page.runs import entries_of, read_runs
+
+
+def test_separation_by_hand():
+    """Cosine distances 0 within a class and 1 between: silhouette 1; the other way round: −1/2 and below."""
+    z = np.array([[1.0, 0], [2, 0], [0, 1], [0, 3]])
+    assert silhouette(z, np.array([0, 0, 1, 1])) == pytest.approx(1)
+    assert silhouette(z, np.array([0, 1, 0, 1])) == pytest.approx(-0.5)
+    assert silhouette(z, np.array([0, 0, 0, 0])) is None
+    assert silhouette(z, np.array([0, 1, 2, 3])) is None
+
+
+def test_within_clients_is_weighted_by_samples():
+    z = np.array([[1.0, 0], [1, 0], [0, 1], [0, 1], [1, 0], [1, 0], [0, 1], [0, 1], [1, 1]])
+    labels = np.array([0, 0, 1, 1, 0, 1, 0, 1, 0])
+    owners = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2])
+    assert _within(z, labels, owners) == pytest.approx((4 * 1 + 4 * -0.5) / 8)
+
+
+def test_neighbours_stay_neighbours_in_the_plane():
+    rng = np.random.default_rng(0)
+    z = np.concatenate([rng.normal(centre, 0.05, (20, 3)) for centre in ([1, 0, 0], [0, 1, 0])])
+    plane = in_the_plane(z)
+    assert plane.shape == (40, 2)
+    assert silhouette(plane - plane.mean(0), np.repeat([0, 1], 20)) > 0.5
+
+
+FIELDS = {
+    "data": "digits", "data.limit": 300, "clients": 4, "rounds": 1, "engine": "inline", "model": "mlp", "epochs": 1,
+    "partition": "dirichlet:1",
+}  # fmt: skip
+
+
+def insight(method, points=60, **fields):
+    fedloom.run(method=method, out="run", **FIELDS | fields)
+    entries = entries_of(read_runs([Path("run")]))
+    (found,) = Insights(points).of(entries).values()
+    return found
+
+
+def test_a_shared_network_is_seen_once_and_clients_one_by_one():
+    found = insight("fedavg")
+    assert found.problem == ""
+    assert [m.what for m in found.maps[:1]] == ["global"]
+    assert all(m.what.startswith("client ") for m in found.maps[1:]) and len(found.maps) == 5
+    assert found.maps[0].within is not None
+    assert len(found.maps[0].x) == 60
+    assert np.array(found.holdings.counts).shape == (4, 10)
+
+
+def test_local_has_no_global_network():
+    assert [m.what for m in insight("local").maps if not m.what.startswith("client ")] == ["clients' own"]
+
+
+def test_styles_are_seen_where_there_are_style_networks():
+    found = insight({"name": "fedstyle", "style_epochs": 1, "head_epochs": 1, "head_steps": 1})
+    assert set(found.styles[0].names.values()) == {f"client {c}" for c in range(4)}
+    assert {m.what for m in found.maps} >= {"global", "clients' own"}
+
+
+def test_what_was_not_kept_is_told_and_the_rest_shown():
+    found = insight("fedper", **{"storage.personal_models": False})
+    assert "storage.personal_models was off" in found.problem
+    assert [m.what for m in found.maps] == ["global"]
+    assert found.holdings is not None
+
+
+def test_data_that_are_not_there_are_told(tmp_path):
+    tiny_run("fedavg", out=str(tmp_path / "run"))  # its data were made in Python: nobody finds them again
+    (found,) = Insights().of(entries_of(read_runs([tmp_path / "run"]))).values()
+    assert found.problem and found.holdings is None

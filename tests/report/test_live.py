@@ -1,0 +1,124 @@
+"""The page of a run as it goes: served to this machine alone, told of every change, ended by Ctrl-C."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+from written import evaluated, write_run
+
+from fedloom.errors import UserError
+from fedloom.report.live import Live
+from fedloom.report.page.insight import Insights
+
+WAIT = 60
+"""Seconds, on a busy machine."""
+
+
+def serve(path: Path, **options) -> Live:
+    return Live([path], insights=Insights(unfinished=False), **options)
+
+
+def ask(live: Live, path: str, **headers: str):
+    connection = HTTPConnection("127.0.0.1", live.port, timeout=WAIT)
+    connection.request("GET", path, headers=headers)
+    return connection.getresponse()
+
+
+@contextmanager
+def events(live: Live):
+    """What a page hears, line by line, without the empty ones."""
+    answer = ask(live, "/events")
+    yield (line for line in iter(lambda: answer.readline().decode().strip(), None) if line)
+    answer.close()
+
+
+def add(run: Path, record: dict) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def test_pages_are_told_of_every_round(tmp_path):
+    run = tmp_path / "run"
+    with serve(run) as live:
+        assert json.loads(ask(live, "/data.json").read())["state"] == "waiting"
+        with events(live) as lines:
+            assert next(lines) == "retry: 1000"
+            assert next(lines).startswith("data:")
+            write_run(run, rounds=9)
+            for number in (1, 2):
+                assert next(lines).startswith("data:")
+                state = json.loads(ask(live, "/data.json").read())["state"]
+                assert state == f"round {number - 1} of 9"
+                add(run, evaluated(number, 0.5))
+            assert next(lines).startswith("data:")
+        assert b"<title>fedloom watch</title>" in ask(live, "/").read()
+
+
+def test_only_this_machine_is_served(tmp_path):
+    with serve(write_run(tmp_path / "run")) as live:
+        assert live._server.server_address[0] == "127.0.0.1"
+        assert ask(live, "/data.json", Host="elsewhere.example").status == 403
+        assert ask(live, "/data.json", Host=f"localhost:{live.port}").status == 200
+        assert ask(live, "/recipe.yaml").status == 404
+        assert ask(live, "/../run/recipe.yaml").status == 404
+
+
+def test_a_port_that_is_taken_is_refused_with_the_remedy(tmp_path):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=f"--port {port}: cannot be used.*leave it out"):
+            serve(tmp_path, port=port)
+
+
+def test_a_folder_that_cannot_be_read_is_told_and_comes_back(tmp_path):
+    run = write_run(tmp_path / "run", history=[evaluated(1, 0.5)])
+    recipe = (run / "recipe.yaml").read_text()
+    with serve(run) as live, events(live) as lines:
+        assert next(lines) == "retry: 1000"
+        (run / "recipe.yaml").write_text("seed: 1\n")
+        while "no run's recipe" not in json.loads(ask(live, "/data.json").read())["state"]:
+            next(lines)
+        (run / "recipe.yaml").write_text(recipe)
+        while json.loads(ask(live, "/data.json").read())["state"] != "round 1 of 2":
+            next(lines)
+
+
+@pytest.mark.parametrize("command", ["watch", "run"])
+def test_ctrl_c_ends_it_cleanly_after_the_run(command, tmp_path):
+    if command == "watch":
+        arguments = ["watch", str(write_run(tmp_path / "run"))]
+    else:
+        flags = "--method fedavg --data digits --clients 3 --rounds 1 --engine inline --out run --set data.limit=90"
+        arguments = ["run", "--watch", "--json", *flags.split(" ")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedloom", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    )  # fmt: skip
+    try:
+        said = ""
+        while "Ctrl-C ends it" not in said:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        port = int(re.search(r"http://127\.0\.0\.1:(\d+)/", said)[1])
+        connection = HTTPConnection("127.0.0.1", port, timeout=WAIT)
+        connection.request("GET", "/data.json")
+        assert connection.getresponse().status == 200
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=WAIT)
+        assert (process.returncode, "Traceback" in rest) == (0, False), rest
+        if command == "run":
+            assert json.loads(next(line for line in said.splitlines() if line.startswith("{")))["rounds"] == 1
+    finally:
+        process.kill()
