@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from fedloom.experiment import Experiment
-from fedloom.preparing import make_task
 from fedloom.raw import read_yaml
 from fedloom.recipe import Recipe
+from fedloom.runs.preparing import make_task
 
 RULES: dict[str, dict[str, Any] | None] = {
     "mean (no rule)": None,

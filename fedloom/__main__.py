@@ -1,6 +1,6 @@
 """`fedloom`, also as `python -m fedloom`."""
 
-from fedloom import outline
+from fedloom.completion import outline
 
 
 def main() -> None:

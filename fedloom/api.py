@@ -17,8 +17,8 @@ from fedloom.plugins import short
 from fedloom.raw import assign, read_yaml
 from fedloom.recipe import Recipe
 from fedloom.report.table import comparison_table
-from fedloom.resuming import ended, stored_recipe
-from fedloom.series import run_series
+from fedloom.runs.resuming import ended, stored_recipe
+from fedloom.runs.series import run_series
 from fedloom.storage.folder import RunFolder, write_json
 
 SHORT = {

@@ -12,35 +12,35 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from fedloom.attendance import Attendance
 from fedloom.engines import Engine, make_engine
 from fedloom.envelope import signature
 from fedloom.errors import UserError
 from fedloom.evaluation.evaluator import Answer, Evaluator
 from fedloom.evaluation.scores import Scores
 from fedloom.evaluation.summary import summary_of
-from fedloom.failures import RoundError
-from fedloom.interrupts import Interrupted, Interrupts
+from fedloom.failing.attendance import Attendance
+from fedloom.failing.failures import RoundError
 from fedloom.job import Job, Result
 from fedloom.lane import Setup
-from fedloom.ledger import FILE as LEDGER
-from fedloom.ledger import Ledger
 from fedloom.message import Message
 from fedloom.parts import State
-from fedloom.preparing import make_task
 from fedloom.randomness import numpy_generator
 from fedloom.recipe import Recipe
 from fedloom.report.log import logging_to
 from fedloom.report.writers import Writers, refuse_missing
-from fedloom.resuming import ended, fingerprint, refuse_other_data, tell_other_versions
 from fedloom.room import refuse_model_without_room
+from fedloom.runs.interrupts import Interrupted, Interrupts
+from fedloom.runs.preparing import make_task
+from fedloom.runs.resuming import ended, fingerprint, refuse_other_data, tell_other_versions
 from fedloom.server import Server
 from fedloom.storage.checkpoint import Checkpoints
 from fedloom.storage.folder import SUMMARY, RunFolder, holds_run, without_nan
 from fedloom.storage.memory import ClientStore
 from fedloom.task import EVERYONE, Task, longest_first
-from fedloom.trained import TASK, task_facts
-from fedloom.trust import Trust
+from fedloom.trust.ledger import FILE as LEDGER
+from fedloom.trust.ledger import Ledger
+from fedloom.trust.sections import Trust
+from fedloom.use.trained import TASK, task_facts
 
 Record = dict[str, Any]
 ATTEMPTS = 5

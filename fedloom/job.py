@@ -11,8 +11,8 @@ from torch import Tensor
 from fedloom.client import Client
 from fedloom.envelope import MessageError
 from fedloom.evaluation.scores import Scores, answers
-from fedloom.failures import Failure
-from fedloom.faults import Fault, befall, spoilt
+from fedloom.failing.failures import Failure
+from fedloom.failing.faults import Fault, befall, spoilt
 from fedloom.lane import Lane
 from fedloom.message import Message, pack, unpack
 from fedloom.parts import State, snapshot

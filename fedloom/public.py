@@ -9,11 +9,11 @@ from fedloom.message import Message
 from fedloom.methods import Method
 from fedloom.methods import get as method
 from fedloom.recipe import Recipe
+from fedloom.runs.sweeping import sweep
 from fedloom.server import Server
-from fedloom.sweeping import sweep
 from fedloom.task import Task
-from fedloom.trained import load
-from fedloom.trained_model import load_model
+from fedloom.use.trained import load
+from fedloom.use.trained_model import load_model
 
 __all__ = [
     "Batch", "Client", "Experiment", "Message", "Method", "Recipe", "Server", "Task", "UserError",

@@ -13,19 +13,20 @@ from fedloom.errors import UserError, nearest
 
 
 def shipped() -> dict[str, Traversable]:
-    """Recipes that come with the package, by name: `demo`, and each paper's common setting, `fedcrl/setting`.
+    """Recipes that come with the package, by name: `demo`, `sweeps/fedintr-mu`, and each paper's common setting.
 
     The other files in a paper's folder are its tables (`fedloom.reproduction`).
     """
     return dict(sorted(_recipes(files("fedloom") / "recipes")))
 
 
-def _recipes(folder: Traversable) -> Iterator[tuple[str, Traversable]]:
-    for entry in folder.iterdir():
-        if entry.is_dir() and (entry / "setting.yaml").is_file():
-            yield f"{entry.name}/setting", entry / "setting.yaml"
+def _recipes(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:
+    entries = list(folder.iterdir())
+    for entry in [e for e in entries if e.name == "setting.yaml"] or entries:
+        if entry.is_dir():
+            yield from _recipes(entry, f"{prefix}{entry.name}/")
         elif entry.name.endswith(".yaml"):
-            yield entry.name.removesuffix(".yaml"), entry
+            yield prefix + entry.name.removesuffix(".yaml"), entry
 
 
 def read_yaml(source: str | Path) -> dict[str, Any]:

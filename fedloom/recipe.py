@@ -16,19 +16,19 @@ from pydantic import (
 )
 
 from fedloom import methods, models, objectives, plugins
-from fedloom.attack import AttackSettings
 from fedloom.checking import Section, checked, refusal
-from fedloom.combination import RobustSettings
 from fedloom.data import parse_partition, parts
 from fedloom.data.augment import parse_augment
 from fedloom.data.federation import parse_split
 from fedloom.engines import ENGINES, EngineSettings, engine_class
 from fedloom.errors import UserError, nearest
-from fedloom.faults import Faults
+from fedloom.failing.faults import Faults
 from fedloom.plugins import short
-from fedloom.privacy import PrivacySettings
 from fedloom.raw import assign, read_assignment, read_yaml
 from fedloom.training import Training
+from fedloom.trust.attack import AttackSettings
+from fedloom.trust.combination import RobustSettings
+from fedloom.trust.privacy import PrivacySettings
 
 
 def _named(value: Any) -> Any:

@@ -11,7 +11,7 @@ from fedloom.checking import checked
 from fedloom.errors import UserError
 from fedloom.raw import assign, read_assignment, read_yaml, shipped
 from fedloom.recipe import Recipe
-from fedloom.sweeping import Sweep, settings
+from fedloom.runs.sweeping import Sweep, settings
 
 NAN, INF = float("nan"), float("inf")
 

@@ -9,11 +9,11 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from fedloom.interrupts import Interrupted
 from fedloom.plugins import short
 from fedloom.recipe import Recipe
 from fedloom.report.progress import RunProgress
 from fedloom.report.table import comparison_table
+from fedloom.runs.interrupts import Interrupted
 from fedloom.storage.folder import without_nan
 
 app = typer.Typer(

@@ -11,7 +11,7 @@ import typer
 import yaml
 from rich.table import Table
 
-from fedloom import api, methods, offers, plugins
+from fedloom import api, methods, plugins
 from fedloom.cli.base import app, err, out, show_json
 from fedloom.cli.options import (
     BatchSize,
@@ -33,14 +33,15 @@ from fedloom.cli.options import (
     Set,
     fields_of,
 )
+from fedloom.completion import offers
 from fedloom.data import describe
 from fedloom.data.plot import plot_federation
 from fedloom.errors import UserError
-from fedloom.ledger import read_ledger
-from fedloom.preparing import make_task
 from fedloom.recipe import Recipe
 from fedloom.report.ledger import ledger_lines
 from fedloom.report.methods import explain, list_one, method_info
+from fedloom.runs.preparing import make_task
+from fedloom.trust.ledger import read_ledger
 
 data_app = typer.Typer(help="Look at data.", no_args_is_help=True)
 app.add_typer(data_app, name="data")

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedloom import offers
+from fedloom.completion import offers
 from fedloom.errors import UserError
 from fedloom.raw import read_assignment
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedloom import api, offers
+from fedloom import api
 from fedloom.cli.base import app, show, watching
 from fedloom.cli.options import (
     BatchSize,
@@ -32,9 +32,10 @@ from fedloom.cli.options import (
 )
 from fedloom.cli.report import live_page
 from fedloom.cli.sweep import go_on
+from fedloom.completion import offers
 from fedloom.recipe import Recipe
+from fedloom.runs.sweeping import holds_sweep
 from fedloom.storage.folder import RunFolder
-from fedloom.sweeping import holds_sweep
 
 
 @app.command()

@@ -8,15 +8,15 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fedloom.adapting import HEADS, STEPS, Adaptation, adapt
 from fedloom.cli.base import app, err, out, show_json
 from fedloom.cli.options import DataDir, Json
 from fedloom.errors import UserError, nearest
 from fedloom.evaluation.newcomers import evaluate_newcomers, from_dataset, held_out
-from fedloom.exporting import SUFFIXES, export
-from fedloom.pictures import Pictures, find_pictures, labelled_pictures, read_pictures
-from fedloom.trained import TrainedRun, load
-from fedloom.trained_model import AVERAGED, TrainedModel, load_model
+from fedloom.use.adapting import HEADS, STEPS, Adaptation, adapt
+from fedloom.use.exporting import SUFFIXES, export
+from fedloom.use.pictures import Pictures, find_pictures, labelled_pictures, read_pictures
+from fedloom.use.trained import TrainedRun, load
+from fedloom.use.trained_model import AVERAGED, TrainedModel, load_model
 
 SOME_SKIPPED = 3
 """Exit code when some pictures could not be read; the others were answered."""

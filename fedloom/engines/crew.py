@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.errors import RunError
-from fedloom.failures import Failure
+from fedloom.failing.failures import Failure
 from fedloom.job import Job, Result
 from fedloom.lane import Setup
 

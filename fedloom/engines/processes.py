@@ -23,11 +23,11 @@ import torch.multiprocessing as multiprocessing
 from fedloom.engines.base import EngineSettings
 from fedloom.engines.crew import Crew, Given, Member, WorkerError
 from fedloom.envelope import MessageError
-from fedloom.failures import Failure
-from fedloom.interrupts import ignore_in_worker
+from fedloom.failing.failures import Failure
 from fedloom.job import Job, Result, attempt
 from fedloom.lane import Arithmetic, Lane, Setup
 from fedloom.message import Message
+from fedloom.runs.interrupts import ignore_in_worker
 
 CRASHED = 70
 """Exit code of a worker that the recipe's `faults` let crash."""

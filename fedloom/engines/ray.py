@@ -18,7 +18,7 @@ from fedloom.engines.lanes import LANES, Lanes
 from fedloom.engines.parcel import Parcel, pack, unpack
 from fedloom.engines.ray_session import connected, import_ray
 from fedloom.errors import UserError
-from fedloom.failures import Failure
+from fedloom.failing.failures import Failure
 from fedloom.job import Job, Result
 from fedloom.lane import Arithmetic, Setup
 from fedloom.message import Message

@@ -14,7 +14,7 @@ from typing import Any
 from fedloom.engines.base import EngineSettings
 from fedloom.engines.processes import cores
 from fedloom.errors import UserError
-from fedloom.interrupts import SIGNALS
+from fedloom.runs.interrupts import SIGNALS
 
 
 def import_ray() -> Any:

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from fedloom import methods, objectives
-from fedloom.adapting import STEPS, HeadFitter
 from fedloom.data import Dataset, federate, limit, load
 from fedloom.data.augment import parse_augment
 from fedloom.data.dataset import resize
 from fedloom.errors import UserError
-from fedloom.image_model import chunks
 from fedloom.job import Job, perform
 from fedloom.lane import Lane, Setup
 from fedloom.message import Message
 from fedloom.methods.heads import Head
 from fedloom.task import Task
-from fedloom.trained import TrainedRun
-from fedloom.trained_model import AVERAGED, TrainedModel
+from fedloom.use.adapting import STEPS, HeadFitter
+from fedloom.use.image_model import chunks
+from fedloom.use.trained import TrainedRun
+from fedloom.use.trained_model import AVERAGED, TrainedModel
 
 Record = dict[str, Any]
 GLOBAL, ALONE = "global", "alone"

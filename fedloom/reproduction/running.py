@@ -11,12 +11,12 @@ from time import monotonic, sleep
 from typing import Any
 
 from fedloom import api
-from fedloom.interrupts import Interrupted
 from fedloom.raw import assign
 from fedloom.recipe import Recipe
 from fedloom.reproduction.results import RESULTS, Result, note_machine, read, result_of, store
 from fedloom.reproduction.table import Cell, cells_of, load_table, recipe_key, run_name, table_names
-from fedloom.resuming import is_free
+from fedloom.runs.interrupts import Interrupted
+from fedloom.runs.resuming import is_free
 
 RUNS = Path("runs") / "reproduce"
 KEPT: dict[str, Any] = {"storage.personal_models": False, "storage.checkpoint_every": 25}

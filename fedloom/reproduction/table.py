@@ -19,7 +19,7 @@ from fedloom.checking import Section, checked, refusal
 from fedloom.errors import UserError, nearest
 from fedloom.raw import assign, parse_yaml, read_assignment, read_yaml
 from fedloom.recipe import Recipe
-from fedloom.resuming import flat, is_free
+from fedloom.runs.resuming import flat, is_free
 
 PAPERS = ("fedintr", "fedcrc", "fedcrl", "repper", "fedstyle")
 """In the order in which they are run: cheap ones first."""

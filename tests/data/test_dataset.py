@@ -5,8 +5,8 @@ import torch
 
 from fedloom.data import Dataset, combine, limit, resize
 from fedloom.errors import UserError
-from fedloom.preparing import load_dataset
 from fedloom.recipe import Recipe
+from fedloom.runs.preparing import load_dataset
 
 
 def make(

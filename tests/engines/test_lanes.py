@@ -12,8 +12,8 @@ from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run, tiny_task,
 from fedloom import methods
 from fedloom.engines import lanes as module
 from fedloom.errors import UserError
-from fedloom.interrupts import Interrupted
 from fedloom.methods import REGISTRY
+from fedloom.runs.interrupts import Interrupted
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 METHODS = [*sorted(REGISTRY), "fedavg+ft"]

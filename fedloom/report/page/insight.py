@@ -10,11 +10,11 @@ import numpy as np
 from fedloom.data import Dataset
 from fedloom.data.federation import counts
 from fedloom.errors import UserError
-from fedloom.preparing import load_dataset, make_task
 from fedloom.report.page.maps import Map, Viewer
 from fedloom.report.page.runs import Entry, Run
+from fedloom.runs.preparing import load_dataset, make_task
 from fedloom.task import Task, group_of_clients
-from fedloom.trained import TrainedRun
+from fedloom.use.trained import TrainedRun
 
 POINTS = 400
 """Of a t-SNE, unless said otherwise."""

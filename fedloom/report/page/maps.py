@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from fedloom.errors import UserError
-from fedloom.image_model import chunks
 from fedloom.randomness import numpy_generator
 from fedloom.task import group_of_clients
-from fedloom.trained import TrainedRun
-from fedloom.trained_model import TrainedModel
+from fedloom.use.image_model import chunks
+from fedloom.use.trained import TrainedRun
+from fedloom.use.trained_model import TrainedModel
 
 CLASSES = 10
 """Classes of a picture: more cannot be told apart by colour."""

@@ -11,7 +11,7 @@ from typing import Any
 from fedloom.errors import UserError
 from fedloom.evaluation.summary import summary_of
 from fedloom.raw import read_yaml
-from fedloom.resuming import FREE, flat
+from fedloom.runs.resuming import FREE, flat
 from fedloom.storage.folder import RECIPE, finished, holds_run
 
 Record = dict[str, Any]

@@ -1,0 +1,1 @@
+"""Clients that fail: on purpose, by accident, and whose answers count."""

@@ -1,0 +1,1 @@
+"""Runs around the round loop: prepared, interrupted, resumed, several in a folder."""

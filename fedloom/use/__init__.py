@@ -1,0 +1,1 @@
+"""What was trained, in use: loading, predicting, adapting to a newcomer, exporting."""

@@ -1,0 +1,26 @@
+"""What methods do with messages is found out before anything runs."""
+
+import pytest
+
+from fedloom.methods import REGISTRY, get
+from fedloom.methods.fedavg import FedAvg
+from fedloom.trust.rehearsal import use_of_messages
+
+
+class Unready(FedAvg, abstract=True):
+    def combine(self, server, messages):
+        raise KeyError("what a rehearsal has not")
+
+
+READS = {"fedamp", "fedgh", "fedpac"}
+ADDS_UP = {"fedcrl", "fedproto", "scaffold"}
+
+
+@pytest.mark.parametrize("method", sorted(REGISTRY))
+def test_the_use_of_messages_is_known(method):
+    expected = "reads" if method in READS else "adds up" if method in ADDS_UP else "averages"
+    assert use_of_messages(get(method)) == expected
+
+
+def test_a_combine_that_fails_in_the_rehearsal_is_unknown():
+    assert use_of_messages(Unready()) == "unknown"
