@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedloom.attendance import Attendance
-from fedloom.engines import Engine, make_engine
+from fedloom.engines import Engine, EngineSettings, make_engine
 from fedloom.envelope import signature
 from fedloom.errors import UserError
 from fedloom.evaluation.evaluator import Answer, Evaluator
@@ -47,8 +47,16 @@ ATTEMPTS = 5
 class Experiment:
     """One run of a recipe. `run()` goes through all rounds; `on_round` is told of each as it ends."""
 
-    def __init__(self, recipe: Recipe, *, task: Task | None = None, on_round: Callable[[Record], None] | None = None):
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        task: Task | None = None,
+        on_round: Callable[[Record], None] | None = None,
+        engine: Callable[[Setup, EngineSettings], Engine] = make_engine,
+    ):
         self.recipe = recipe
+        self._make_engine = engine
         self.task = replace(task, objective=recipe.make_objective()) if task else make_task(recipe)
         self.method = recipe.make_method()
         self.on_round = on_round
@@ -93,7 +101,7 @@ class Experiment:
         self.history = []
         budget = self.recipe.storage.memory_mb * 2**20
         with (
-            make_engine(self.setup, self.recipe.engine) as engine,
+            self._make_engine(self.setup, self.recipe.engine) as engine,
             closing(RunFolder(out, resume=resume)) as self.folder,
             logging_to(self.folder.path / "log.txt"),
             closing(ClientStore(budget // 2, inside=self.folder.path)) as self.memory,

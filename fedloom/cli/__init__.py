@@ -4,11 +4,11 @@ import sys
 
 from rich.markup import escape
 
-from fedloom.cli import look, run
+from fedloom.cli import deploy, look, run
 from fedloom.cli.base import app, err
 from fedloom.errors import RunError, UserError
 
-__all__ = ["app", "look", "main", "run"]
+__all__ = ["app", "deploy", "look", "main", "run"]
 
 
 def main() -> None:
