@@ -1,6 +1,7 @@
 """`fedloom deploy …`: a federation of organisations, over Flower. Flower itself is imported only when it is needed."""
 
 import logging
+import os
 import signal
 import sys
 from datetime import datetime
@@ -12,6 +13,7 @@ import typer
 
 from fedloom.cli.base import app, err, out, show, show_json
 from fedloom.cli.options import Json, Set
+from fedloom.deploy.launch import quiet
 from fedloom.errors import UserError
 from fedloom.recipe import Recipe
 from fedloom.storage.folder import finished
@@ -28,6 +30,7 @@ Folder = Annotated[Path, typer.Option("--folder", help="A folder that `fedloom d
 def _needs_flower() -> None:
     if find_spec("flwr") is None:
         raise UserError("fedloom deploy: needs Flower; pip install 'fedloom[flower]'")
+    os.environ.update(quiet())  # before anything of Flower's is imported
 
 
 @deploy_app.command()
@@ -159,18 +162,11 @@ def start(
 
       fedloom deploy start my.yaml --folder hospitals/server --name second --set training.rounds=50
     """
-    from fedloom.deploy.control import controlling
-    from fedloom.deploy.serving import await_run
-    from fedloom.deploy.terms import deployable
+    from fedloom.deploy.serving import await_run, begin
 
-    described = deployable(Recipe.load(recipe or folder / "recipe.yaml").with_(*(set_ or [])))
+    described = Recipe.load(recipe or folder / "recipe.yaml").with_(*(set_ or []))
     name = name or f"{datetime.now():%Y%m%d-%H%M%S}-{described.method.name}"
-    (folder / "recipes").mkdir(exist_ok=True)
-    (folder / "recipes" / f"{name}.yaml").write_text(described.with_(out=None).to_yaml(), encoding="utf-8")
-    with controlling(folder) as flower:
-        if busy := [run for run in flower.runs() if not run.over]:
-            raise UserError(f"run {busy[0].number} is under way: wait for it, or stop it (fedloom deploy stop)")
-        number = flower.start(name, wait=wait, timeout=client_timeout)
+    number = begin(folder, described, name, wait=wait, client_timeout=client_timeout)
     err.print(f"started: {name} (Flower's run {number})", highlight=False, markup=False)
     if detach:
         return

@@ -23,22 +23,25 @@ ROUND = "round"
 
 
 class Flower(Engine):
-    """An engine whose clients are organisations elsewhere.
+    """An engine whose clients are organisations elsewhere: each has `timeout` seconds for an answer.
 
+    Newcomers join between calls; where fewer than `needed` are left, they are waited for, `wait` seconds.
     What the experiment holds as a client's memory is only the number of the round that was accepted last: the memory
     itself never leaves the client.
     """
 
     name: ClassVar[str] = "flower"
 
-    def __init__(self, setup: Setup, settings: EngineSettings, fleet: Fleet, timeout: float):
+    def __init__(
+        self, setup: Setup, settings: EngineSettings, fleet: Fleet, *, needed: int, wait: float, timeout: float
+    ):
         super().__init__(setup, settings)
-        self.fleet, self.timeout = fleet, timeout
+        self.fleet, self.needed, self.wait, self.timeout = fleet, needed, wait, timeout
         self._limit = HEADER + 2 * sum(t.numel() * t.element_size() for t in self.home.sent.values())
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Sends everything, then takes answers one by one: Flower keeps those whose turn has not come."""
-        self.fleet.gather()
+        self.fleet.wait_for(self.needed, self.needed, self.wait)
         asked = [(job, [self._send(part) for part in _parts(job)]) for job in jobs]
         for job, requests in asked:
             yield _together(job, [self._result(job, one) for one in requests])

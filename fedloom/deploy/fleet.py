@@ -17,8 +17,8 @@ from fedloom.deploy.tasks import samples_elsewhere
 from fedloom.deploy.terms import Federation, fingerprint, language, refuse_other_language
 from fedloom.deploy.wire import name_of, opened, sealed
 from fedloom.envelope import LIMIT, MessageError, refuse_unless
-from fedloom.errors import RunError, UserError
-from fedloom.failures import Failure
+from fedloom.errors import UserError
+from fedloom.failures import Failure, RoundError
 from fedloom.job import Result
 from fedloom.message import is_count
 from fedloom.recipe import Recipe
@@ -69,6 +69,7 @@ class Fleet:
         here = set(self.grid.get_node_ids())
         present = {client: node for client, node in self._node_of.items() if node in here}
         self._joined = {client: node for client, node in self._joined.items() if client in present}
+        self._refused = {client: when for client, when in self._refused.items() if client in present}
         late = monotonic() - JOIN_SECONDS
         new = [c for c in present if c not in self._joined and self._refused.get(c, late) <= late]
         body = json.dumps(self.recipe.resolved()).encode()
@@ -85,16 +86,15 @@ class Fleet:
                 log.warning(f"{name} does not join: {failure.why}")
         return sorted(self._joined)
 
-    def wait_for(self, needed: int, seconds: float) -> None:
-        """Until all have joined; after so many seconds those who have must do, if they are enough."""
+    def wait_for(self, wanted: int, needed: int, seconds: float) -> None:
+        """Until so many as are wanted have joined; after some seconds those who are needed must do."""
         end = monotonic() + seconds
-        while len(joined := self.gather()) < len(self._node_of):
-            undecided = len(self._node_of) - len(joined) - len(self._refused)
-            if monotonic() > end or (undecided <= 0 and len(joined) >= needed):
-                break
+        while len(joined := self.gather()) < wanted and monotonic() < end:
+            if len(joined) >= needed and len(joined) + len(self._refused) >= len(self._node_of):
+                break  # nobody is undecided
             sleep(1)
         if len(joined) < needed:
-            raise RunError(
+            raise RoundError(
                 f"{len(joined)} of {len(self._node_of)} organisations have joined within {seconds:g} s, and "
                 f"training.min_clients = {needed}: start their clients, or lower it (`fedloom deploy status` shows who "
                 "is there; the server's log says who refused, and why)"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedloom.deploy.server import FOLDER
-
+FOLDER = "FEDLOOM_DEPLOY"
+"""The environment variable that tells the app at the server where its folder is."""
 GRACE_SECONDS = 10.0
 OFF = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -19,24 +19,29 @@ OFF = {
 LOCAL = "127.0.0.1,localhost,::1"
 
 
+def quiet() -> dict[str, str]:
+    """No telemetry, no asking for updates, no installing; what goes to this machine goes through no proxy."""
+    direct = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), LOCAL)))
+    return OFF | {"NO_PROXY": direct, "no_proxy": direct}
+
+
 def environment(folder: Path) -> dict[str, str]:
     """For a process of Flower's: quiet, with its own files inside the folder, and with this Python's commands."""
     commands = str(Path(sys.executable).parent)
-    return os.environ | OFF | {
+    return os.environ | quiet() | {
         FOLDER: str(folder.resolve()),
         "FLWR_HOME": str(folder.resolve() / ".flwr"),
         "PATH": f"{commands}{os.pathsep}{os.environ.get('PATH', '')}",
-        "NO_PROXY": LOCAL,
-        "no_proxy": LOCAL,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }  # fmt: skip
 
 
 @contextmanager
-def process(module: str, *arguments: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A module of ours as a process, in a session of its own; it is ended, kindly at first, when this one leaves."""
-    command = [sys.executable, "-m", module, "--parent-pid", str(os.getpid()), *arguments]
-    with (folder / f"{module.rpartition('.')[2]}.log").open("ab") as log:
+def process(script: str, *arguments: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A script of this package as a process; it is ended, kindly at first, when this one leaves, however that is."""
+    path = Path(__file__).with_name(f"{script}.py")
+    command = [sys.executable, "-P", str(path), str(os.getpid()), *arguments]
+    with (folder / f"{script}.log").open("ab") as log:
         child = subprocess.Popen(
             command, env=environment(folder), stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -62,12 +67,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def watch_parent(arguments: list[str]) -> list[str]:
-    """Takes `--parent-pid N` off the arguments, and ends this process when that one has gone, however it went."""
-    from flwr.supercore.app_utils import start_parent_process_monitor
-
-    place = arguments.index("--parent-pid")
-    start_parent_process_monitor(int(arguments[place + 1]))
-    return arguments[:place] + arguments[place + 2 :]

@@ -10,14 +10,13 @@ from flwr.serverapp import Grid, ServerApp
 from fedloom.deploy.certificates import read_key, read_public_key
 from fedloom.deploy.engine import Flower
 from fedloom.deploy.fleet import Fleet
+from fedloom.deploy.launch import FOLDER
 from fedloom.deploy.tasks import task_elsewhere
 from fedloom.deploy.terms import Federation, deployable
 from fedloom.experiment import Experiment
 from fedloom.recipe import Recipe
 from fedloom.report.log import LOGGER
 
-FOLDER = "FEDLOOM_DEPLOY"
-"""The environment variable by which `fedloom deploy server` tells its apps where they are."""
 server_app = ServerApp()
 
 
@@ -36,7 +35,7 @@ def run(grid: Grid, folder: Path, name: str, *, wait: float, timeout: float) -> 
     nodes = {int(node): names.index(one) for node, one in json.loads((folder / "nodes.json").read_text()).items()}
     keys = {c: read_public_key(folder / "organisations" / f"{one}.pub") for c, one in enumerate(names)}
     fleet = Fleet(grid, federation, nodes, keys, read_key(folder / "coordinator.key"), recipe, name)
-    fleet.wait_for(recipe.training.min_clients, wait)
+    fleet.wait_for(len(nodes), recipe.training.min_clients, wait)
     experiment = Experiment(
         # personal models stay with their clients; a checkpoint a round, so that clients need keep no older memory
         recipe.with_(
@@ -46,7 +45,9 @@ def run(grid: Grid, folder: Path, name: str, *, wait: float, timeout: float) -> 
             out=folder / "runs" / name,
         ),
         task=task_elsewhere(recipe, federation, fleet.train, fleet.test),
-        engine=lambda setup, settings: Flower(setup, settings, fleet, timeout),
+        engine=lambda setup, settings: Flower(
+            setup, settings, fleet, needed=recipe.training.min_clients, wait=wait, timeout=timeout
+        ),
         on_round=lambda record: LOGGER.info(f"round {record['round']} of {recipe.training.rounds}: {record}"),
     )
     experiment.run(resume=True)

@@ -1,6 +1,7 @@
 """`fedloom deploy server`: Flower's SuperLink with our doors, all organisations' keys registered."""
 
 import json
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -11,8 +12,9 @@ from time import monotonic, sleep
 from fedloom.deploy.certificates import LOOPBACK
 from fedloom.deploy.control import controlling
 from fedloom.deploy.launch import process
-from fedloom.deploy.terms import Federation
+from fedloom.deploy.terms import Federation, deployable
 from fedloom.errors import RunError, UserError
+from fedloom.recipe import Recipe
 from fedloom.storage.files import write_whole
 
 START_SECONDS = 60.0
@@ -49,7 +51,7 @@ def serve(
     asked = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: asked.set())
-    with process("fedloom.deploy.superlink", *arguments, folder=folder) as link:
+    with process("superlink", *arguments, folder=folder) as link:
         end, last = monotonic() + START_SECONDS, ""
         while True:
             if link.poll() is not None or monotonic() > end:
@@ -75,6 +77,19 @@ def ip_unspecified(host: str) -> bool:
         return ip_address(host).is_unspecified
     except ValueError:
         return False
+
+
+def begin(folder: Path, recipe: Recipe, name: str, *, wait: float = 60.0, client_timeout: float = 600.0) -> int:
+    """Starts a run on the server of this folder, or goes on with the one of this name; Flower's number of it."""
+    deployable(recipe)
+    if not re.fullmatch(r"[\w.+-]{1,100}", name) or name.startswith("."):
+        raise UserError(f"--name {name}: must be letters, digits, dots, dashes and plus signs")
+    (folder / "recipes").mkdir(exist_ok=True)
+    with controlling(folder) as flower:
+        if busy := [run for run in flower.runs() if not run.over]:
+            raise UserError(f"run {busy[0].number} is under way: wait for it, or stop it (fedloom deploy stop)")
+        write_whole(folder / "recipes" / f"{name}.yaml", recipe.with_(out=None).to_yaml().encode())
+        return flower.start(name, wait=wait, timeout=client_timeout)
 
 
 def await_run(folder: Path, number: int, seconds: float | None = None) -> None:

@@ -3,6 +3,7 @@
 Flower serves everything on one port: what organisations need (the Fleet API), and what starts runs and registers keys
 (the Control API), which asks nobody who they are. Here the first is all that the public door lets through; the second
 is on a door of its own, on loopback unless told otherwise, and asks for the token in the server's folder.
+Run as a script: it needs no torch.
 """
 
 import argparse
@@ -15,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from flwr.supercore.app_utils import start_parent_process_monitor
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
 from flwr.superlink.main import create_app
-
-from fedloom.deploy.launch import watch_parent
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -83,7 +83,8 @@ def main() -> None:
     arguments.add_argument("--listen", required=True)
     arguments.add_argument("--listen-port", type=int, required=True)
     arguments.add_argument("--token-file", type=Path, required=True)
-    ours, theirs = arguments.parse_known_args(watch_parent(sys.argv)[1:])
+    start_parent_process_monitor(int(sys.argv.pop(1)))
+    ours, theirs = arguments.parse_known_args()
     sys.argv = [sys.argv[0], *theirs]
     asyncio.run(serve(ours.listen, ours.listen_port, ours.token_file.read_bytes()))
 

@@ -97,7 +97,7 @@ def _supernode(member: Member) -> Iterator[tuple[subprocess.Popen[bytes], _Line]
         "--auth-supernode-private-key", str(folder / "node.key"), "--isolation", "process",
         "--superexec-auth-secret-file", str(secret), "--host", "127.0.0.1", "--port", str(line.port),
     )  # fmt: skip
-    with process("fedloom.deploy.supernode", *arguments, folder=folder) as node:
+    with process("supernode", *arguments, folder=folder) as node:
         yield node, line
 
 
