@@ -14,15 +14,15 @@ import torch
 
 from fedloom.attendance import Attendance
 from fedloom.engines import Engine, EngineSettings, make_engine
-from fedloom.envelope import signature
+from fedloom.envelope import MessageError, signature
 from fedloom.errors import UserError
 from fedloom.evaluation.evaluator import Answer, Evaluator
 from fedloom.evaluation.scores import Scores
 from fedloom.evaluation.summary import summary_of
-from fedloom.failures import RoundError
+from fedloom.failures import Failure, RoundError
 from fedloom.interrupts import Interrupted, Interrupts
 from fedloom.job import Job, Result
-from fedloom.lane import Setup
+from fedloom.lane import Lane, Setup
 from fedloom.ledger import FILE as LEDGER
 from fedloom.ledger import Ledger
 from fedloom.message import Message
@@ -60,7 +60,7 @@ class Experiment:
         self.task = replace(task, objective=recipe.make_objective()) if task else make_task(recipe)
         self.method = recipe.make_method()
         self.on_round = on_round
-        self.setup = Setup(self.task, self.method, recipe.training, recipe.seed)
+        self.setup = Setup(self.task, self.method, recipe.training, recipe.seed, recipe.wire)
         self.history: list[Record] = []
         newcomers = set(self.task.federation.newcomers)
         self.participants = [c for c in range(self.task.clients) if c not in newcomers]
@@ -222,8 +222,10 @@ class Experiment:
             self.server.begin(round)
             tally = _Tally()
             attendance = Attendance(expected, round=round, attempt=attempt, skip=skip, told=self._told)
-            jobs = self._update_jobs(round, chosen, tally, attempt)
-            results = attendance.present(self._noted(self.trust.run(engine, jobs), round))
+            given: dict[int, Message] = {}
+            jobs = self._update_jobs(round, chosen, tally, attempt, given)
+            noted = self._noted(self.trust.run(engine, jobs), round)
+            results = attendance.present(self._unpacked(noted, given, engine.home))
             needed = 0 if self.trust.poisson else training.min_clients  # a Poisson sample may have nobody
             first = list(islice(results, needed))
             if len(first) == needed:
@@ -252,11 +254,13 @@ class Experiment:
         others_first = sorted((int(c) for c in order), key=set(asked).__contains__)
         return longest_first(self.task, others_first[: self._per_round])
 
-    def _update_jobs(self, round: int, clients: list[int], tally: "_Tally", attempt: int) -> Iterator[Job]:
-        """Made as an engine asks for them, so that few clients' memories are in RAM at once."""
+    def _update_jobs(
+        self, round: int, clients: list[int], tally: "_Tally", attempt: int, given: dict[int, Message]
+    ) -> Iterator[Job]:
+        """Made as an engine asks for them, so that few clients' memories are in RAM at once. Notes what is `given`."""
         message_for = self._messages(clients)
         for client in clients:
-            message = message_for(client)
+            message = given[client] = message_for(client)
             tally.add_sent(0 if self.method.pooled else message.nbytes)
             if not self.method.pooled:
                 self.ledger.add("down", round, client, message)
@@ -272,9 +276,10 @@ class Experiment:
 
     def _answer(self) -> Answer:
         """What the server has for a client: one object for all, unless the method makes an answer for each."""
+        packed = self.setup.wire.to_client
         if self.method.overrides("message_for"):
-            return lambda client: Message(self.method.message_for(self.server, client), client=client)
-        shared = Message(self.method.message_for(self.server, EVERYONE))
+            return lambda client: packed(Message(self.method.message_for(self.server, client), client=client))
+        shared = packed(Message(self.method.message_for(self.server, EVERYONE)))
         return lambda client: shared
 
     def _noted(self, results: Iterator[Result], round: int) -> Iterator[Result]:
@@ -282,6 +287,19 @@ class Experiment:
         for result in results:
             if result.message is not None and not self.method.pooled:
                 self.ledger.add("up", round, result.client, result.message)
+            yield result
+
+    def _unpacked(self, results: Iterator[Result], given: dict[int, Message], home: Lane) -> Iterator[Result]:
+        """Messages as the server reads them; one that cannot be read is a failure like others."""
+        wire = self.setup.wire
+        for result in results:
+            received = given.pop(result.client, None)
+            if result.message is not None and received is not None and wire.up is not None:
+                try:
+                    basis = wire.at_client(received, home.initial)
+                    result.message = wire.at_server(result.message, basis, home.sent)
+                except MessageError as error:
+                    result = Result(result.client, error=Failure("invalid", str(error)))
             yield result
 
     def _accepted(self, results: Iterator[Result], tally: "_Tally") -> Iterator[Message]:

@@ -14,12 +14,23 @@ from fedloom.parts import State, nbytes
 
 
 class Message(Mapping[str, Tensor]):
-    """Named tensors from one place to another; `client` sent it (or gets it), `samples` is its training-set size."""
+    """Named tensors from one place to another; `client` sent it (or gets it), `samples` is its training-set size.
 
-    def __init__(self, tensors: Mapping[str, Tensor], *, client: int | None = None, samples: int = 0):
+    `carried` is how many bytes travelled, where that was not these tensors but a smaller form of them (`wire`).
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        client: int | None = None,
+        samples: int = 0,
+        carried: int | None = None,
+    ):
         self.tensors: State = dict(tensors)
         self.client = client
         self.samples = samples
+        self.carried = carried
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -36,7 +47,7 @@ class Message(Mapping[str, Tensor]):
     @cached_property
     def nbytes(self) -> int:
         """What travels: the size of the tensors' contents."""
-        return nbytes(self.tensors)
+        return nbytes(self.tensors) if self.carried is None else self.carried
 
     @cached_property
     def signature(self) -> Signature:

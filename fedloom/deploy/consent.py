@@ -74,13 +74,15 @@ class Consent:
 def what_leaves(recipe: Recipe, task: Task, rounds: int) -> Iterator[str]:
     """The ledger that a client would have after so many rounds."""
     recipe = recipe.with_("storage.personal_models=false")  # they stay in the organisation's folder
-    lane = Lane(Setup(task, recipe.make_method(), recipe.training, recipe.seed))
+    lane = Lane(Setup(task, recipe.make_method(), recipe.training, recipe.seed, recipe.wire))
+    wire, received = lane.setup.wire, Message(lane.downward())
+    up, down = wire.to_server(Message(lane.sent), received, {})[0], wire.to_client(received)
     ledger = Ledger()
     ledger.describe(lane, recipe)
     client = next(c for c, samples in enumerate(task.federation.train) if len(samples))
     for round in range(1, rounds + 1):
-        ledger.add("up", round, client, Message(lane.sent))
-        ledger.add("down", round, client, Message(lane.downward()))
+        ledger.add("up", round, client, up)
+        ledger.add("down", round, client, down)
     return ledger_lines(ledger.to_json())
 
 

@@ -37,7 +37,7 @@ class Flower(Engine):
     ):
         super().__init__(setup, settings)
         self.fleet, self.needed, self.wait, self.timeout = fleet, needed, wait, timeout
-        self._limit = HEADER + 2 * sum(t.numel() * t.element_size() for t in self.home.sent.values())
+        self._limit = HEADER + 3 * sum(t.numel() * t.element_size() for t in self.home.sent.values())
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Sends everything, then takes answers one by one: Flower keeps those whose turn has not come."""

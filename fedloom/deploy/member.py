@@ -14,14 +14,14 @@ from fedloom.deploy.memory import RoundMemory
 from fedloom.deploy.tasks import own_images, own_task
 from fedloom.deploy.terms import Federation, fingerprint, language, refuse_other_language
 from fedloom.engines import Engine, EngineSettings, make_engine
-from fedloom.envelope import MessageError, Signature, refuse_unless, signature
+from fedloom.envelope import MessageError, Signature, refuse_unless
 from fedloom.errors import UserError
 from fedloom.failures import Failure
-from fedloom.job import Job, Result
+from fedloom.job import WIRED, Job, Result
 from fedloom.lane import Setup
 from fedloom.ledger import FILE as LEDGER
 from fedloom.ledger import Ledger
-from fedloom.message import is_count
+from fedloom.message import Message, is_count
 from fedloom.recipe import Recipe
 from fedloom.storage.files import write_whole
 from fedloom.task import Task
@@ -36,7 +36,9 @@ class _Agreed:
 
     recipe: Recipe
     engine: Engine
-    known: Signature
+    plain: Signature
+    """What the server's own state looks like, and what it sends of it to a client that is to learn from it."""
+    packed: Signature
 
 
 class Member:
@@ -99,9 +101,10 @@ class Member:
             if not re.fullmatch("[0-9a-f]{64}", agreed) or not self._paper(agreed).exists():
                 raise RefusalError("this recipe was not agreed on")
             recipe = Recipe.parse(json.loads(self._paper(agreed).read_bytes()))
-            setup = Setup(self.task(recipe), recipe.make_method(), recipe.training, recipe.seed)
+            setup = Setup(self.task(recipe), recipe.make_method(), recipe.training, recipe.seed, recipe.wire)
             engine = make_engine(setup, self._engine)
-            self._agreed[agreed] = _Agreed(recipe, engine, signature(engine.home.downward()))
+            state = Message(engine.home.downward())
+            self._agreed[agreed] = _Agreed(recipe, engine, state.signature, setup.wire.to_client(state).signature)
         return self._agreed[agreed]
 
     def _work(self, about: dict[str, Any], body: bytes) -> Result:
@@ -139,8 +142,9 @@ class Member:
         refuse_unless(own, "it is about another client's data")
         rounds = agreed.recipe.training.rounds
         refuse_unless(is_count(job.round, least=1) and job.round <= rounds, f"round {job.round!r:.20} of {rounds}")
+        known = agreed.packed if job.kind in WIRED else agreed.plain
         for name, found in job.message.signature.items():
-            refuse_unless(agreed.known.get(name) == found, f"'{name:.80}' is not what this method sends to clients")
+            refuse_unless(known.get(name) == found, f"'{name:.80}' is not what this method sends to clients")
         if bad := job.message.not_finite():
             raise MessageError(f"the message is refused: '{bad}' has values that are not finite")
         return job, accepted, str(run)
