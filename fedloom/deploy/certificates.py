@@ -96,7 +96,7 @@ def read_key(path: Path) -> Key:
     if open_to_others:
         raise UserError(f"'{path}' can be read by others: chmod 600 {path}")
     if not isinstance(key, Key):
-        raise UserError(f"'{path}' is no ECDSA key: make one with ssh-keygen -t ecdsa -b 384 -m PEM")
+        raise UserError(f"'{path}' is no ECDSA key: make one with ssh-keygen -t ecdsa -b 384")
     return key
 
 
@@ -107,7 +107,7 @@ def read_public_key(path: Path) -> PublicKey:
     except (OSError, ValueError) as error:
         raise UserError(f"'{path}' is no public key ({error}); `fedloom deploy init` makes them") from None
     if not isinstance(key, PublicKey):
-        raise UserError(f"'{path}' is no ECDSA key: make one with ssh-keygen -t ecdsa -b 384 -m PEM")
+        raise UserError(f"'{path}' is no ECDSA key: make one with ssh-keygen -t ecdsa -b 384")
     return key
 
 

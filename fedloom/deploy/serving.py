@@ -17,7 +17,7 @@ from fedloom.errors import RunError, UserError
 from fedloom.recipe import Recipe
 from fedloom.storage.files import write_whole
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 
 def loopback(host: str) -> bool:
