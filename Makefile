@@ -18,7 +18,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 unit: $(VENV)/.dev
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -13,9 +13,9 @@ from flwr.app import MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedloom.deploy.certificates import Key, PublicKey
+from fedloom.deploy.sealing import name_of, opened, sealed
 from fedloom.deploy.tasks import samples_elsewhere
 from fedloom.deploy.terms import Federation, fingerprint, language, refuse_other_language
-from fedloom.deploy.wire import name_of, opened, sealed
 from fedloom.envelope import LIMIT, MessageError, refuse_unless
 from fedloom.errors import UserError
 from fedloom.failures import Failure, RoundError

@@ -32,7 +32,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from fedloom.deploy.certificates import write_secret
 from fedloom.deploy.launch import free_port, process
 from fedloom.deploy.member import Member
-from fedloom.deploy.wire import name_of, opened, sealed
+from fedloom.deploy.sealing import name_of, opened, sealed
 from fedloom.envelope import MessageError
 
 POLL_SECONDS = 0.3

@@ -14,8 +14,8 @@ from tiny import same_state, without_times
 from fedloom.deploy import fleet as fleet_module
 from fedloom.deploy.certificates import new_key
 from fedloom.deploy.consent import RefusalError
+from fedloom.deploy.sealing import RECORD, opened, sealed
 from fedloom.deploy.terms import Federation, deployable, fingerprint
-from fedloom.deploy.wire import RECORD, opened, sealed
 from fedloom.envelope import MessageError
 from fedloom.errors import UserError
 from fedloom.experiment import Experiment

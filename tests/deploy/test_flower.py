@@ -23,7 +23,8 @@ from fedloom.errors import RunError
 from fedloom.experiment import Experiment
 from fedloom.storage.folder import finished
 
-PATIENCE = 120.0
+pytestmark = pytest.mark.xdist_group("flower")  # one server for all of them
+PATIENCE = 300.0
 """Seconds after which something must have happened, on a busy machine."""
 
 
