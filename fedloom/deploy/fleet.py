@@ -72,7 +72,7 @@ class Fleet:
         self._refused = {client: when for client, when in self._refused.items() if client in present}
         late = monotonic() - JOIN_SECONDS
         new = [c for c in present if c not in self._joined and self._refused.get(c, late) <= late]
-        body = json.dumps(self.recipe.resolved()).encode()
+        body = json.dumps(self.recipe.resolved()).encode() if new else b""
         asked = [self.send(c, {"what": "join"}, body, MessageType.QUERY, JOIN_SECONDS, joining=True) for c in new]
         for one in asked:
             answer = self.receive(one)

@@ -102,17 +102,23 @@ def _supernode(member: Member) -> Iterator[tuple[subprocess.Popen[bytes], _Line]
 
 
 def _serve(member: Member, node: subprocess.Popen[bytes], line: _Line) -> None:
-    """Takes tasks for as long as the SuperNode lives."""
+    """Takes tasks for as long as the SuperNode lives, and has not lost one: it would wait for its answer for ever."""
     with closing(line.tasks()) as client:
         while node.poll() is None:
             try:
                 found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-                if found.HasField("task") and found.token:
-                    _do(member, line, found.token)
-                    continue
             except httpx.HTTPError as error:  # it is not up yet, or just went
                 log.debug(f"the SuperNode does not answer: {error}")
-            sleep(POLL_SECONDS)
+                sleep(POLL_SECONDS)
+                continue
+            if not found.HasField("task") or not found.token:
+                sleep(POLL_SECONDS)
+                continue
+            try:
+                _do(member, line, found.token)
+            except Exception as error:  # Flower's: ours are told in the answer
+                log.warning(f"an answer could not be given: {type(error).__name__}: {error}")
+                return
 
 
 def _do(member: Member, line: _Line, token: str) -> None:
