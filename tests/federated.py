@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from flwr.app import Message as Parcel
@@ -64,14 +65,15 @@ class LoopGrid:
         self.members = members
         self.online = set(members)
         self.silent: set[int] = set()
+        self.since: dict[int, str] = {}
         self.sent: list[Parcel] = []
         self.on_request = self.on_reply = lambda parcel: parcel
         self._waiting: dict[str, Parcel] = {}
         self._numbers = itertools.count(1)
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # Flower sets these in its processes
 
-    def get_node_ids(self) -> set[int]:
-        return set(self.online)
+    def get_nodes(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(node_id=node, last_activated_at=self.since.get(node, "")) for node in self.online]
 
     def push_messages(self, parcels: list[Parcel]) -> list[str]:
         names = []

@@ -9,7 +9,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from flwr.app import Message as Parcel
-from flwr.app import MessageType, RecordDict
+from flwr.app import MessageType
 from flwr.serverapp import Grid
 
 from fedloom.deploy.certificates import Key, PublicKey
@@ -32,10 +32,11 @@ log = logging.getLogger("fedloom")
 
 @dataclass
 class Asked:
-    """A request on its way: whom, under which of Flower's identities, and how the answer will name it."""
+    """A request on its way: whom, under which of Flower's identities (there since when), what the answer will name."""
 
     client: int
     node: int = 0
+    since: str = ""
     parcel: str = ""
     name: str = ""
     deadline: float = 0.0
@@ -62,12 +63,13 @@ class Fleet:
         clients = range(len(federation.organisations))
         self.train, self.test = ([samples_elsewhere(0) for _ in clients] for _ in range(2))
         self._joined: dict[int, int] = {}
+        self._here: dict[int, str] = {}
         self._refused: dict[int, float] = {}
 
     def gather(self) -> list[int]:
         """Lets those who are here, and have not joined yet, join; those who have left are forgotten."""
-        here = set(self.grid.get_node_ids())
-        present = {client: node for client, node in self._node_of.items() if node in here}
+        self._call_roll()
+        present = {client: node for client, node in self._node_of.items() if node in self._here}
         self._joined = {client: node for client, node in self._joined.items() if client in present}
         self._refused = {client: when for client, when in self._refused.items() if client in present}
         late = monotonic() - JOIN_SECONDS
@@ -85,6 +87,10 @@ class Fleet:
                 self._refused[one.client] = monotonic()
                 log.warning(f"{name} does not join: {failure.why}")
         return sorted(self._joined)
+
+    def _call_roll(self) -> None:
+        """Which nodes are there, and since when."""
+        self._here = {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
 
     def wait_for(self, wanted: int, needed: int, seconds: float) -> None:
         """Until so many as are wanted have joined; after some seconds those who are needed must do."""
@@ -105,7 +111,7 @@ class Fleet:
     ) -> Asked:
         """Gives a request to Flower; it does not wait."""
         node = self._node_of.get(client) if joining else self._joined.get(client)
-        if node is None:
+        if node is None or node not in self._here:
             return Asked(client, failure=Failure("dropped", "it has not joined, or has left"))
         about = about | {
             "to": client, "run": self.run, "recipe": self._terms, "versions": language(), "nonce": secrets.token_hex(16)
@@ -114,23 +120,23 @@ class Fleet:
         parcel = Parcel(content, dst_node_id=node, message_type=kind, ttl=seconds, group_id=str(about.get("round", "")))
         found = list(self.grid.push_messages([parcel]))
         if not found or not found[0]:
-            return Asked(client, node, failure=Failure("dropped", "Flower did not take the message"))
-        return Asked(client, node, found[0], name_of(content), monotonic() + seconds)
+            return Asked(client, failure=Failure("dropped", "Flower did not take the message"))
+        return Asked(client, node, self._here[node], found[0], name_of(content), monotonic() + seconds)
 
     def receive(self, asked: Asked, limit: int = LIMIT) -> tuple[dict[str, Any], bytes] | Failure:
-        """The answer; it is waited for till its deadline, or till its node has left."""
+        """The answer; it is waited for till its deadline, or till its node has left, even if it is back by now."""
         if asked.failure is not None:
             return asked.failure
         roll_call = monotonic() + ROLL_CALL_SECONDS
         while True:
             now = monotonic()
-            gone = now > roll_call and asked.node not in set(self.grid.get_node_ids())
             if now > roll_call:
+                self._call_roll()
                 roll_call = now + ROLL_CALL_SECONDS
+            gone = self._here.get(asked.node) != asked.since
             for reply in self.grid.pull_messages([asked.parcel]):
                 return self._read(reply, asked, limit)
             if gone:
-                self._joined.pop(asked.client, None)
                 return Failure("dropped", "it left before it answered")
             if now > asked.deadline:
                 return Failure("timed_out", "it did not answer in time (--client-timeout)")
@@ -140,7 +146,7 @@ class Fleet:
         if reply.has_error():
             return Failure("died", f"Flower says: {reply.error.reason or f'error {reply.error.code}'}"[:300])
         try:
-            about, body = opened(_content(reply), self._keys[asked.client], limit)
+            about, body = opened(reply.content, self._keys[asked.client], limit)
             refuse_unless(about.get("answers") == asked.name, "it answers another message")
         except MessageError as error:
             return Failure("invalid", str(error))
@@ -162,7 +168,3 @@ class Fleet:
             return Failure("invalid", "it has no training samples")
         self.train[client], self.test[client] = samples_elsewhere(train), samples_elsewhere(test)
         return None
-
-
-def _content(parcel: Parcel) -> RecordDict:
-    return parcel.content

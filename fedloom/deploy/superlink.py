@@ -67,6 +67,7 @@ async def serve(listen: str, port: int, token: bytes) -> None:
         "ssl_keyfile": config.ssl_keyfile,
         "ssl_certfile": config.ssl_certfile,
         "log_level": "warning",
+        "timeout_graceful_shutdown": 3,
     }
     inner = uvicorn.Server(uvicorn.Config(door(app, with_token(token)), host=config.host, port=config.port, **tls))
     outer = uvicorn.Server(uvicorn.Config(door(app, organisations_only), host=listen, port=port, lifespan="off", **tls))

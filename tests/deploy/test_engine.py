@@ -136,6 +136,21 @@ def test_who_does_not_answer_in_time_is_left_out(tmp_path):
     assert history[0]["clients"] == 2
 
 
+def test_who_was_restarted_has_lost_the_question_and_is_not_waited_for(tmp_path):
+    federation = Set(tmp_path / "fed", small_recipe("fedavg", training__rounds=1))
+    federation.fleet.wait_for(3, 3, 1)
+    federation.grid.silent = {101}
+    push = federation.grid.push_messages
+
+    def restart(parcels):
+        federation.grid.since = {101: "later"}
+        return push(parcels)
+
+    federation.grid.push_messages = restart
+    history = federation.run(timeout=60).history
+    assert history[0]["failed"] == {"dropped": 1}
+
+
 def _with(parcel, content):
     """The same message with other contents, as somebody in the middle could make it."""
     changed = Parcel.__new__(Parcel)
