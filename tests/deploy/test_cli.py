@@ -1,5 +1,6 @@
 """`fedloom deploy` at the command line, as far as it needs no server."""
 
+import os
 import stat
 import subprocess
 import sys
@@ -119,12 +120,21 @@ def test_a_key_that_others_can_read_is_refused():
         read_key(path)
 
 
-def test_flowers_processes_are_quiet():
-    """What Flower itself makes of the environment that its processes get."""
+def test_flowers_processes_are_quiet(tmp_path):
+    """What Flower itself makes of the environment that its processes get, and of one that says nothing."""
     code = (
-        "from flwr.supercore import telemetry, update_check; import requests;"
-        "requests.post = None; update_check.warn_if_flwr_update_available('x');"
-        "print(telemetry.create_event(telemetry.EventType.PING, None))"
+        "import urllib.request, requests; from flwr.supercore import telemetry, update_check\n"
+        "def called(*a, **k): print('called', flush=True); raise urllib.error.URLError('')\n"
+        "def asked(*a, **k): print('asked', flush=True); raise requests.RequestException\n"
+        "urllib.request.urlopen, requests.post = called, asked\n"
+        "update_check.warn_if_flwr_update_available('x')\n"
+        "telemetry.create_event(telemetry.EventType.PING, None)"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=environment(Path(".")), capture_output=True, text=True)
-    assert (done.stdout.strip(), done.returncode) == ("disabled", 0), done.stderr
+
+    def said(values: dict[str, str]) -> list[str]:
+        done = subprocess.run([sys.executable, "-c", code], env=values, capture_output=True, text=True, check=True)
+        return sorted(done.stdout.split())
+
+    talkative = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
+    assert said(talkative | {"FLWR_HOME": str(tmp_path / "flwr")}) == ["asked", "called"]
+    assert said(environment(tmp_path)) == []
