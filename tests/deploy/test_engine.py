@@ -139,16 +139,20 @@ def test_who_does_not_answer_in_time_is_left_out(tmp_path):
 def test_who_was_restarted_has_lost_the_question_and_is_not_waited_for(tmp_path):
     federation = Set(tmp_path / "fed", small_recipe("fedavg", training__rounds=1))
     federation.fleet.wait_for(3, 3, 1)
-    federation.grid.silent = {101}
     push = federation.grid.push_messages
 
     def restart(parcels):
-        federation.grid.since = {101: "later"}
+        if parcels[0].metadata.message_type == "train":
+            federation.grid.silent, federation.grid.since = {101}, {101: "later"}
+        else:
+            federation.grid.silent = set()
         return push(parcels)
 
     federation.grid.push_messages = restart
-    history = federation.run(timeout=60).history
-    assert history[0]["failed"] == {"dropped": 1}
+    record = federation.run(timeout=60).history[0]
+    assert record["failed"] == {"dropped": 1}
+    assert record["evaluated"] == 3
+    assert record["seconds"] < 60
 
 
 def _with(parcel, content):
