@@ -12,16 +12,16 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from fedloom.engines import Engine, make_engine
-from fedloom.envelope import signature
+from fedloom.engines import Engine, EngineSettings, make_engine
+from fedloom.envelope import MessageError, signature
 from fedloom.errors import UserError
 from fedloom.evaluation.evaluator import Answer, Evaluator
 from fedloom.evaluation.scores import Scores
 from fedloom.evaluation.summary import summary_of
 from fedloom.failing.attendance import Attendance
-from fedloom.failing.failures import RoundError
+from fedloom.failing.failures import Failure, RoundError
 from fedloom.job import Job, Result
-from fedloom.lane import Setup
+from fedloom.lane import Lane, Setup
 from fedloom.message import Message
 from fedloom.parts import State
 from fedloom.randomness import numpy_generator
@@ -50,12 +50,20 @@ ATTEMPTS = 5
 class Experiment:
     """One run of a recipe. `run()` goes through all rounds; `on_round` is told of each as it ends."""
 
-    def __init__(self, recipe: Recipe, *, task: Task | None = None, on_round: Callable[[Record], None] | None = None):
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        task: Task | None = None,
+        on_round: Callable[[Record], None] | None = None,
+        engine: Callable[[Setup, EngineSettings], Engine] = make_engine,
+    ):
         self.recipe = recipe
+        self._make_engine = engine
         self.task = replace(task, objective=recipe.make_objective()) if task else make_task(recipe)
         self.method = recipe.make_method()
         self.on_round = on_round
-        self.setup = Setup(self.task, self.method, recipe.training, recipe.seed)
+        self.setup = Setup(self.task, self.method, recipe.training, recipe.seed, recipe.wire)
         self.history: list[Record] = []
         newcomers = set(self.task.federation.newcomers)
         self.participants = [c for c in range(self.task.clients) if c not in newcomers]
@@ -97,7 +105,7 @@ class Experiment:
         self.history = []
         budget = self.recipe.storage.memory_mb * 2**20
         with (
-            make_engine(self.setup, self.recipe.engine) as engine,
+            self._make_engine(self.setup, self.recipe.engine) as engine,
             closing(RunFolder(out, resume=resume)) as self.folder,
             logging_to(self.folder.path / "log.txt"),
             closing(ClientStore(budget // 2, inside=self.folder.path)) as self.memory,
@@ -216,8 +224,10 @@ class Experiment:
             self.server.begin(round)
             tally = _Tally()
             attendance = Attendance(expected, round=round, attempt=attempt, skip=skip, told=self._told)
-            jobs = self._update_jobs(round, chosen, tally, attempt)
-            results = attendance.present(self._noted(self.trust.run(engine, jobs), round))
+            given: dict[int, Message] = {}
+            jobs = self._update_jobs(round, chosen, tally, attempt, given)
+            noted = self._noted(self.trust.run(engine, jobs), round)
+            results = attendance.present(self._unpacked(noted, given, engine.home))
             needed = 0 if self.trust.poisson else training.min_clients  # a Poisson sample may have nobody
             first = list(islice(results, needed))
             if len(first) == needed:
@@ -246,11 +256,13 @@ class Experiment:
         others_first = sorted((int(c) for c in order), key=set(asked).__contains__)
         return longest_first(self.task, others_first[: self._per_round])
 
-    def _update_jobs(self, round: int, clients: list[int], tally: "_Tally", attempt: int) -> Iterator[Job]:
-        """Made as an engine asks for them, so that few clients' memories are in RAM at once."""
+    def _update_jobs(
+        self, round: int, clients: list[int], tally: "_Tally", attempt: int, given: dict[int, Message]
+    ) -> Iterator[Job]:
+        """Made as an engine asks for them, so that few clients' memories are in RAM at once. Notes what is `given`."""
         message_for = self._messages(clients)
         for client in clients:
-            message = message_for(client)
+            message = given[client] = message_for(client)
             tally.add_sent(0 if self.method.pooled else message.nbytes)
             if not self.method.pooled:
                 self.ledger.add("down", round, client, message)
@@ -266,9 +278,10 @@ class Experiment:
 
     def _answer(self) -> Answer:
         """What the server has for a client: one object for all, unless the method makes an answer for each."""
+        packed = self.setup.wire.to_client
         if self.method.overrides("message_for"):
-            return lambda client: Message(self.method.message_for(self.server, client), client=client)
-        shared = Message(self.method.message_for(self.server, EVERYONE))
+            return lambda client: packed(Message(self.method.message_for(self.server, client), client=client))
+        shared = packed(Message(self.method.message_for(self.server, EVERYONE)))
         return lambda client: shared
 
     def _noted(self, results: Iterator[Result], round: int) -> Iterator[Result]:
@@ -276,6 +289,19 @@ class Experiment:
         for result in results:
             if result.message is not None and not self.method.pooled:
                 self.ledger.add("up", round, result.client, result.message)
+            yield result
+
+    def _unpacked(self, results: Iterator[Result], given: dict[int, Message], home: Lane) -> Iterator[Result]:
+        """Messages as the server reads them; one that cannot be read is a failure like others."""
+        wire = self.setup.wire
+        for result in results:
+            received = given.pop(result.client, None)
+            if result.message is not None and received is not None and wire.up is not None:
+                try:
+                    basis = wire.at_client(received, home.initial)
+                    result.message = wire.at_server(result.message, basis, home.sent)
+                except MessageError as error:
+                    result = Result(result.client, error=Failure("invalid", str(error)))
             yield result
 
     def _accepted(self, results: Iterator[Result], tally: "_Tally") -> Iterator[Message]:

@@ -123,20 +123,19 @@ def attempt(lane: Lane, job: Job) -> Result:
     try:
         if failure := befall(job.fault, job.delay):
             return Result(job.client, error=failure)
-        result = perform(lane, job)
+        return perform(lane, job)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         return Result(job.client, error=Failure.of(error))
-    if job.fault == "nan" and result.message is not None:
-        result.message = spoilt(result.message)
-    return result
 
 
 def perform(lane: Lane, job: Job) -> Result:
     """Does a job in this lane. The result depends on the job and the setup alone."""
     start = perf_counter()
     try:
+        if job.kind in WIRED:
+            job = replace(job, message=lane.setup.wire.at_client(job.message, lane.initial))
         result = WORK[job.kind](lane, job)
     except Exception as error:
         error.add_note(f"(in a job of client {job.client}: {job.kind}, round {job.round})")
@@ -162,12 +161,11 @@ def _update(lane: Lane, job: Job) -> Result:
     method = lane.setup.method
     client = _client(lane, job, "update", job.memory)
     method.update(client)
-    return Result(
-        client=job.client,
-        message=Message(lane.outgoing(), client=job.client, samples=client.size),
-        memory=_memory(client),
-        loss=client.last_loss,
-    )
+    message = Message(lane.outgoing(), client=job.client, samples=client.size)
+    if job.fault == "nan":
+        message = spoilt(message)
+    message, left = lane.setup.wire.to_server(message, job.message, job.memory or {})
+    return Result(client=job.client, message=message, memory=_memory(client) | left, loss=client.last_loss)
 
 
 def _memory(client: Client) -> State:
@@ -221,6 +219,8 @@ def _generalise(lane: Lane, job: Job) -> Result:
     return Result(client=job.client, personal=personal, scores=[scored.of(job.client)])
 
 
+WIRED = ("update", "evaluate")
+"""Jobs whose message is what a client gets from the server; a global one is about the server's own state."""
 WORK = {"update": _update, "evaluate": _evaluate, "global": _score_global, "generalise": _generalise}
 
 

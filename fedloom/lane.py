@@ -22,6 +22,7 @@ from fedloom.parts import Parts, State, copies, copy_all_, under
 from fedloom.plan import Indices, Plan
 from fedloom.randomness import Dropout, key
 from fedloom.training import Training
+from fedloom.wire import Wire, WireSettings
 
 if TYPE_CHECKING:
     from fedloom.methods.base import Method
@@ -40,6 +41,12 @@ class Setup:
     method: "Method"
     training: Training
     seed: int
+    wiring: WireSettings = field(default_factory=WireSettings)
+
+    @cached_property
+    def wire(self) -> Wire:
+        """What messages become on their way."""
+        return Wire(self.wiring, self.method)
 
     def build(self) -> Parts:
         """The method's parts at their common initial values (built on the CPU: the same on every device)."""

@@ -14,12 +14,23 @@ from fedloom.parts import State, copies, nbytes
 
 
 class Message(Mapping[str, Tensor]):
-    """Named tensors from one place to another; `client` sent it (or gets it), `samples` is its training-set size."""
+    """Named tensors from one place to another; `client` sent it (or gets it), `samples` is its training-set size.
 
-    def __init__(self, tensors: Mapping[str, Tensor], *, client: int | None = None, samples: int = 0):
+    `carried` is how many bytes travelled, where that was not these tensors but a smaller form of them (`wire`).
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        client: int | None = None,
+        samples: int = 0,
+        carried: int | None = None,
+    ):
         self.tensors: State = dict(tensors)
         self.client = client
         self.samples = samples
+        self.carried = carried
         self.finite = False
         """Whether it is known that every number is finite."""
 
@@ -37,14 +48,14 @@ class Message(Mapping[str, Tensor]):
 
     def copy(self) -> "Message":
         """The same in other memory."""
-        same = Message(copies(self.tensors), client=self.client, samples=self.samples)
+        same = Message(copies(self.tensors), client=self.client, samples=self.samples, carried=self.carried)
         same.finite = self.finite
         return same
 
     @cached_property
     def nbytes(self) -> int:
         """What travels: the size of the tensors' contents."""
-        return nbytes(self.tensors)
+        return nbytes(self.tensors) if self.carried is None else self.carried
 
     @cached_property
     def signature(self) -> Signature:

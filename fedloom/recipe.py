@@ -29,6 +29,7 @@ from fedloom.training import Training
 from fedloom.trust.attack import AttackSettings
 from fedloom.trust.combination import RobustSettings
 from fedloom.trust.privacy import PrivacySettings
+from fedloom.wire import WireSettings
 
 
 def _named(value: Any) -> Any:
@@ -188,6 +189,7 @@ class Recipe(Section):
     robust: RobustSettings | None = Field(None, description="a robust rule in the place of the mean")
     attack: AttackSettings | None = Field(None, description="hostile clients, for study")
     privacy: PrivacySettings | None = Field(None, description="client-level differential privacy")
+    wire: WireSettings = Field(WireSettings(), description="smaller messages")
     log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], BeforeValidator(_listed)] = Field(
         (), description="where else rounds are written: tensorboard, wandb (extras of these names)"
     )
@@ -219,6 +221,15 @@ class Recipe(Section):
             raise refusal(
                 f"robust.rule = '{self.robust.rule}': cannot be combined with privacy, whose noise is measured for the "
                 "mean of clipped updates; remove one of the sections (privacy.clip bounds what a client can do as well)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _attack_or_wire(self) -> "Recipe":
+        if self.attack is not None and self.wire.up != "none":
+            raise refusal(
+                f"wire.up = '{self.wire.up}': cannot be combined with attack, which falsifies what clients send before "
+                "it is encoded; remove one of them"
             )
         return self
 

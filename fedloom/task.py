@@ -32,6 +32,8 @@ class Task:
     views: Augment = field(default_factory=lambda: parse_augment([]))
     normalise: str = "half"
     objective: Objective = field(default_factory=lambda: objectives.get("labels"))
+    elsewhere: bool = False
+    """the images lie with the clients; here is only how many each has"""
 
     @property
     def classes(self) -> int:

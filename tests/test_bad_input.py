@@ -306,6 +306,7 @@ WRONG = {
     "robust.attackers": (-1, "at least 0"), "attack.kind": ("x", "signflip"), "attack.share": (2, "below 1"),
     "attack.strength": (-1, "above 0"), "privacy.clip": (0, "above 0"), "privacy.noise": (-1, "above 0"),
     "privacy.delta": (2, "below 1"), "privacy.sampling": ("x", "poisson"),
+    "wire.up": ("fp61", "topk:0.05"), "wire.down": ("topk:0.1", "bf16"),
     "seed": (-1, "at least 0"), "out": (3, "a path"), "log": ("tensorbord", "did you mean 'tensorboard'"),
 }  # fmt: skip
 

@@ -4,11 +4,11 @@ import sys
 
 from rich.markup import escape
 
-from fedloom.cli import look, new, report, reproduce, run, sweep, use
+from fedloom.cli import deploy, look, new, report, reproduce, run, sweep, use
 from fedloom.cli.base import app, err
 from fedloom.errors import RunError, UserError
 
-__all__ = ["app", "look", "main", "new", "report", "reproduce", "run", "sweep", "use"]
+__all__ = ["app", "deploy", "look", "main", "new", "report", "reproduce", "run", "sweep", "use"]
 
 
 def main() -> None:

@@ -27,6 +27,8 @@ RECEIVED = "received/"
 """In a client's file, before the names of what the server sent to it alone."""
 GLOBAL_CHUNK = 2048
 """Test samples of one job that scores the shared model: enough to be worth sending, small enough to share out."""
+AWAY = ("dropped", "timed_out")
+"""Failures of a client that is not there."""
 
 
 class Evaluator:
@@ -79,7 +81,7 @@ class Evaluator:
         if group:
             jobs.append(Job("global", round, message, clients=tuple(group)))
         scored = {s.client: s for result in self._done(engine.run(jobs), round) for s in result.scores}
-        return [replace(scored[first[id(tests[c])]], client=c) for c in self.clients]
+        return [replace(scored[owner], client=c) for c in self.clients if (owner := first[id(tests[c])]) in scored]
 
     def _generalise(self, engine: Engine, round: int, state: State, final: bool) -> Record:
         """The global representation, judged in every style: the mean over styles, and each of them."""
@@ -134,18 +136,21 @@ class Evaluator:
 
     @staticmethod
     def _done(results: Iterable[Result], round: int, skip: bool = False) -> Iterator[Result]:
-        """Results of evaluations: nobody can stand in for a client, so that a failure ends the run or is left out."""
+        """Results of evaluations: nobody can stand in for a client, so that a failure ends the run or is left out.
+
+        One who is not there (only where clients are other parties) is always left out.
+        """
         first, done = None, False
         for result in results:
             if result.error is None:
                 done = True
                 yield result
                 continue
+            if result.error.mistake or not (skip or result.error.kind in AWAY):
+                raise result.error.error(result.client, round)
             first = first or (result.client, result.error)
-            if not skip or result.error.mistake:
-                break
             LOGGER.warning(f"round {round}: client {result.client} is not evaluated: {result.error.why}")
-        if first is not None and not (skip and done):
+        if first is not None and not done:
             raise first[1].error(first[0], round)
 
     def rows(self) -> Iterator[Record]:

@@ -1,0 +1,139 @@
+"""Certificates and keys of a federation: a CA of its own, the server's certificate, a key pair for each party."""
+
+import os
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from cryptography.x509.oid import NameOID
+
+from fedloom.errors import UserError
+
+Key = ec.EllipticCurvePrivateKey
+PublicKey = ec.EllipticCurvePublicKey
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def new_key() -> Key:
+    """P-384, the curve that Flower's nodes use."""
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def make_authority(name: str, days: int) -> tuple[Key, x509.Certificate]:
+    """A CA for one federation, and nothing else."""
+    key = new_key()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedloom CA of {name}"[:64])])
+    certificate = (
+        _unsigned(subject, subject, key, days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(certificates=True), critical=True)
+        .sign(key, hashes.SHA384())
+    )
+    return key, certificate
+
+
+def make_server_certificate(
+    authority: tuple[Key, x509.Certificate], host: str, days: int
+) -> tuple[Key, x509.Certificate]:
+    """For the server's name or address; also for this machine, where Flower's processes talk to each other."""
+    ca_key, ca = authority
+    key = new_key()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host[:64])])
+    names = [_name(one) for one in dict.fromkeys((host, *LOOPBACK))]
+    certificate = (
+        _unsigned(subject, ca.subject, key, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(_usage(certificates=False), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
+    return key, certificate
+
+
+def write_certificate(path: Path, certificate: x509.Certificate) -> None:
+    """PEM."""
+    path.write_bytes(certificate.public_bytes(Encoding.PEM))
+
+
+def write_tls_key(path: Path, key: Key) -> None:
+    """PEM, readable by its owner alone."""
+    write_secret(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+def write_key_pair(folder: Path, name: str, key: Key) -> None:
+    """NAME.key (readable by its owner alone) and NAME.pub, in OpenSSH's form, as Flower reads them."""
+    write_secret(folder / f"{name}.key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+    (folder / f"{name}.pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+
+
+def write_secret(path: Path, data: bytes) -> None:
+    """A new file that was never readable by anyone else."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+
+
+def read_key(path: Path) -> Key:
+    """A private key; one that others can read is refused."""
+    try:
+        open_to_others = path.stat().st_mode & 0o077
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise UserError(f"'{path}' is no private key ({error}); `fedloom deploy init` makes them") from None
+    if open_to_others:
+        raise UserError(f"'{path}' can be read by others: chmod 600 {path}")
+    if not isinstance(key, Key):
+        raise UserError(f"'{path}' is no ECDSA key: make one with ssh-keygen -t ecdsa -b 384")
+    return key
+
+
+def read_public_key(path: Path) -> PublicKey:
+    """A public key in OpenSSH's form."""
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"'{path}' is no public key ({error}); `fedloom deploy init` makes them") from None
+    if not isinstance(key, PublicKey):
+        raise UserError(f"'{path}' is no ECDSA key: make one with ssh-keygen -t ecdsa -b 384")
+    return key
+
+
+def _unsigned(subject: x509.Name, issuer: x509.Name, key: Key, days: int) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _usage(*, certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True, key_cert_sign=certificates, crl_sign=certificates, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

@@ -1,0 +1,107 @@
+"""What an organisation agrees to: which recipe or methods, how many updates; said in words before it joins."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedloom.deploy.terms import Federation, deployable, fingerprint
+from fedloom.errors import UserError
+from fedloom.lane import Lane, Setup
+from fedloom.message import Message
+from fedloom.methods import method_class
+from fedloom.recipe import Recipe
+from fedloom.report.ledger import ledger_lines
+from fedloom.storage.files import write_whole
+from fedloom.task import Task
+from fedloom.trust.ledger import Ledger
+
+
+class RefusalError(UserError):
+    """This organisation does not do what it was asked to."""
+
+
+@dataclass(frozen=True)
+class Consent:
+    """The recipe in the organisation's own folder, or any of some methods; and at most so many updates, ever."""
+
+    recipe: Recipe
+    methods: tuple[str, ...] = ()
+    max_rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.methods:
+            method_class(name)  # an unknown name is an error here, not when the first message comes
+
+    def check(self, asked: Recipe, federation: Federation, answered: int) -> None:
+        """Raises RefusalError unless the recipe is covered, with all its rounds."""
+        deployable(asked)
+        if self.methods:
+            if asked.method.name not in self.methods:
+                raise RefusalError(f"method.name = '{asked.method.name}': only {', '.join(self.methods)} may run here")
+        elif fingerprint(asked, federation) != fingerprint(self.recipe, federation):
+            raise RefusalError(
+                "the recipe is not the one in this organisation's folder; agree on one recipe.yaml, or allow its "
+                f"method: --allow-methods {asked.method.name}"
+            )
+        rounds = asked.training.rounds
+        if self.max_rounds is not None and answered >= self.max_rounds:
+            raise RefusalError(f"--max-rounds {self.max_rounds}: all of them have been answered")
+        if self.max_rounds is not None and rounds > self.max_rounds:
+            raise RefusalError(f"training.rounds = {rounds}: this organisation answers {self.max_rounds} at most")
+
+    def lines(self, federation: Federation, task: Task, organisation: str) -> Iterator[str]:
+        """What will leave, readable: asked for before an organisation joins."""
+        rounds = self.recipe.training.rounds if self.max_rounds is None else self.max_rounds
+        yield f"'{organisation}' joins '{federation.name}' at {federation.host}:{federation.port}"
+        limit = "no limit (--max-rounds sets one)" if self.max_rounds is None else f"at most {self.max_rounds} updates"
+        yield f"updates that may leave: {limit}"
+        for recipe in self._covered():
+            only = "any recipe of the method" if self.methods else "only the recipe in this folder, with the method"
+            yield f"allowed: {only} {recipe.method.name}; with it, what leaves and what does not:"
+            yield from (f"  {line}" for line in what_leaves(recipe, task, min(rounds, recipe.training.rounds)))
+        yield "the server sees each of these messages by itself (docs/deploy.md says what that means)"
+
+    def _covered(self) -> Iterator[Recipe]:
+        if not self.methods:
+            yield self.recipe
+        values = self.recipe.model_dump(mode="json", exclude_unset=True)
+        for name in self.methods:
+            same = name == self.recipe.method.name
+            yield self.recipe if same else Recipe.parse(values | {"method": name, "objective": None})
+
+
+def what_leaves(recipe: Recipe, task: Task, rounds: int) -> Iterator[str]:
+    """The ledger that a client would have after so many rounds."""
+    recipe = recipe.with_("storage.personal_models=false")  # they stay in the organisation's folder
+    lane = Lane(Setup(task, recipe.make_method(), recipe.training, recipe.seed, recipe.wire))
+    wire, received = lane.setup.wire, Message(lane.downward())
+    up, down = wire.to_server(Message(lane.sent), received, {})[0], wire.to_client(received)
+    ledger = Ledger()
+    ledger.describe(lane, recipe)
+    client = next(c for c, samples in enumerate(task.federation.train) if len(samples))
+    for round in range(1, rounds + 1):
+        ledger.add("up", round, client, up)
+        ledger.add("down", round, client, down)
+    return ledger_lines(ledger.to_json())
+
+
+class Answered:
+    """How many updates have left this organisation, in all runs; on disk before each of them leaves."""
+
+    def __init__(self, folder: Path):
+        self._path = folder / "answered.json"
+
+    @property
+    def count(self) -> int:
+        """So far."""
+        try:
+            return int(json.loads(self._path.read_text(encoding="utf-8"))["updates"])
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RefusalError(f"'{self._path}' cannot be read ({error}): it counts what has left") from None
+
+    def add(self) -> None:
+        """One more."""
+        write_whole(self._path, json.dumps({"updates": self.count + 1}).encode() + b"\n")

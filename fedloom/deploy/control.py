@@ -1,0 +1,123 @@
+"""Flower's Control API, with the token that our door asks for: registering keys, starting, stopping, looking."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+)
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+
+from fedloom.deploy.certificates import read_public_key
+from fedloom.deploy.terms import Federation
+from fedloom.errors import RunError, UserError
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run as Flower knows it."""
+
+    number: int
+    status: str
+    outcome: str
+    details: str
+    """what went wrong, if something did"""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.status == "finished"
+
+
+class _Token:
+    """Adds the token to each request."""
+
+    def __init__(self, token: str):
+        self._header = f"Bearer {token}"
+
+    def intercept(self, context: Any, call_next: Any) -> httpx.Response:
+        """As Flower's client calls it."""
+        context.request.headers["authorization"] = self._header
+        response: httpx.Response = call_next(context)
+        return response
+
+
+class Control:
+    """The running server of a folder."""
+
+    def __init__(self, folder: Path, client: ControlHttpClient):
+        self.folder, self._client = folder, client
+        self.federation = Federation.load(folder)
+
+    def register(self) -> dict[int, str]:
+        """Makes every organisation's key known; from then on, only they can connect. Returns Flower's numbers."""
+        nodes = {}
+        for name in self.federation.organisations:
+            key = read_public_key(self.folder / "organisations" / f"{name}.pub")
+            encoded = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+            nodes[self._client.RegisterNode(RegisterNodeRequest(public_key=encoded, name=name)).node_id] = name
+        return nodes
+
+    def start(self, run: str, *, wait: float, timeout: float) -> int:
+        """Starts the app for a run whose recipe lies in the folder; returns Flower's number of it."""
+        content = build_fab_from_disk(self.folder / "app")
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        config = user_config_to_proto({"run": run, "wait": wait, "timeout": timeout})
+        return int(self._client.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=config)).run_id)
+
+    def stop(self, number: int) -> bool:
+        """Whether the run was stopped."""
+        return bool(self._client.StopRun(StopRunRequest(run_id=number)).success)
+
+    def runs(self) -> list[RunState]:
+        """All since the server started, oldest first."""
+        found = self._client.ListRuns(ListRunsRequest()).run_dict.values()
+        states = [(run.pending_at, RunState(run.run_id, *_status(run))) for run in found]
+        return [state for _, state in sorted(states, key=lambda pair: pair[0])]
+
+    def nodes(self) -> dict[str, str]:
+        """Organisations by name, each with Flower's word for how it is (online, offline, …)."""
+        return {node.name: node.status for node in self._client.ListNodes(ListNodesRequest()).nodes_info}
+
+
+def _status(run: Any) -> tuple[str, str, str]:
+    return run.status.status, run.status.sub_status, run.status.details
+
+
+@contextmanager
+def controlling(folder: Path, host: str = "127.0.0.1") -> Iterator[Control]:
+    """The control of the server that runs from this folder, on this machine."""
+    federation = Federation.load(folder)
+    try:
+        token = (folder / "control.token").read_text(encoding="ascii")
+    except OSError as error:
+        raise UserError(
+            f"'{folder}/control.token' cannot be read ({error.strerror}): give the server's folder of `deploy init`"
+        ) from None
+    client = ControlHttpClient.from_server_address(
+        f"{host}:{federation.control_port}", False, str(folder / "ca.pem"), interceptors=[_Token(token)]
+    )
+    try:
+        yield Control(folder, client)
+    except httpx.TransportError as error:
+        raise RunError(
+            f"no server answers on {host}:{federation.control_port} ({error}); start it: fedloom deploy server "
+            f"--folder {folder}"
+        ) from None
+    except httpx.HTTPStatusError as error:
+        raise RunError(f"Flower refuses: {error.response.text[:300]} ({error.response.status_code})") from None
+    finally:
+        client.close()

@@ -1,0 +1,125 @@
+"""`fedloom deploy init`: the folder of a federation, with a part for the server and one for each organisation."""
+
+import re
+import secrets
+from pathlib import Path
+
+import yaml
+
+from fedloom.data import load
+from fedloom.deploy.certificates import (
+    make_authority,
+    make_server_certificate,
+    new_key,
+    write_certificate,
+    write_key_pair,
+    write_secret,
+    write_tls_key,
+)
+from fedloom.deploy.terms import Federation, deployable
+from fedloom.errors import UserError
+from fedloom.recipe import Recipe
+
+DAYS = 365
+"""How long certificates hold."""
+APP = '''"""What Flower is given to run: fedloom.deploy.server at the server. Organisations run their own code."""
+
+from flwr.clientapp import ClientApp
+
+from fedloom.deploy.server import server_app
+
+server = server_app
+client = ClientApp()  # answers nothing: see fedloom.deploy.worker
+'''
+PROJECT = """[project]
+name = "fedloom-app"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedloom"
+fab-format-version = 0
+
+[tool.flwr.app.components]
+serverapp = "fedloom_app:server"
+clientapp = "fedloom_app:client"
+
+[tool.flwr.app.config]
+run = ""
+wait = 60.0
+timeout = 600.0
+"""
+SERVER_SCRIPT = """#!/bin/sh
+# Starts the server: organisations reach it on port {port}, control stays on this machine.
+exec fedloom deploy server --folder "$(dirname "$0")" "$@"
+"""
+CLIENT_SCRIPT = """#!/bin/sh
+# Joins the federation with the images in the folder that is given: ./start.sh --data FOLDER
+# When the connection ends it is tried again, after 1, 2, 4, … 30 seconds.
+exec fedloom deploy client --folder "$(dirname "$0")" "$@"
+"""
+
+
+def parse_shape(text: str) -> tuple[int, int, int]:
+    """`1x8x8` → channels, height, width."""
+    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", text):
+        raise UserError(f"--shape {text}: write channels x height x width, such as 3x32x32")
+    channels, height, width = map(int, text.split("x"))
+    return channels, height, width
+
+
+def like(source: str) -> tuple[tuple[str, ...], tuple[int, int, int]]:
+    """Classes and shape of images that are like everybody's."""
+    found = load(source)
+    channels, height, width = found.images.shape[1:]
+    return found.classes, (channels, height, width)
+
+
+def write_federation(folder: Path, federation: Federation, recipe: Recipe) -> None:
+    """Everything; private keys are readable by their owner alone. A folder that is there already is refused."""
+    deployable(recipe)
+    for name in federation.organisations:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,60}", name):
+            raise UserError(f"--organisations {name}: must be letters, digits, dots and dashes")
+    if len(set(federation.organisations)) < len(federation.organisations):
+        raise UserError("--organisations: a name stands there twice")
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        raise UserError(f"'{folder}' is there already: choose another folder (keys are never overwritten)") from None
+    authority = make_authority(federation.name, DAYS)
+    server = folder / "server"
+    server.mkdir(mode=0o700)
+    write_tls_key(folder / "ca.key", authority[0])
+    key, certificate = make_server_certificate(authority, federation.host, DAYS)
+    write_tls_key(server / "server.key", key)
+    write_certificate(server / "server.pem", certificate)
+    write_key_pair(server, "coordinator", new_key())
+    write_secret(server / "control.token", secrets.token_hex(32).encode())
+    (server / "app").mkdir()
+    (server / "app" / "pyproject.toml").write_text(PROJECT, encoding="utf-8")
+    (server / "app" / "fedloom_app.py").write_text(APP, encoding="utf-8")
+    (server / "organisations").mkdir()
+    _script(server, SERVER_SCRIPT.format(port=federation.port))
+    places = [server]
+    for name in federation.organisations:
+        place = folder / "organisations" / name
+        place.mkdir(mode=0o700, parents=True)
+        write_key_pair(place, "node", new_key())
+        (place / "organisation").write_text(name + "\n", encoding="utf-8")
+        (place / "coordinator.pub").write_bytes((server / "coordinator.pub").read_bytes())
+        (server / "organisations" / f"{name}.pub").write_bytes((place / "node.pub").read_bytes())
+        _script(place, CLIENT_SCRIPT)
+        places.append(place)
+    for place in places:
+        write_certificate(place / "ca.pem", authority[1])
+        values = federation.model_dump(mode="json")
+        (place / "federation.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+        (place / "recipe.yaml").write_text(recipe.with_(out=None).to_yaml(), encoding="utf-8")
+
+
+def _script(folder: Path, text: str) -> None:
+    path = folder / "start.sh"
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)

@@ -1,0 +1,184 @@
+"""An organisation at work: a signed request in, a signed answer out. It knows nothing of Flower or of sockets."""
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+
+from fedloom.deploy.certificates import read_key, read_public_key
+from fedloom.deploy.consent import Answered, Consent, RefusalError
+from fedloom.deploy.memory import RoundMemory
+from fedloom.deploy.tasks import own_images, own_task
+from fedloom.deploy.terms import Federation, fingerprint, language, refuse_other_language
+from fedloom.engines import Engine, EngineSettings, make_engine
+from fedloom.envelope import MessageError, Signature, refuse_unless
+from fedloom.errors import UserError
+from fedloom.failing.failures import Failure
+from fedloom.job import WIRED, Job, Result
+from fedloom.lane import Setup
+from fedloom.message import Message, is_count
+from fedloom.recipe import Recipe
+from fedloom.storage.files import write_whole
+from fedloom.task import Task
+from fedloom.trust.ledger import FILE as LEDGER
+from fedloom.trust.ledger import Ledger
+
+KINDS = ("update", "evaluate", "global")
+"""What a client does for a server. Completing a representation with several clients' data is not among it."""
+
+
+@dataclass
+class _Agreed:
+    """A recipe that this organisation has agreed to, ready to be worked on."""
+
+    recipe: Recipe
+    engine: Engine
+    plain: Signature
+    """What the server's own state looks like, and what it sends of it to a client that is to learn from it."""
+    packed: Signature
+
+
+class Member:
+    """One organisation: its folder, its data, what it consents to."""
+
+    def __init__(self, folder: Path, data: Path, consent: Consent, engine: EngineSettings | None = None):
+        self.folder, self.consent = folder, consent
+        self.federation = Federation.load(folder)
+        self.name = (folder / "organisation").read_text(encoding="utf-8").strip()
+        self.number = self.federation.number(self.name)
+        self.key, self.coordinator = read_key(folder / "node.key"), read_public_key(folder / "coordinator.pub")
+        self._engine = engine or EngineSettings()
+        self._images = own_images(data, self.federation)
+        self._answered = Answered(folder)
+        self._agreed: dict[str, _Agreed] = {}
+
+    def task(self, recipe: Recipe) -> Task:
+        """This organisation's part of a recipe's task."""
+        return own_task(recipe, self.federation, self.number, self._images)
+
+    def answer(self, about: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        """The answer's header and bytes. What is not to be done, or fails, is told in the answer, without a trace."""
+        try:
+            refuse_other_language(about.get("versions"))
+            refuse_unless(about.get("to") == self.number, f"it is for client {about.get('to')!r:.20}, not for this one")
+            if about.get("what") == "join":
+                return self._join(about, body)
+            return {"what": "result"}, self._work(about, body).to_bytes()
+        except (RefusalError, MessageError) as refusal:
+            return self._failed(Failure("dropped", f"{self.name} refuses: {refusal}"))
+        except Exception as error:
+            return self._failed(replace(Failure.of(error), trace="", cause=None))
+
+    def _failed(self, failure: Failure) -> tuple[dict[str, Any], bytes]:
+        return {"what": "result"}, Result(self.number, error=failure).to_bytes()
+
+    def _join(self, about: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        """Agrees on a recipe, and tells how many samples there are."""
+        try:
+            recipe = Recipe.parse(json.loads(body))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise MessageError(f"the message is refused: it has no recipe ({error!s:.80})") from None
+        self.consent.check(recipe, self.federation, self._answered.count)
+        agreed = fingerprint(recipe, self.federation)
+        if about.get("recipe") != agreed:
+            raise RefusalError(f"the recipe's hash is {about.get('recipe')!r:.20} there and '{agreed[:16]}…' here")
+        path = self._paper(agreed)
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, body)
+        held = self._ready(agreed).engine.setup.task.federation
+        numbers = {"train": len(held.train[self.number]), "test": len(held.test[self.number])}
+        return {"what": "joined", "versions": language()} | numbers, b""
+
+    def _paper(self, agreed: str) -> Path:
+        """Where a recipe that was agreed on lies: a client that is restarted goes on with it."""
+        return self.folder / "agreed" / f"{agreed}.json"
+
+    def _ready(self, agreed: str) -> _Agreed:
+        if agreed not in self._agreed:
+            if not re.fullmatch("[0-9a-f]{64}", agreed) or not self._paper(agreed).exists():
+                raise RefusalError("this recipe was not agreed on")
+            recipe = Recipe.parse(json.loads(self._paper(agreed).read_bytes()))
+            setup = Setup(self.task(recipe), recipe.make_method(), recipe.training, recipe.seed, recipe.wire)
+            engine = make_engine(setup, self._engine)
+            state = Message(engine.home.downward())
+            self._agreed[agreed] = _Agreed(recipe, engine, state.signature, setup.wire.to_client(state).signature)
+        return self._agreed[agreed]
+
+    def _work(self, about: dict[str, Any], body: bytes) -> Result:
+        agreed = self._ready(str(about.get("recipe")))
+        job, accepted, run = self._job(about, body, agreed)
+        memory = RoundMemory(self.folder / "runs" / run / "memory")
+        job = replace(job, memory=memory.at(accepted))
+        self.consent.check(agreed.recipe, self.federation, self._answered.count if job.kind == "update" else 0)
+        final = job.kind == "evaluate" and job.round == agreed.recipe.training.rounds
+        result = next(iter(agreed.engine.run([replace(job, keep_model=final)])))
+        if result.error is not None:
+            return replace(result, error=replace(result.error, trace="", cause=None))
+        if result.personal is not None:
+            flat = {name: tensor.cpu().clone().contiguous() for name, tensor in result.personal.items()}
+            write_whole(self._place(run) / "personal.safetensors", save(flat))
+        if job.kind == "update":
+            assert result.memory is not None
+            assert result.message is not None
+            memory.keep(job.round, result.memory, accepted)
+            self._answered.add()
+        self._note(run, agreed, job, result)
+        return replace(result, memory=None, personal=None)
+
+    def _job(self, about: dict[str, Any], body: bytes, agreed: _Agreed) -> tuple[Job, int | None, str]:
+        """The job of a request, once everything about it is known to be right."""
+        try:
+            job = Job.from_bytes(body)
+        except (TypeError, KeyError, AssertionError, ValueError) as error:
+            raise MessageError(f"the message is refused: it has no job ({error!s:.120})") from None
+        run, accepted = about.get("run"), about.get("accepted")
+        refuse_unless(isinstance(run, str) and bool(re.fullmatch(r"[\w.+-]{1,100}", run)), "it names no run")
+        refuse_unless(accepted is None or is_count(accepted), "it says no round that was accepted last")
+        refuse_unless(job.kind in KINDS, f"a client does {', '.join(KINDS)}, not {job.kind!r:.20}")
+        own = job.clients == (self.number,) if job.kind == "global" else job.client == self.number
+        refuse_unless(own, "it is about another client's data")
+        rounds = agreed.recipe.training.rounds
+        refuse_unless(is_count(job.round, least=1) and job.round <= rounds, f"round {job.round!r:.20} of {rounds}")
+        known = agreed.packed if job.kind in WIRED else agreed.plain
+        for name, found in job.message.signature.items():
+            refuse_unless(known.get(name) == found, f"'{name:.80}' is not what this method sends to clients")
+        if bad := job.message.not_finite():
+            raise MessageError(f"the message is refused: '{bad}' has values that are not finite")
+        return job, accepted, str(run)
+
+    def _place(self, run: str) -> Path:
+        place = self.folder / "runs" / run
+        place.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def _note(self, run: str, agreed: _Agreed, job: Job, result: Result) -> None:
+        """The organisation's own ledger of what came and what leaves: it need not take the server's word."""
+        path = self._place(run) / LEDGER
+        if path.exists():
+            ledger = Ledger.from_json(json.loads(path.read_text(encoding="utf-8")))
+        else:
+            ledger = Ledger()
+            ledger.describe(agreed.engine.home, agreed.recipe.with_("storage.personal_models=false"))
+        ledger.add("down", job.round, self.number, job.message)
+        if result.message is not None:
+            ledger.add("up", job.round, self.number, result.message)
+        write_whole(path, (json.dumps(ledger.to_json(), indent=1) + "\n").encode())
+
+    def close(self) -> None:
+        """Gives back what engines hold."""
+        for agreed in self._agreed.values():
+            agreed.engine.close()
+
+
+def load_member(
+    folder: Path, data: Path, *, methods: tuple[str, ...] = (), max_rounds: int | None = None, device: str = "auto"
+) -> Member:
+    """An organisation out of its folder, with the limits that it was started with."""
+    try:
+        settings = EngineSettings.model_validate({"device": device})
+    except ValueError:
+        raise UserError(f"--device {device}: must be auto, cpu or cuda") from None
+    return Member(folder, data, Consent(Recipe.load(folder / "recipe.yaml"), methods, max_rounds), settings)

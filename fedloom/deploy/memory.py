@@ -1,0 +1,49 @@
+"""A client's memory on its own disk: each state with the round that it belongs to.
+
+A state is written before its upload is answered for. The server's next message says which round it took in last; what
+ran ahead of an upload that was lost is forgotten.
+"""
+
+from pathlib import Path
+
+from safetensors.torch import load, save
+
+from fedloom.deploy.consent import RefusalError
+from fedloom.parts import State
+from fedloom.storage.files import write_whole
+
+
+class RoundMemory:
+    """States of one run, a file per round."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def at(self, accepted: int | None) -> State | None:
+        """The state after the round that the server took in last (None: nothing yet)."""
+        if accepted is None:
+            return None
+        path = self._path(accepted)
+        if not path.exists():
+            raise RefusalError(
+                f"the server took in round {accepted} of this client, and there is no memory of it under "
+                f"'{self.folder}' (there is: {', '.join(map(str, self.rounds())) or 'nothing'}); restore the folder "
+                "from a backup, or begin a new run"
+            )
+        return load(path.read_bytes())
+
+    def keep(self, round: int, state: State, accepted: int | None) -> None:
+        """The state after a round whose upload is not yet answered for, beside the last accepted one; no other."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        flat = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
+        write_whole(self._path(round), save(flat))
+        for other in self.rounds():
+            if other not in (round, accepted):
+                self._path(other).unlink(missing_ok=True)
+
+    def rounds(self) -> list[int]:
+        """Of which there is a state."""
+        return sorted(int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.safetensors"))
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"round-{round:06d}.safetensors"

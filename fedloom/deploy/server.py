@@ -1,0 +1,53 @@
+"""What Flower's ServerApp does: run an experiment, unchanged, with the organisations as its engine."""
+
+import json
+import os
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedloom.deploy.certificates import read_key, read_public_key
+from fedloom.deploy.engine import Flower
+from fedloom.deploy.fleet import Fleet
+from fedloom.deploy.launch import FOLDER
+from fedloom.deploy.tasks import task_elsewhere
+from fedloom.deploy.terms import Federation, deployable
+from fedloom.experiment import Experiment
+from fedloom.recipe import Recipe
+from fedloom.report.log import LOGGER
+
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """One run: its name and how long to wait for organisations come with Flower's run."""
+    wait, timeout = (float(context.run_config[name]) for name in ("wait", "timeout"))
+    run(grid, Path(os.environ[FOLDER]), str(context.run_config["run"]), wait=wait, timeout=timeout)
+
+
+def run(grid: Grid, folder: Path, name: str, *, wait: float, timeout: float) -> None:
+    """Begins the run of this name, or goes on with it, in the server's folder."""
+    federation = Federation.load(folder)
+    recipe = deployable(Recipe.load(folder / "recipes" / f"{name}.yaml"))
+    names = federation.organisations
+    nodes = {int(node): names.index(one) for node, one in json.loads((folder / "nodes.json").read_text()).items()}
+    keys = {c: read_public_key(folder / "organisations" / f"{one}.pub") for c, one in enumerate(names)}
+    fleet = Fleet(grid, federation, nodes, keys, read_key(folder / "coordinator.key"), recipe, name)
+    fleet.wait_for(len(nodes), recipe.training.min_clients, wait)
+    experiment = Experiment(
+        # personal models stay with their clients; a checkpoint a round, so that clients need keep no older memory
+        recipe.with_(
+            "storage.personal_models=false",
+            "storage.checkpoint_every=1",
+            engine={"name": "inline", "device": "cpu"},
+            out=folder / "runs" / name,
+        ),
+        task=task_elsewhere(recipe, federation, fleet.train, fleet.test),
+        engine=lambda setup, settings: Flower(
+            setup, settings, fleet, needed=recipe.training.min_clients, wait=wait, timeout=timeout
+        ),
+        on_round=lambda record: LOGGER.info(f"round {record['round']} of {recipe.training.rounds}: {record}"),
+    )
+    experiment.run(resume=True)

@@ -1,0 +1,10 @@
+"""Flower's SuperNode as a process that ends with the one that started it. Run as a script: it needs no torch."""
+
+import sys
+
+from flwr.supercore.app_utils import start_parent_process_monitor
+from flwr.supernode.cli.flower_supernode import flower_supernode
+
+if __name__ == "__main__":
+    start_parent_process_monitor(int(sys.argv.pop(1)))
+    flower_supernode()

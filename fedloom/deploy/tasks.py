@@ -1,0 +1,96 @@
+"""The task as each party has it: at the server without a single image, at an organisation with its own alone."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedloom import data
+from fedloom.data import Dataset, federate
+from fedloom.data.augment import parse_augment
+from fedloom.data.dataset import resize
+from fedloom.deploy.terms import Federation
+from fedloom.errors import UserError
+from fedloom.recipe import Recipe
+from fedloom.task import Task
+
+OWN_SPLIT = "pooled:0.75"
+"""How an organisation's images are divided where neither its folders nor the recipe say."""
+
+
+def task_elsewhere(
+    recipe: Recipe, federation: Federation, train: list[np.ndarray], test: list[np.ndarray], name: str | None = None
+) -> Task:
+    """Clients and how many samples each has; the images lie with them, and one blank stands for all."""
+    count = max(1, sum(map(len, (*train, *test))))
+    blank = torch.zeros(1, *federation.shape, dtype=torch.uint8)
+    dataset = Dataset(
+        name=name or federation.name,
+        images=blank.expand(count, -1, -1, -1),
+        labels=torch.zeros(1, dtype=torch.int64).expand(count),
+        test=torch.zeros(count, dtype=torch.bool),
+        classes=federation.classes,
+    )
+    return _task(recipe, dataset, data.Federation(train, test), elsewhere=True)
+
+
+def samples_elsewhere(count: int) -> np.ndarray:
+    """So many samples, of which only the number is known."""
+    return np.zeros(count, np.int64)
+
+
+def own_task(recipe: Recipe, federation: Federation, client: int, dataset: Dataset) -> Task:
+    """One client's images under its own number; the others have none here.
+
+    Folders train/ and test/ (or x_train, x_test) are the client's split; without them the recipe's `data.split`.
+    """
+    split = "common" if bool(dataset.test.any()) else recipe.data.split
+    seed = recipe.seed if recipe.data.seed is None else recipe.data.seed
+    if not split.startswith(("pooled", "common")):
+        split = OWN_SPLIT
+    own = federate(dataset, clients=1, partition="iid", split=split, minimum=1, seed=seed)
+    train, test = (
+        [part[0] if c == client else np.empty(0, np.int64) for c in range(len(federation.organisations))]
+        for part in (own.train, own.test)
+    )
+    return _task(recipe, dataset, data.Federation(train, test))
+
+
+def own_images(source: Path, federation: Federation) -> Dataset:
+    """An organisation's images, brought to the federation's classes and shape, or why that cannot be."""
+    found = data.load(str(source.expanduser().resolve()))
+    number = {name: label for label, name in enumerate(federation.classes)}
+    if strange := [name for name in found.classes if name not in number]:
+        raise UserError(
+            f"--data {source}: the class '{strange[0]}' is none of the federation's "
+            f"({_some(federation.classes)}); rename it, or leave it out"
+        )
+    channels, height, width = federation.shape
+    images = resize(found.images, (height, width))
+    if images.shape[1] != channels:
+        raise UserError(
+            f"--data {source}: images have {images.shape[1]} channels, and the federation's have {channels}; "
+            "convert them"
+        )
+    labels = torch.tensor([number[name] for name in found.classes])[found.labels]
+    return Dataset(federation.name, images, labels, found.test, federation.classes)
+
+
+def _task(recipe: Recipe, dataset: Dataset, held: data.Federation, *, elsewhere: bool = False) -> Task:
+    return Task(
+        dataset,
+        held,
+        model_name=recipe.model.name,
+        model_options=recipe.model.options,
+        augment=parse_augment(recipe.data.augment),
+        views=parse_augment(recipe.data.views),
+        normalise=recipe.data.normalise,
+        objective=recipe.make_objective(),
+        elsewhere=elsewhere,
+    )
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:8]) + (f", … ({len(names)} in all)" if len(names) > 8 else "")

@@ -1,0 +1,140 @@
+"""`fedloom deploy` at the command line, as far as it needs no server."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from federated import make_federation, small_recipe
+from typer.testing import CliRunner
+
+from fedloom.cli import app
+from fedloom.deploy.certificates import read_key
+from fedloom.deploy.launch import environment
+from fedloom.deploy.terms import Federation
+from fedloom.errors import RunError, UserError
+
+INIT = ("deploy", "init", "fed", "--host", "fl.example.org", "--organisations", "north,south", "--recipe", "my.yaml")
+LIKE = ("--classes", "cat,dog", "--shape", "3x32x32")
+
+
+def call(*arguments: str, answer: str = "") -> str:
+    result = CliRunner().invoke(app, arguments, input=answer)
+    if isinstance(result.exception, (UserError, RunError)):
+        raise result.exception
+    assert result.exit_code in (0, 1), result.output
+    return result.output
+
+
+@pytest.fixture(autouse=True)
+def _recipe(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    Path("my.yaml").write_text(small_recipe("fedrep").to_yaml())
+
+
+def test_init_writes_a_folder_whose_secrets_are_its_owners_alone():
+    call(*INIT, *LIKE)
+    secret = {"ca.key", "server/server.key", "server/coordinator.key", "server/control.token",
+              "organisations/north/node.key", "organisations/south/node.key"}  # fmt: skip
+    files = [path for path in Path("fed").rglob("*") if path.is_file()]
+    assert {str(path.relative_to("fed")) for path in files if stat.S_IMODE(path.stat().st_mode) == 0o600} == secret
+    assert stat.S_IMODE(Path("fed").stat().st_mode) == 0o700
+    north, south = (Path("fed/organisations") / name for name in ("north", "south"))
+    assert (north / "node.key").read_bytes() != (south / "node.key").read_bytes()
+    assert (north / "node.pub").read_bytes() == Path("fed/server/organisations/north.pub").read_bytes()
+    assert not list(north.glob("server.*")) and not list(north.glob("coordinator.key"))
+    federation = Federation.load(north)
+    assert (federation.classes, federation.shape) == (("cat", "dog"), (3, 32, 32))
+
+
+def test_the_servers_certificate_is_for_its_name_and_signed_by_the_ca():
+    call(*INIT, *LIKE)
+    ca, server = (x509.load_pem_x509_certificate(Path("fed/server", f).read_bytes()) for f in ("ca.pem", "server.pem"))
+    server.verify_directly_issued_by(ca)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+    assert not server.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (INIT, "--data-like: give it, or both --classes and --shape"),
+        ((*INIT, "--classes", "a,b", "--shape", "3x32"), "--shape 3x32: write channels x height x width"),
+        ((*INIT[:5], *INIT[5:6], "../x", *INIT[7:], *LIKE), "--organisations ../x: must be letters"),
+        ((*INIT[:6], "a,a", *INIT[7:], *LIKE), "a name stands there twice"),
+        ((*INIT, *LIKE, "--set", "method={name: centralized}"), "pools all data in one place"),
+        (("deploy", "server"), "has no federation.yaml"),
+        (("deploy", "status"), "has no federation.yaml"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(arguments, why):
+    with pytest.raises(UserError, match=why):
+        call(*arguments)
+
+
+def test_keys_are_never_overwritten():
+    call(*INIT, *LIKE)
+    with pytest.raises(UserError, match="'fed' is there already"):
+        call(*INIT, *LIKE)
+
+
+def test_a_public_control_address_is_refused_without_a_proxy():
+    call(*INIT, *LIKE)
+    for address in ("0.0.0.0", "10.1.2.3", "::", "fl.example.org"):
+        with pytest.raises(UserError, match="--i-have-a-proxy"):
+            call("deploy", "server", "--folder", "fed/server", "--control", address)
+
+
+def test_without_a_server_start_says_so():
+    call(*INIT, *LIKE)
+    with pytest.raises(RunError, match="no server answers on 127.0.0.1:9093"):
+        call("deploy", "start", "--folder", "fed/server")
+
+
+def test_a_client_is_shown_what_leaves_and_may_say_no(tmp_path):
+    make_federation(tmp_path / "fed", small_recipe("fedrep"))
+    north = str(tmp_path / "fed" / "organisations" / "north")
+    shown = call(
+        "deploy", "client", "--folder", north, "--data", str(tmp_path / "fed" / "data" / "north.npz"), answer="n\n"
+    )
+    assert "never left a client:" in shown and "join?" in shown
+    assert not (tmp_path / "fed" / "organisations" / "north" / "supernode.log").exists()
+
+
+def test_images_that_do_not_fit_are_refused(tmp_path):
+    make_federation(tmp_path / "digits", small_recipe("fedrep"))
+    call(*INIT, *LIKE)
+    with pytest.raises(UserError, match="the class '0' is none of the federation's \\(cat, dog\\)"):
+        call("deploy", "client", "--folder", "fed/organisations/north", "--data", "digits/data/north.npz")
+
+
+def test_a_key_that_others_can_read_is_refused():
+    call(*INIT, *LIKE)
+    path = Path("fed/organisations/north/node.key")
+    path.chmod(0o644)
+    with pytest.raises(UserError, match="can be read by others: chmod 600"):
+        read_key(path)
+
+
+def test_flowers_processes_are_quiet(tmp_path):
+    """What Flower itself makes of the environment that its processes get, and of one that says nothing."""
+    code = (
+        "import urllib.request, requests; from flwr.supercore import telemetry, update_check\n"
+        "def called(*a, **k): print('called', flush=True); raise urllib.error.URLError('')\n"
+        "def asked(*a, **k): print('asked', flush=True); raise requests.RequestException\n"
+        "urllib.request.urlopen, requests.post = called, asked\n"
+        "update_check.warn_if_flwr_update_available('x')\n"
+        "telemetry.create_event(telemetry.EventType.PING, None)"
+    )
+
+    def said(values: dict[str, str]) -> list[str]:
+        done = subprocess.run([sys.executable, "-c", code], env=values, capture_output=True, text=True, check=True)
+        return sorted(done.stdout.split())
+
+    talkative = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
+    assert said(talkative | {"FLWR_HOME": str(tmp_path / "flwr")}) == ["asked", "called"]
+    assert said(environment(tmp_path)) == []

@@ -1,0 +1,359 @@
+"""The engine without a network: what it computes, and what either side refuses."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from federated import NAMES, LoopGrid, make_experiment, make_federation, make_fleet, member, small_recipe
+from flwr.app import ConfigRecord, RecordDict
+from flwr.app import Message as Parcel
+from safetensors.torch import load_file
+from tiny import same_state, without_times
+
+from fedloom.deploy import fleet as fleet_module
+from fedloom.deploy.certificates import new_key
+from fedloom.deploy.consent import RefusalError
+from fedloom.deploy.sealing import RECORD, opened, sealed
+from fedloom.deploy.terms import Federation, deployable, fingerprint
+from fedloom.envelope import MessageError
+from fedloom.errors import UserError
+from fedloom.experiment import Experiment
+from fedloom.failing.failures import RoundError
+from fedloom.job import Job, Result
+from fedloom.message import Message
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(fleet_module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(fleet_module, "ROLL_CALL_SECONDS", 0.05)
+
+
+class Set:
+    """A federation in a folder, with all its organisations at work in this process."""
+
+    def __init__(self, folder, recipe, **limits):
+        self.folder, self.recipe = folder, recipe
+        self.task = make_federation(folder, recipe)
+        self.members = {100 + c: member(folder, name, **limits) for c, name in enumerate(NAMES)}
+        self.grid = LoopGrid(self.members)
+        self.fleet = make_fleet(folder, self.grid, recipe)
+
+    def run(self, **options):
+        self.fleet.wait_for(3, 1, 0.5)
+        experiment = make_experiment(self.fleet, self.recipe, **options)
+        experiment.run()
+        return experiment
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedcrl", "scaffold", "fedproto"])
+def test_organisations_give_what_a_simulation_gives_bit_for_bit(tmp_path, method):
+    recipe = small_recipe(method)
+    federated = Set(tmp_path / "fed", recipe).run()
+    simulated = Experiment(recipe)
+    simulated.run()
+    assert same_state(federated.server.state, simulated.server.state)
+    assert without_times(federated.history) == without_times(simulated.history)
+    assert federated.scores == simulated.scores
+
+
+def test_memory_and_personal_models_stay_with_their_clients(tmp_path):
+    recipe = small_recipe("fedcrl")
+    federation = Set(tmp_path / "fed", recipe)
+    experiment = federation.run()
+    simulated = Experiment(recipe)
+    simulated.run()
+    for client, name in enumerate(NAMES):
+        place = tmp_path / "fed" / "organisations" / name / "runs" / "one"
+        own = load_file(place / "personal.safetensors")
+        theirs = load_file(simulated.folder.path / "models" / f"client-{client:05d}.safetensors")
+        assert same_state(own, theirs)
+        assert sorted(path.stem for path in (place / "memory").iterdir()) == ["round-000001", "round-000002"]
+        left = json.loads((place / "ledger.json").read_text())
+        up = [entry for entry in left["messages"] if entry["direction"] == "up"]
+        assert [(entry["rounds"], entry["messages"]) for entry in up] == [([[1, 2]], 2)]
+    assert not list((experiment.folder.path / "models").glob("client-*"))
+
+
+def test_what_ran_ahead_of_a_lost_upload_is_rolled_back(tmp_path):
+    recipe = small_recipe("fedcrl", training__min_clients=3)
+    federation = Set(tmp_path / "fed", recipe)
+    lost = []
+
+    def lose_one(parcel):
+        job = parcel.metadata.group_id
+        if job == "2" and not lost:
+            lost.append(parcel.metadata.src_node_id)
+            content = RecordDict({RECORD: ConfigRecord({"about": "{}", "body": b"", "signature": b""})})
+            return _with(parcel, content)
+        return parcel
+
+    federation.grid.on_reply = lose_one
+    experiment = federation.run()
+    simulated = Experiment(recipe)
+    simulated.run()
+    assert lost
+    assert experiment.history[1]["attempts"] == 2
+    assert same_state(experiment.server.state, simulated.server.state)
+
+
+def test_leavers_are_tolerated_and_newcomers_join_between_rounds(tmp_path):
+    federation = Set(tmp_path / "fed", small_recipe("fedavg", training__rounds=4, training__min_clients=2))
+    federation.grid.online = {100, 101}
+
+    def change(record):
+        federation.grid.online = {1: {100, 101, 102}, 2: {101, 102}}.get(record["round"], {101, 102})
+
+    history = federation.run(on_round=change).history
+    assert [record["clients"] for record in history] == [2, 3, 2, 2]
+    assert [record["evaluated"] for record in history] == [2, 3, 2, 2]
+    assert history[2]["failed"] == {"dropped": 1}
+
+
+def test_fewer_than_min_clients_end_the_run_and_it_can_go_on(tmp_path):
+    federation = Set(tmp_path / "fed", small_recipe("fedcrl", training__min_clients=3, out=tmp_path / "run"))
+
+    def leave(record):
+        federation.grid.online = {100, 101}
+
+    with pytest.raises(RoundError, match="2 of 3 organisations have joined within 2 s, and training.min_clients = 3"):
+        federation.run(on_round=leave)
+    federation.grid.online = {100, 101, 102}
+    again = make_experiment(federation.fleet, federation.recipe)
+    again.run(resume=True)
+    simulated = Experiment(federation.recipe.with_(out=tmp_path / "simulated"))
+    simulated.run()
+    assert same_state(again.server.state, simulated.server.state)
+
+
+def test_who_does_not_answer_in_time_is_left_out(tmp_path):
+    federation = Set(tmp_path / "fed", small_recipe("fedavg", training__rounds=1))
+    federation.fleet.wait_for(3, 3, 1)
+    federation.grid.silent = {101}
+    history = federation.run(timeout=0.2).history
+    assert history[0]["failed"] == {"timed_out": 1}
+    assert history[0]["clients"] == 2
+
+
+def test_who_was_restarted_has_lost_the_question_and_is_not_waited_for(tmp_path):
+    federation = Set(tmp_path / "fed", small_recipe("fedavg", training__rounds=1))
+    federation.fleet.wait_for(3, 3, 1)
+    push = federation.grid.push_messages
+
+    def restart(parcels):
+        if parcels[0].metadata.message_type == "train":
+            federation.grid.silent, federation.grid.since = {101}, {101: "later"}
+        else:
+            federation.grid.silent = set()
+        return push(parcels)
+
+    federation.grid.push_messages = restart
+    record = federation.run(timeout=60).history[0]
+    assert record["failed"] == {"dropped": 1}
+    assert record["evaluated"] == 3
+    assert record["seconds"] < 60
+
+
+def _with(parcel, content):
+    """The same message with other contents, as somebody in the middle could make it."""
+    changed = Parcel.__new__(Parcel)
+    changed.__dict__.update(parcel.__dict__)
+    changed.__dict__["_content"] = content
+    return changed
+
+
+def _changed(parcel, **fields):
+    record = dict(parcel.content.config_records[RECORD]) | fields
+    return _with(parcel, RecordDict({RECORD: ConfigRecord(record)}))
+
+
+def _flipped(parcel):
+    body = bytearray(parcel.content.config_records[RECORD]["body"])
+    if not body:
+        return parcel
+    body[-1] ^= 1  # the last bit of a weight: still a message in every other respect
+    return _changed(parcel, body=bytes(body))
+
+
+def test_an_answer_that_was_changed_on_its_way_is_refused(tmp_path):
+    federation = Set(tmp_path / "fed", small_recipe("fedavg", training__rounds=1))
+    federation.grid.on_reply = lambda parcel: _flipped(parcel) if parcel.metadata.src_node_id == 101 else parcel
+    history = federation.run().history
+    assert history[0]["failed"] == {"invalid": 1}
+
+
+def test_a_request_that_was_changed_or_is_a_strangers_is_refused(tmp_path):
+    federation = Set(tmp_path / "fed", small_recipe("fedavg"))
+    federation.grid.on_request = _flipped
+    with pytest.raises(RoundError, match="0 of 3 organisations have joined"):
+        federation.run()
+    federation.grid.on_request = lambda parcel: _with(parcel, sealed({"what": "join"}, b"{}", new_key()))
+    federation.fleet._refused.clear()
+    with pytest.raises(RoundError, match="0 of 3 organisations have joined"):
+        federation.run()
+    assert not (tmp_path / "fed" / "organisations" / "north" / "answered.json").exists()
+
+
+def test_an_answer_cannot_stand_for_another(tmp_path):
+    federation = Set(tmp_path / "fed", small_recipe("fedavg"))
+    first = {}
+
+    def replay(parcel):
+        return first.setdefault((parcel.metadata.src_node_id, parcel.metadata.message_type), parcel)
+
+    federation.grid.on_reply = replay
+    with pytest.raises(RoundError, match="round 2: 0 of 3 clients answered"):
+        federation.run()
+
+
+def _asked(federation, kind="update", client=0, **about):
+    """What north answers to a job."""
+    north = federation.members[100]
+    state = federation.fleet_state
+    job = Job(kind, about.pop("round", 1), Message(state | about.pop("extra", {})), client=client,
+              clients=(client,) if kind == "global" else about.pop("clients", ()))  # fmt: skip
+    header = {"what": "job", "to": 0, "run": "one", "accepted": None, "recipe": federation.fleet._terms,
+              "versions": federation.language} | about  # fmt: skip
+    return Result.from_bytes(north.answer(header, job.to_bytes())[1])
+
+
+@pytest.fixture
+def agreed(tmp_path):
+    from fedloom.deploy.terms import language
+
+    federation = Set(tmp_path / "fed", small_recipe("fedavg"))
+    federation.fleet.wait_for(3, 3, 1)
+    experiment = make_experiment(federation.fleet, federation.recipe)
+    with experiment._make_engine(experiment.setup, federation.recipe.engine) as engine:
+        federation.fleet_state = engine.home.downward()
+    federation.language = language()
+    return federation
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"kind": "generalise"}, "a client does update, evaluate, global"),
+        ({"client": 1}, "it is about another client's data"),
+        ({"round": 3}, "round 3 of 2"),
+        ({"run": "../../etc"}, "it names no run"),
+        ({"recipe": "0" * 64}, "this recipe was not agreed on"),
+        ({"accepted": 1}, "there is no memory of it"),
+        ({"to": 1}, "it is for client 1"),
+        ({"extra": {"model.extra": torch.zeros(1)}}, "'model.extra' is not what this method sends"),
+        ({"extra": {"model.head.weight": torch.zeros(1)}}, "'model.head.weight' is not what this method sends"),
+        ({"versions": {"protocol": "1"}}, "install the same version"),
+    ],
+)
+def test_a_client_refuses(agreed, asked, why):
+    result = _asked(agreed, **asked)
+    assert why in result.error.why
+    assert result.error.trace == ""
+    assert result.message is None
+
+
+def test_a_client_does_what_it_agreed_to(agreed):
+    assert _asked(agreed).message is not None
+    (scores,) = _asked(agreed, kind="global").scores
+    assert sum(scores.total) == len(agreed.task.federation.test[0])
+
+
+def test_consent_has_limits(tmp_path):
+    recipe = small_recipe("fedavg")
+    make_federation(tmp_path / "fed", recipe)
+    federation = Federation.load(tmp_path / "fed" / "server")
+    by_recipe = member(tmp_path / "fed", "north").consent
+    by_recipe.check(recipe, federation, answered=0)
+    by_recipe.check(recipe.with_("storage.memory_mb=7", "data.name=elsewhere"), federation, answered=0)
+    with pytest.raises(RefusalError, match="not the one in this organisation's folder"):
+        by_recipe.check(recipe.with_("training.epochs=9"), federation, answered=0)
+    limited = member(tmp_path / "fed", "north", methods=("fedavg", "fedrep"), max_rounds=4).consent
+    limited.check(recipe.with_("method.name=fedrep", "training.epochs=9"), federation, answered=3)
+    with pytest.raises(RefusalError, match="only fedavg, fedrep may run here"):
+        limited.check(recipe.with_("method.name=fedprox"), federation, answered=0)
+    with pytest.raises(RefusalError, match="training.rounds = 5: this organisation answers 4 at most"):
+        limited.check(recipe.with_("training.rounds=5"), federation, answered=0)
+    with pytest.raises(RefusalError, match="--max-rounds 4: all of them have been answered"):
+        limited.check(recipe, federation, answered=4)
+    with pytest.raises(UserError, match="fedavgg"):
+        member(tmp_path / "fed", "north", methods=("fedavgg",))
+
+
+def test_updates_are_counted_over_all_runs(tmp_path):
+    federation = Set(tmp_path / "fed", small_recipe("fedavg", out=tmp_path / "first"), max_rounds=3)
+    federation.run()
+    again = make_fleet(federation.folder, federation.grid, federation.recipe, run="two")
+    again.wait_for(3, 3, 1)
+    second = make_experiment(again, federation.recipe.with_(out=tmp_path / "second"))
+    with pytest.raises(RoundError, match="round 2: 0 of 3 clients answered"):
+        second.run()
+    assert json.loads((federation.folder / "organisations" / "west" / "answered.json").read_text()) == {"updates": 3}
+
+
+def test_the_consent_summary_says_what_leaves_and_what_stays(tmp_path):
+    make_federation(tmp_path / "fed", small_recipe("fedrep"))
+    north = member(tmp_path / "fed", "north", max_rounds=2)
+    text = "\n".join(north.consent.lines(north.federation, north.task(north.consent.recipe), north.name))
+    left, never = text.split("never left a client")
+    assert "model.extractor.fc1.weight  128×64" in left and "model.head" not in left
+    assert "model.head" in never and "images" in never
+    assert "at most 2 updates" in text
+
+
+def test_the_hash_covers_what_is_computed_and_not_where(tmp_path):
+    recipe = small_recipe("fedavg")
+    make_federation(tmp_path / "fed", recipe)
+    federation = Federation.load(tmp_path / "fed" / "server")
+    mine = fingerprint(recipe, federation)
+    assert fingerprint(recipe.with_("engine.name=processes", "data.name=mnist", out="x"), federation) == mine
+    for change in ("training.rounds=3", "seed=6", "method.name=fedprox", "data.augment=[flip]", "model.name=cnn2"):
+        assert fingerprint(recipe.with_(change), federation) != mine
+    assert fingerprint(recipe, federation.model_copy(update={"classes": tuple("abc")})) != mine
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("method.name=centralized", "pools all data in one place"),
+        ("method.name=fedstyle", "gathers several clients' data"),
+        ("data.normalise=channels", "measured over all clients' images"),
+        ("attack={kind: noise, share: 0.3}", "attack: is for study"),
+    ],
+)
+def test_recipes_that_no_federation_can_follow(change, why):
+    with pytest.raises(UserError, match=why):
+        deployable(small_recipe("fedavg").with_(change))
+
+
+def test_sealed_bytes_open_only_with_the_right_key_and_unchanged():
+    key, other = new_key(), new_key()
+    content = sealed({"a": 1}, b"body", key)
+    assert opened(content, key.public_key()) == ({"a": 1}, b"body")
+    with pytest.raises(MessageError, match="signature"):
+        opened(content, other.public_key())
+    with pytest.raises(MessageError, match="4 bytes, and 3 are allowed"):
+        opened(content, key.public_key(), limit=3)
+    record = dict(content.config_records[RECORD])
+    for name, value in (("about", '{"a": 2}'), ("body", b"bodz"), ("signature", b"")):
+        with pytest.raises(MessageError, match="signature"):
+            opened(RecordDict({RECORD: ConfigRecord(record | {name: value})}), key.public_key())
+    with pytest.raises(MessageError, match="must have about, body and signature"):
+        opened(RecordDict({RECORD: ConfigRecord({"body": b""})}), key.public_key())
+    with pytest.raises(MessageError, match="none of fedloom's"):
+        opened(RecordDict({}), key.public_key())
+
+
+def test_a_server_is_not_told_what_it_did_not_ask(agreed):
+    """An answer of the right key about the wrong client, or with impossible scores, counts as none."""
+    from fedloom.deploy.engine import _check_scores
+    from fedloom.evaluation.scores import Scores
+
+    good = Scores(0, [1, 0], [2, 3], 0.5)
+    _check_scores(good, 0, 2)
+    for bad in (
+        replace(good, client=1), replace(good, right=[3, 0]), replace(good, total=[2]), replace(good, total=[2, "3"]),
+        replace(good, loss="low"), replace(good, right=None),
+    ):  # fmt: skip
+        with pytest.raises(MessageError):
+            _check_scores(bad, 0, 2)

@@ -1,0 +1,150 @@
+"""A whole federation on this machine: a server and three organisations as processes, with TLS and keys."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic, sleep
+
+import httpx
+import pytest
+from federated import NAMES, make_federation, small_recipe
+from safetensors.torch import load_file
+from tiny import same_state, without_times
+
+from fedloom.deploy.certificates import new_key, write_key_pair
+from fedloom.deploy.control import controlling
+from fedloom.deploy.launch import end, free_port, process
+from fedloom.deploy.serving import await_run, begin
+from fedloom.errors import RunError
+from fedloom.experiment import Experiment
+from fedloom.storage.folder import finished
+
+pytestmark = pytest.mark.xdist_group("flower")  # one server for all of them
+PATIENCE = 300.0
+"""Seconds after which something must have happened, on a busy machine."""
+
+
+class Site:
+    """The server and its organisations."""
+
+    def __init__(self, folder: Path, stack: ExitStack):
+        self.folder, self.stack = folder, stack
+        self.server = folder / "server"
+        self.port, self.control_port = free_port(), free_port()
+        make_federation(
+            folder, small_recipe("repper", evaluation__every=2), port=self.port, control_port=self.control_port
+        )
+        self.processes = {"server": self.start("server", "server", "--folder", str(self.server))}
+        for name in NAMES:
+            self.join(name)
+        self.until(self._all_online)
+
+    def start(self, log: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{log}.out").open("ab") as out:
+            child = subprocess.Popen([sys.executable, "-m", "fedloom", "deploy", *arguments], stdout=out, stderr=out)
+        self.stack.callback(end, child)
+        return child
+
+    def join(self, name: str) -> None:
+        self.processes[name] = self.start(
+            name, "client", "--folder", str(self.folder / "organisations" / name), "--yes", "--device", "cpu",
+            "--data", str(self.folder / "data" / f"{name}.npz"), "--allow-methods", "repper,fedcrl",
+        )  # fmt: skip
+
+    def _all_online(self) -> bool:
+        try:
+            with controlling(self.server) as flower:
+                states = flower.nodes()
+        except RunError:  # it is not up yet
+            return False
+        return len(states) == len(NAMES) and set(states.values()) == {"online"}
+
+    def until(self, happened) -> None:
+        limit = monotonic() + PATIENCE
+        while not happened():
+            assert monotonic() < limit, (self.folder / "server.out").read_text()
+            sleep(0.2)
+
+    def rounds(self, name: str) -> list[dict]:
+        path = self.server / "runs" / name / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site") / "fed"
+    with ExitStack() as stack:
+        found = Site(folder, stack)
+        yield found
+        for child in found.processes.values():  # all at once; each is waited for below
+            child.terminate()
+    left = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if str(folder) in _text(path)]
+    assert left == []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:  # it has just ended
+        return ""
+
+
+def _same_as_simulated(site: Site, name: str, recipe, tmp_path: Path) -> None:
+    simulated = Experiment(recipe.with_(out=tmp_path / "simulated"))
+    simulated.run()
+    assert same_state(load_file(site.server / "runs" / name / "models" / "server.safetensors"), simulated.server.state)
+    found = [{k: v for k, v in record.items() if k != "attempts"} for record in site.rounds(name)]
+    assert without_times(found) == without_times(simulated.history)
+
+
+def test_repper_over_tls_gives_what_a_simulation_gives_bit_for_bit(site, tmp_path):
+    recipe = small_recipe("repper", evaluation__every=2)
+    await_run(site.server, begin(site.server, recipe, "first"), PATIENCE)
+    _same_as_simulated(site, "first", recipe, tmp_path)
+    summary = finished(site.server / "runs" / "first")
+    assert summary is not None and summary["clients"] == 3
+    assert not list((site.server / "runs" / "first" / "models").glob("client-*"))
+    for name in NAMES:
+        assert (site.folder / "organisations" / name / "runs" / "first" / "personal.safetensors").exists()
+
+
+def test_organisations_reach_the_fleet_api_alone_and_control_asks_for_its_token(site):
+    def ask(port: int, path: str, **headers: str) -> int:
+        ca = str(site.server / "ca.pem")
+        return httpx.post(f"https://127.0.0.1:{port}{path}", verify=ca, headers=headers).status_code
+
+    token = (site.server / "control.token").read_text()
+    for path in ("/v1/control/list-runs", "/v1/runtime/acquire-task", "/v1/control/../control/list-runs", "/docs"):
+        assert ask(site.port, path, authorization=f"Bearer {token}") == 403
+    assert ask(site.port, "/v1/fleet/pull-messages") not in (200, 403)  # in, and refused there for want of a key
+    assert ask(site.control_port, "/v1/control/list-runs") == 403
+    assert ask(site.control_port, "/v1/control/list-runs", authorization="Bearer " + "0" * 64) == 403
+    with pytest.raises(httpx.ConnectError, match="certificate"):
+        httpx.get(f"https://127.0.0.1:{site.port}/v1/fleet/")  # without the federation's CA
+
+
+def test_an_unregistered_key_is_refused(site, tmp_path):
+    write_key_pair(tmp_path, "stranger", new_key())
+    arguments = (
+        "--superlink", f"127.0.0.1:{site.port}", "--root-certificates", str(site.server / "ca.pem"),
+        "--auth-supernode-private-key", str(tmp_path / "stranger.key"), "--isolation", "process",
+        "--host", "127.0.0.1", "--port", str(free_port()),
+    )  # fmt: skip
+    with process("supernode", *arguments, folder=tmp_path) as node:
+        assert node.wait(PATIENCE) != 0
+    assert "Failed to initialize the connection" in (tmp_path / "supernode.log").read_text()
+
+
+def test_fedcrl_with_a_client_that_is_killed_in_a_round_and_restarted(site, tmp_path):
+    fields = {"evaluation__every": 2, "training__min_clients": 3}
+    number = begin(site.server, small_recipe("fedcrl", **fields), "killed", wait=PATIENCE)
+    site.until(lambda: site.rounds("killed"))
+    os.kill(site.processes["west"].pid, signal.SIGKILL)
+    site.processes["west"].wait()
+    site.join("west")
+    await_run(site.server, number, PATIENCE)
+    _same_as_simulated(site, "killed", small_recipe("fedcrl", **fields), tmp_path)

@@ -1,0 +1,113 @@
+"""A federation of three organisations, and a grid that hands messages to them without a network."""
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from flwr.app import Message as Parcel
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedloom.deploy.certificates import read_key, read_public_key
+from fedloom.deploy.engine import Flower
+from fedloom.deploy.fleet import Fleet
+from fedloom.deploy.init import write_federation
+from fedloom.deploy.member import Member, load_member
+from fedloom.deploy.tasks import task_elsewhere
+from fedloom.deploy.terms import Federation
+from fedloom.deploy.worker import reply_to
+from fedloom.experiment import Experiment
+from fedloom.recipe import Recipe
+from fedloom.runs.preparing import make_task
+from fedloom.task import Task
+
+NAMES = ("north", "south", "west")
+
+
+def small_recipe(method: str | dict, **fields) -> Recipe:
+    """Two rounds on some digits; fields go by their paths with `__` for dots."""
+    values = {
+        "method": method,
+        "data": {"name": "digits", "clients": 3, "partition": "dirichlet:0.5", "limit": 200},
+        "training": {"rounds": 2, "batch_size": 16, "optimizer": {"lr": 0.05, "momentum": 0.9}},
+        "engine": {"name": "inline", "device": "cpu"},
+        "seed": 5,
+    }
+    recipe = Recipe.parse(values)
+    return recipe.with_(**{name.replace("__", "."): value for name, value in fields.items()})
+
+
+def make_federation(folder: Path, recipe: Recipe, **ports: int) -> Task:
+    """The folder of `deploy init`, and each organisation's images under data/: what a simulation would give it."""
+    task = make_task(recipe)
+    images, labels = task.dataset.images.numpy(), task.dataset.labels.numpy()
+    federation = Federation(
+        name="digits", host="127.0.0.1", organisations=NAMES, classes=task.dataset.classes, shape=task.shape, **ports
+    )
+    write_federation(folder, federation, recipe)
+    (folder / "data").mkdir()
+    for name, train, test in zip(NAMES, task.federation.train, task.federation.test, strict=True):
+        np.savez(
+            folder / "data" / f"{name}.npz", x_train=images[train], y_train=labels[train], x_test=images[test],
+            y_test=labels[test], classes=np.array(task.dataset.classes),
+        )  # fmt: skip
+    return task
+
+
+def member(folder: Path, name: str, **limits) -> Member:
+    return load_member(folder / "organisations" / name, folder / "data" / f"{name}.npz", device="cpu", **limits)
+
+
+class LoopGrid:
+    """Flower's grid, as far as it is used, with the organisations in this process."""
+
+    def __init__(self, members: dict[int, Member]):
+        self.members = members
+        self.online = set(members)
+        self.silent: set[int] = set()
+        self.since: dict[int, str] = {}
+        self.sent: list[Parcel] = []
+        self.on_request = self.on_reply = lambda parcel: parcel
+        self._waiting: dict[str, Parcel] = {}
+        self._numbers = itertools.count(1)
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1  # Flower sets these in its processes
+
+    def get_nodes(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(node_id=node, last_activated_at=self.since.get(node, "")) for node in self.online]
+
+    def push_messages(self, parcels: list[Parcel]) -> list[str]:
+        names = []
+        for parcel in parcels:
+            name = f"parcel {next(self._numbers)}"
+            parcel.metadata.__dict__["_message_id"] = name
+            self._waiting[name] = parcel
+            self.sent.append(parcel)
+            names.append(name)
+        return names
+
+    def pull_messages(self, names: list[str]) -> list[Parcel]:
+        parcels = [self._waiting[name] for name in names if name in self._waiting]
+        return [
+            self.on_reply(reply_to(self.members[parcel.metadata.dst_node_id], self.on_request(parcel)))
+            for parcel in parcels
+            if parcel.metadata.dst_node_id in self.online - self.silent
+        ]
+
+
+def make_fleet(folder: Path, grid: LoopGrid, recipe: Recipe, run: str = "one") -> Fleet:
+    server = folder / "server"
+    keys = {c: read_public_key(server / "organisations" / f"{name}.pub") for c, name in enumerate(NAMES)}
+    nodes = {100 + c: c for c in range(len(NAMES))}
+    return Fleet(grid, Federation.load(server), nodes, keys, read_key(server / "coordinator.key"), recipe, run)
+
+
+def make_experiment(fleet: Fleet, recipe: Recipe, timeout: float = 5, **options) -> Experiment:
+    """As the server has it."""
+    return Experiment(
+        recipe.with_("storage.personal_models=false", "storage.checkpoint_every=1"),
+        task=task_elsewhere(recipe, fleet.federation, fleet.train, fleet.test),
+        engine=lambda setup, settings: Flower(
+            setup, settings, fleet, needed=recipe.training.min_clients, wait=2, timeout=timeout
+        ),
+        **options,
+    )
