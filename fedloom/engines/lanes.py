@@ -74,7 +74,9 @@ class Lanes(Engine):
         self._wanted = len(self._alive)
         self._spent: deque[tuple[Message, torch.cuda.Event]] = deque()
         """Lanes' messages, until they have been copied."""
-        self._notes = Notes(AHEAD * len(self._alive) + 1, Message(self.home.sent))
+        self._notes = Notes(
+            AHEAD * len(self._alive) + 1, Message(self.home.sent if setup.wire.up is None else {})
+        )  # what is encoded is looked at when it is decoded
         self._calls = {number: Condition(self._lock) for number in self._alive}  # one lane is woken at a time
         self._idle: set[int] = set()
         self._threads = [Thread(target=self._serve, args=(number, shared), daemon=True) for number in self._alive]

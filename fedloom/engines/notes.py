@@ -33,5 +33,5 @@ class Notes:
         if isinstance(result.loss, Tensor):
             result.loss = float(told[-1])
             told = told[:-1]
-        if result.message is not None:
+        if result.message is not None and self._names:
             result.message.finite = bool(np.isfinite(told[len(told) - len(self._names) :]).all())

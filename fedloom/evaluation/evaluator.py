@@ -129,8 +129,9 @@ class Evaluator:
             scores += result.scores
             message = answers.pop(result.client)
             if result.personal is not None:
-                # what was made for this client alone is nowhere else
-                alone = {f"{RECEIVED}{n}": t for n, t in message.items() if t is not state[n]}
+                # what was made for this client alone, or came to it in a smaller form, is nowhere else
+                got = engine.setup.wire.at_client(message, engine.home.initial)
+                alone = {f"{RECEIVED}{n}": t for n, t in got.items() if t is not state[n]}
                 self.folder.write_model(f"client-{result.client:05d}", alone | result.personal)
         return sorted(scores, key=lambda s: s.client)
 
