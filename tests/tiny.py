@@ -44,15 +44,27 @@ def tiny_task(model: str = "mlp", augment: tuple[str, ...] = ("crop:1", "noise:0
     )
 
 
+HEADS = {"head_epochs": 3, "head_steps": 5}
 SMALL = {
-    "fedstyle": {"style_epochs": 2, "head_epochs": 3, "head_steps": 5},
+    "fedstyle": {"style_epochs": 2, **HEADS},
     "fedbabu": {"ft_epochs": 2},
-    "fedavg+ft": {"ft_epochs": 2},
-    "repper": {"head_epochs": 3, "head_steps": 5},
+    "repper": HEADS,
     "fedrep": {"personal_epochs": 3},
     "fedala": {"most_epochs": 10},
 }
 """What takes many epochs, made to take few: these runs are about equal numbers, not good ones."""
+
+
+def small(method: str | dict, objective: str = "labels") -> dict:
+    """A method with few epochs of its own."""
+    given = {"name": method} if isinstance(method, str) else method
+    base, *added = given["name"].split("+")
+    fields = SMALL.get(base, {})
+    if "ft" in added:
+        fields = fields | {"ft_epochs": 2}
+    elif added or objective != "labels":  # heads, or the probes that stand in for labels
+        fields = fields | HEADS
+    return fields | given
 
 
 def tiny_run(method: str | dict, **options):
@@ -67,8 +79,10 @@ def tiny_experiment(
     **fields,
 ):  # fmt: skip
     """Three rounds with part of the clients; fields go by their paths with `__` for dots."""
+    objective = fields.pop("objective", "labels")
     values = {
-        "method": {"name": method} | SMALL.get(method, {}) if isinstance(method, str) else method,
+        "method": small(method, objective),
+        "objective": objective if objective != "labels" else None,
         "engine": {"name": engine, "workers": workers, "device": "cpu"},
         "training": {
             "rounds": 3, "fraction": 0.6, "batch_size": 16, "schedule": "step:3=0.5",

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny import same_state, tiny_dataset, tiny_run, tiny_task, without_times
 
+from fedloom.data import Federation
 from fedloom.engines.base import Engine
 from fedloom.engines.recording import undone
 from fedloom.engines.tracing import Compiled, Draws, trace
@@ -49,9 +50,17 @@ class TracedEngine(Engine):
             yield perform(self.lanes[turn % 2], job)
 
 
+def few_sizes():
+    """Batches of 16 and of 5 only: every size is traced anew, which takes its time."""
+    task = tiny_task()
+    train = [samples[:size] for samples, size in zip(task.federation.train, (32, 32, 21), strict=False)]
+    return replace(task, federation=Federation(train, task.federation.test[:3]))
+
+
 @pytest.mark.parametrize("method", sorted(REGISTRY))
 def test_traced_steps_equal_eager_bit_for_bit(method):
-    expected, got = tiny_run(method), tiny_run(method, engine="traced-for-tests")
+    fields = {"task": few_sizes(), "training__rounds": 2, "training__fraction": 1.0}
+    expected, got = tiny_run(method, **fields), tiny_run(method, engine="traced-for-tests", **fields)
     assert same_state(got.server.state, expected.server.state)
     assert without_times(got.history) == without_times(expected.history)
 

@@ -11,12 +11,13 @@ from using import invoke, last_line, write_pictures
 
 import fedloom
 from fedloom import UserError
+from fedloom.cli import base
 
 
 def test_predictions_as_table_csv_and_json(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(base.out, "_width", 200)
     folder = write_pictures(tmp_path / "some", {6: 3, 9: 2}, start=100)
     (folder / "notes.txt").write_text("no picture")
     files = sorted(str(path) for path in folder.rglob("*.png"))
