@@ -9,22 +9,19 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
 from fedloom.engines import Engine, EngineSettings, make_engine
-from fedloom.envelope import MessageError, signature
-from fedloom.errors import UserError
+from fedloom.envelope import signature
 from fedloom.evaluation.evaluator import Answer, Evaluator
 from fedloom.evaluation.scores import Scores
 from fedloom.evaluation.summary import summary_of
+from fedloom.exchange import Exchange
 from fedloom.failing.attendance import Attendance
-from fedloom.failing.failures import Failure, RoundError
-from fedloom.job import Job, Result
-from fedloom.lane import Lane, Setup
+from fedloom.failing.failures import RoundError
+from fedloom.lane import Setup
 from fedloom.message import Message
 from fedloom.parts import State
-from fedloom.randomness import numpy_generator
 from fedloom.recipe import Recipe
 from fedloom.report.log import logging_to
 from fedloom.report.writers import Writers, refuse_missing
@@ -32,11 +29,12 @@ from fedloom.room import refuse_model_without_room
 from fedloom.runs.interrupts import Interrupted, Interrupts
 from fedloom.runs.preparing import make_task
 from fedloom.runs.resuming import ended, fingerprint, refuse_other_data, tell_other_versions
+from fedloom.sampling import Sampling
 from fedloom.server import Server
 from fedloom.storage.checkpoint import Checkpoints
 from fedloom.storage.folder import SUMMARY, RunFolder, holds_run, without_nan
 from fedloom.storage.memory import ClientStore
-from fedloom.task import EVERYONE, Task, longest_first
+from fedloom.task import EVERYONE, Task
 from fedloom.trust.ledger import FILE as LEDGER
 from fedloom.trust.ledger import Ledger
 from fedloom.trust.sections import Trust
@@ -65,33 +63,17 @@ class Experiment:
         self.on_round = on_round
         self.setup = Setup(self.task, self.method, recipe.training, recipe.seed, recipe.wire)
         self.history: list[Record] = []
-        newcomers = set(self.task.federation.newcomers)
-        self.participants = [c for c in range(self.task.clients) if c not in newcomers]
-        self.trainers = [EVERYONE] if self.method.pooled else self.participants
         self._told: set[str] = set()
         refuse_missing(recipe.log)
-        self._refuse_too_few()
+        self.sampling = Sampling(recipe, self.task, pooled=self.method.pooled)
         refuse_model_without_room(self.task)
-        self.trust = Trust(recipe, self.method, self.trainers, self._per_round)
+        self.trust = Trust(recipe, self.method, self.sampling)
         self.ledger = Ledger()
 
     @property
     def scores(self) -> list[Scores]:
         """Every client's, at the last evaluation."""
         return self.evaluator.scores
-
-    def _refuse_too_few(self) -> None:
-        needed, asked = self.recipe.training.min_clients, self._per_round
-        if asked == 0:
-            raise UserError(
-                f"training.fraction = {self.recipe.training.fraction:g}: selects none of {len(self.trainers)} clients; "
-                f"{1 / len(self.trainers):.2g} selects one"
-            )
-        if needed > asked:
-            raise UserError(
-                f"training.min_clients = {needed}: {asked} of {len(self.trainers)} clients take part in a round; lower "
-                "it, or raise training.fraction"
-            )
 
     def run(self, *, resume: bool = False) -> Record:
         """All rounds; returns the summary, which is also in the run folder with everything else.
@@ -115,7 +97,7 @@ class Experiment:
         ):
             self.server = Server(
                 engine.home,
-                federation=len(self.trainers),
+                federation=len(self.sampling.trainers),
                 clients=self.remembered,
                 combination=self.trust.combination,
             )
@@ -193,7 +175,7 @@ class Experiment:
         """One communication round, and its evaluation when it is due."""
         start = perf_counter()
         training = self.recipe.training
-        attendance, chosen, tally, messages = self._ask(engine, round)
+        attendance, chosen, exchange, messages = self._ask(engine, round)
         self.method.combine(self.server, self.trust.sealed(messages))
         for _ in messages:  # a method that combines nothing still has its clients work
             pass
@@ -201,7 +183,7 @@ class Experiment:
             "round": round,
             "lr": training.lr(round),
             "clients": attendance.answered,
-            **tally.per_client(),
+            **exchange.record(),
             **attendance.record(),
             **self.trust.record(round, chosen),
         }
@@ -212,63 +194,26 @@ class Experiment:
         record["seconds"] = perf_counter() - start
         return record
 
-    def _ask(self, engine: Engine, round: int) -> tuple[Attendance, list[int], "_Tally", Iterator[Message]]:
+    def _ask(self, engine: Engine, round: int) -> tuple[Attendance, list[int], Exchange, Iterator[Message]]:
         """Has clients work, and others if too few answer: `min_clients` answers are there before any is combined."""
         training = self.recipe.training
         asked: set[int] = set()
         expected = signature(engine.home.sent)
         skip = training.on_error == "skip"
         for attempt in range(ATTEMPTS):
-            chosen = self._sample(round, attempt, asked)
+            chosen = self.sampling.draw(round, attempt, asked)
             asked |= set(chosen)
             self.server.begin(round)
-            tally = _Tally()
+            exchange = Exchange(self.recipe, self.setup, self.memory, self.ledger, round=round, attempt=attempt)
             attendance = Attendance(expected, round=round, attempt=attempt, skip=skip, told=self._told)
-            given: dict[int, Message] = {}
-            jobs = self._update_jobs(round, chosen, tally, attempt, given)
-            noted = self._noted(self.trust.run(engine, jobs), round)
-            results = attendance.present(self._unpacked(noted, given, engine.home))
-            needed = 0 if self.trust.poisson else training.min_clients  # a Poisson sample may have nobody
+            jobs = exchange.jobs(chosen, self._messages(chosen))
+            results = attendance.present(exchange.read(self.trust.run(engine, jobs), engine.home))
+            needed = 0 if self.sampling.poisson else training.min_clients  # a Poisson sample may have nobody
             first = list(islice(results, needed))
             if len(first) == needed:
-                return attendance, chosen, tally, self._accepted(chain(first, results), tally)
+                return attendance, chosen, exchange, exchange.accepted(chain(first, results))
             attendance.too_few(needed, ATTEMPTS - attempt - 1)
         raise AssertionError("the last attempt raises")
-
-    @property
-    def _per_round(self) -> int:
-        share = int(self.recipe.training.fraction * len(self.trainers) + 0.5)
-        return max(1, share) if self.method.pooled else share
-
-    def _sample(self, round: int, attempt: int = 0, asked: Iterable[int] = ()) -> list[int]:
-        """Who takes part, the longest first: that order is also the order of summation, on every engine.
-
-        When a round is retried, those who were not asked before come first.
-        """
-        if attempt == 0:
-            generator = numpy_generator(self.recipe.seed, round, "sample")
-            if self.trust.poisson:  # perhaps nobody
-                draw = np.flatnonzero(generator.random(len(self.trainers)) < self.recipe.training.fraction)
-            else:
-                draw = generator.choice(len(self.trainers), self._per_round, replace=False)
-            return longest_first(self.task, (self.trainers[i] for i in draw))
-        order = numpy_generator(self.recipe.seed, round, "sample", attempt).permutation(self.trainers)
-        others_first = sorted((int(c) for c in order), key=set(asked).__contains__)
-        return longest_first(self.task, others_first[: self._per_round])
-
-    def _update_jobs(
-        self, round: int, clients: list[int], tally: "_Tally", attempt: int, given: dict[int, Message]
-    ) -> Iterator[Job]:
-        """Made as an engine asks for them, so that few clients' memories are in RAM at once. Notes what is `given`."""
-        message_for = self._messages(clients)
-        for client in clients:
-            message = given[client] = message_for(client)
-            tally.add_sent(0 if self.method.pooled else message.nbytes)
-            if not self.method.pooled:
-                self.ledger.add("down", round, client, message)
-            fault, delay = self.recipe.faults.draw(self.recipe.seed, round, client, attempt)
-            memory = self.memory.get(client)
-            yield Job("update", round, message, client=client, memory=memory, fault=fault, delay=delay)
 
     def _messages(self, clients: Iterable[int]) -> Answer:
         """What each client gets, made before the first of them answers: answers change what the server knows."""
@@ -283,36 +228,6 @@ class Experiment:
             return lambda client: packed(Message(self.method.message_for(self.server, client), client=client))
         shared = packed(Message(self.method.message_for(self.server, EVERYONE)))
         return lambda client: shared
-
-    def _noted(self, results: Iterator[Result], round: int) -> Iterator[Result]:
-        """What leaves a client is in the ledger, whatever becomes of it."""
-        for result in results:
-            if result.message is not None and not self.method.pooled:
-                self.ledger.add("up", round, result.client, result.message)
-            yield result
-
-    def _unpacked(self, results: Iterator[Result], given: dict[int, Message], home: Lane) -> Iterator[Result]:
-        """Messages as the server reads them; one that cannot be read is a failure like others."""
-        wire = self.setup.wire
-        for result in results:
-            received = given.pop(result.client, None)
-            if result.message is not None and received is not None and wire.up is not None:
-                try:
-                    basis = wire.at_client(received, home.initial)
-                    result.message = wire.at_server(result.message, basis, home.sent)
-                except MessageError as error:
-                    result = Result(result.client, error=Failure("invalid", str(error)))
-            yield result
-
-    def _accepted(self, results: Iterator[Result], tally: "_Tally") -> Iterator[Message]:
-        """Messages one by one; a client's memory is committed together with its message."""
-        for result in results:
-            assert result.message is not None
-            assert result.memory is not None
-            tally.up += 0 if self.method.pooled else result.message.nbytes
-            tally.add_loss(None if result.loss is None else float(result.loss), result.message.samples)
-            self.memory[result.client] = result.memory
-            yield result.message
 
     def _finish(self, unshared: State) -> Record:
         """Writes the last files of the run folder."""
@@ -331,26 +246,3 @@ class Experiment:
         self.folder.write_json(SUMMARY, summary)
         self.checkpoints.remove()
         return summary
-
-
-class _Tally:
-    """Bytes and losses of a round's clients."""
-
-    def __init__(self) -> None:
-        self.up = self.down = self.sent = self.jobs = self.samples = 0
-        self.loss = 0.0
-
-    def add_sent(self, nbytes: int) -> None:
-        self.sent += 1
-        self.down += nbytes
-
-    def add_loss(self, loss: float | None, samples: int) -> None:
-        self.jobs += 1
-        if loss is not None:
-            self.loss += loss * samples
-            self.samples += samples
-
-    def per_client(self) -> Record:
-        loss = self.loss / self.samples if self.samples else None
-        up, down = self.up // max(1, self.jobs), self.down // max(1, self.sent)
-        return {"loss": loss, "up_bytes": up, "down_bytes": down}

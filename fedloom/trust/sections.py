@@ -18,6 +18,7 @@ from fedloom.trust.sealed import Sealed
 if TYPE_CHECKING:
     from fedloom.methods.base import Method
     from fedloom.recipe import Recipe
+    from fedloom.sampling import Sampling
 
 log = logging.getLogger("fedloom")
 
@@ -25,7 +26,8 @@ log = logging.getLogger("fedloom")
 class Trust:
     """The sections `robust`, `attack` and `privacy`. Without them nothing is changed, in any bit."""
 
-    def __init__(self, recipe: "Recipe", method: "Method", clients: list[int], participants: int):
+    def __init__(self, recipe: "Recipe", method: "Method", sampling: "Sampling"):
+        clients, participants = sampling.trainers, sampling.per_round
         robust, attack, privacy = recipe.robust, recipe.attack, recipe.privacy
         if method.pooled and (section := "robust" if robust else "attack" if attack else None):
             raise UserError(
@@ -36,12 +38,11 @@ class Trust:
         self.combination: Combination | None = None
         self.attack = Attack(attack, clients, recipe.seed, uncounted=method.by.values()) if attack else None
         self.spending: Spending | None = None
-        self.poisson = privacy is not None and privacy.sampling == "poisson"
         if robust is not None:
             self.combination = RobustAverage(robust, method, participants)
         if privacy is not None:
             fraction = recipe.training.fraction
-            meant = fraction * len(clients) if self.poisson else participants
+            meant = fraction * len(clients) if sampling.poisson else participants
             self.combination = PrivateAverage(privacy, method, meant, recipe.seed)
             self.spending = Spending(privacy, len(clients), fraction, participants)
         if self.combination is not None and use_of_messages(method) == "unknown":

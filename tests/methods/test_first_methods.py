@@ -154,7 +154,7 @@ def test_newcomers_never_train_and_are_reported_apart():
     run = tiny_run("fedavg", task=task, training__fraction=1.0)
     assert run.history[-1]["clients"] == 4
     assert set(run.memory) == set()
-    assert run.participants == [0, 2, 4, 5]
+    assert run.sampling.participants == [0, 2, 4, 5]
     assert run.history[-1]["newcomer_accuracy"] is not None
 
 

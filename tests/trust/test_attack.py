@@ -60,7 +60,9 @@ def test_the_record_counts_the_hostile_of_a_round_and_engines_agree():
     assert same_state(one.server.state, other.server.state)
     hostile = one.trust.attack.hostile
     assert len(hostile) == 2
-    assert [record["hostile"] for record in one.history] == [len(hostile & set(one._sample(r))) for r in (1, 2, 3)]
+    assert [record["hostile"] for record in one.history] == [
+        len(hostile & set(one.sampling.draw(r))) for r in (1, 2, 3)
+    ]
 
 
 def test_the_median_stays_among_the_honest_where_the_mean_does_not(monkeypatch):

@@ -41,7 +41,7 @@ def test_names_shapes_and_types_are_those_of_the_messages(tmp_path):
     expected = {name: (list(t.shape), str(t.dtype)) for name, t in run.server.state.items()}
     assert {t["name"]: (t["shape"], "torch." + t["dtype"]) for t in entry["tensors"]} == expected
     assert entry["rounds"] == [[1, 3]]
-    took_part = {client for r in (1, 2, 3) for client in run._sample(r)}
+    took_part = {client for r in (1, 2, 3) for client in run.sampling.draw(r)}
     assert entry["clients"] == len(took_part)
     assert entry["client_ids"] == ranges(took_part)
 

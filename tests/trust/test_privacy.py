@@ -149,7 +149,7 @@ def test_poisson_sampling_lets_each_client_join_by_itself_perhaps_nobody():
     assert run.trust.combination.participants == pytest.approx(1.2)
     empty = run.history[counts.index(0)]
     assert empty["up_bytes"] == 0 and empty["loss"] is None
-    drawn = [len(run._sample(r)) for r in range(1, 3001)]
+    drawn = [len(run.sampling.draw(r)) for r in range(1, 3001)]
     assert np.mean(drawn) == pytest.approx(1.2, abs=0.1)  # 6 × 0.2, standard error 0.018
 
 
