@@ -77,7 +77,7 @@ def test_a_slow_client_does_not_let_results_pile_up():
     assert meanwhile[0] <= 1 + AHEAD * 2 + 1  # ahead of the one that is waited for, and one to be given next
 
 
-@pytest.mark.parametrize("method", ["fedavg+ft", "fedcrl", "fedstyle"])
+@pytest.mark.parametrize("method", ["fedavg+ft", "fedstyle"])
 def test_where_forking_is_impossible_workers_are_spawned_and_agree(method, monkeypatch):
     monkeypatch.setattr("fedloom.engines.processes.fork_works", lambda: False)
     expected = tiny_run(method, training__rounds=1)

@@ -50,24 +50,24 @@ class TracedEngine(Engine):
             yield perform(self.lanes[turn % 2], job)
 
 
-def few_sizes():
+def few_sizes(task):
     """Batches of 16 and of 5 only: every size is traced anew, which takes its time."""
-    task = tiny_task()
     train = [samples[:size] for samples, size in zip(task.federation.train, (32, 32, 21), strict=False)]
     return replace(task, federation=Federation(train, task.federation.test[:3]))
 
 
 @pytest.mark.parametrize("method", sorted(REGISTRY))
 def test_traced_steps_equal_eager_bit_for_bit(method):
-    fields = {"task": few_sizes(), "training__rounds": 2, "training__fraction": 1.0}
+    fields = {"task": few_sizes(tiny_task()), "training__rounds": 2, "training__fraction": 1.0}
     expected, got = tiny_run(method, **fields), tiny_run(method, engine="traced-for-tests", **fields)
     assert same_state(got.server.state, expected.server.state)
     assert without_times(got.history) == without_times(expected.history)
 
 
 def test_dropout_is_drawn_before_the_traced_part():
-    task = replace(tiny_task("cnn2", dropout=0.3), dataset=tiny_dataset(shape=(1, 16, 16)))
-    expected, got = tiny_run("fedprox", task=task), tiny_run("fedprox", engine="traced-for-tests", task=task)
+    task = few_sizes(replace(tiny_task("cnn2", dropout=0.3), dataset=tiny_dataset(shape=(1, 16, 16))))
+    fields = {"task": task, "training__rounds": 2, "training__fraction": 1.0}
+    expected, got = tiny_run("fedprox", **fields), tiny_run("fedprox", engine="traced-for-tests", **fields)
     assert same_state(got.server.state, expected.server.state)
 
 

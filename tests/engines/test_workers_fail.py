@@ -72,7 +72,7 @@ def test_a_worker_killed_in_a_round_costs_one_client_and_is_replaced():
         assert len(before & {w.process.pid for w in engine._workers}) == 1
 
 
-def test_workers_killed_while_idle_cost_nobody(start):
+def test_workers_killed_while_idle_cost_nobody():
     with engine_of(get("fedavg")) as engine:
         expected = [r.message["model.head.weight"] for r in engine.run(jobs(engine, range(3)))]
         for worker in engine._workers:

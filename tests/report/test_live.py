@@ -104,6 +104,7 @@ def test_ctrl_c_ends_it_cleanly_after_the_run(command, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "fedloom", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=environment | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's children ignore it
     )  # fmt: skip
     try:
         said = ""

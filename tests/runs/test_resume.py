@@ -409,13 +409,12 @@ def lines(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-@pytest.mark.parametrize("engine", ["inline", "processes"])
-def test_a_soak_in_short_ends_with_the_same_files_and_nothing_left(engine) -> None:
+def test_a_soak_in_short_ends_with_the_same_files_and_nothing_left() -> None:
     soak = Path(fedloom.__file__).parents[1] / "benchmarks" / "soak.py"
-    options = ["--rounds", "24", "--ends", "3", "--every", "4", "--engines", engine, "--seed", "2", "--fork"]
+    options = ["--rounds", "24", "--ends", "3", "--every", "4", "--engines", "processes", "--seed", "2", "--fork"]
     done = subprocess.run([sys.executable, soak, *options], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    row = next(line.split() for line in done.stdout.splitlines() if line.startswith(engine))
+    row = next(line.split() for line in done.stdout.splitlines() if line.startswith("processes"))
     ends, failed, differing, left = row[1], *map(int, row[3:6])
     assert sum(map(int, ends.split("/"))) == 3
     assert failed > 0
