@@ -4,17 +4,18 @@ from fedloom.completion import outline
 
 
 def main() -> None:
-    """The command line; what a shell asks for at Tab is answered without loading it, but for the first time."""
-    if outline.asked() and outline.answered():
-        return
-    from typer.main import get_command
+    """The command line; help and what a shell asks for at Tab are told without loading it, but for the first time."""
+    if outline.enough():
+        app = outline.kept()
+        if app is None:
+            from fedloom import cli
 
+            outline.keep(cli.app)
+            app = outline.kept() or cli.app
+        app()
+        return
     from fedloom import cli
 
-    if outline.asked():
-        outline.keep(get_command(cli.app))
-        if outline.answered():
-            return
     cli.main()
 
 
