@@ -1,21 +1,22 @@
 """`fedloom`, also as `python -m fedloom`."""
 
+from contextlib import suppress
+
 from fedloom.completion import outline
 
 
 def main() -> None:
     """The command line; help and what a shell asks for at Tab are told without loading it, but for the first time."""
-    if outline.enough():
-        app = outline.kept()
-        if app is None:
-            from fedloom import cli
-
-            outline.keep(cli.app)
-            app = outline.kept() or cli.app
-        app()
-        return
+    wanted = outline.enough()
+    if wanted and (app := outline.kept()):
+        with suppress(outline.MoreIsWanted):
+            app()
+            return
+        wanted = False
     from fedloom import cli
 
+    if wanted:
+        outline.keep(cli.app)
     cli.main()
 
 

@@ -14,6 +14,7 @@ from typer.main import get_command
 from typer.models import CommandInfo, OptionInfo
 
 from fedloom.completion.offers import matching
+from fedloom.completion.outline import MoreIsWanted
 
 TYPES = {kind.__name__: kind for kind in (str, int, float, bool, Path)}
 TOLD = ("help", "metavar", "min", "max", "show_default")
@@ -116,7 +117,7 @@ def _completing(offers: list[str]) -> Callable[[str], list[str]]:
 
 def _does_nothing(parameters: list[Parameter]) -> Callable[..., None]:
     def command(**given: Any) -> None:
-        raise AssertionError("an outline was asked to run")
+        raise MoreIsWanted
 
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}

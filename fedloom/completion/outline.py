@@ -24,9 +24,15 @@ FOLDERS = ("cli", "recipes", "methods", "models", "objectives", "engines", "data
 """Where commands, their flags and the names that they offer come from."""
 
 
+class MoreIsWanted(Exception):  # noqa: N818
+    """A command of the outline was to run: `--out --help` is a folder's name."""
+
+
 def enough() -> bool:
-    """Whether the outline is all it takes: a shell wants completions, or somebody help."""
-    return VARIABLE in os.environ or len(sys.argv) == 1 or not FLAGS.isdisjoint(sys.argv)
+    """Whether the outline should be all it takes: a shell wants completions, or somebody help."""
+    return (
+        VARIABLE in os.environ or len(sys.argv) == 1 or (not FLAGS.isdisjoint(sys.argv) and "--debug" not in sys.argv)
+    )
 
 
 def kept() -> "typer.Typer | None":

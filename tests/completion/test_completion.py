@@ -75,6 +75,7 @@ def told_without_the_commands(variables, *words):
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in done.stderr
     *said, loaded = done.stdout.split()
     return said, loaded == "True"
 
@@ -86,6 +87,8 @@ def test_the_first_tab_makes_the_outline_and_later_ones_do_not_load_torch(tmp_pa
     assert told_without_the_commands(asking) == (["fedproto", "fedprox"], False)
     said, loaded = told_without_the_commands({}, "run", "--help")
     assert "--partition" in said and not loaded
+    said, loaded = told_without_the_commands({}, "recipe", "--method", "--help")  # no help is asked for: that is a name
+    assert loaded and said == []
 
 
 def words_of_all_commands():
