@@ -7,6 +7,7 @@ export OMP_NUM_THREADS := 1
 
 demo: $(VENV)/.user
 	$(BIN)/fedloom compare demo
+	@echo "look at it: source $(BIN)/activate, then: fedloom report RUN_FOLDER"
 
 test: lint types unit
 

@@ -1,20 +1,22 @@
 """`fedloom`, also as `python -m fedloom`."""
 
+from contextlib import suppress
+
 from fedloom.completion import outline
 
 
 def main() -> None:
-    """The command line; what a shell asks for at Tab is answered without loading it, but for the first time."""
-    if outline.asked() and outline.answered():
-        return
-    from typer.main import get_command
-
+    """The command line; help and what a shell asks for at Tab are told without loading it, but for the first time."""
+    wanted = outline.enough()
+    if wanted and (app := outline.kept()):
+        with suppress(outline.MoreIsWanted):
+            app()
+            return
+        wanted = False
     from fedloom import cli
 
-    if outline.asked():
-        outline.keep(get_command(cli.app))
-        if outline.answered():
-            return
+    if wanted:
+        outline.keep(cli.app)
     cli.main()
 
 

@@ -167,6 +167,19 @@ def test_methods_as_json_have_the_promised_shape() -> None:
     assert all(p["what"] for p in by_name["fedprox"]["parameters"])
 
 
+def test_the_paper_of_a_method_that_inherits_it_is_told_as_that_of_another() -> None:
+    papers = {
+        name: last_line(invoke("methods", name, "--json"))["methods"][0]["paper"] for name in ("fedavg", "fedavg+ft")
+    }
+    assert papers["fedavg"].startswith("McMahan")
+    assert papers["fedavg+ft"] == f"built on FedAvg: {papers['fedavg']}"
+
+
+def test_paragraphs_of_help_flow_to_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert "names are in the file's metadata." in invoke("export", "--help").stdout
+
+
 def test_methods_lists_all_and_explains_one() -> None:
     listed = invoke("methods").stdout
     assert all(name in listed for name in ("local", "centralized", "fedavg", "fedprox"))

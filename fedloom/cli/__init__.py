@@ -5,10 +5,12 @@ import sys
 from rich.markup import escape
 
 from fedloom.cli import deploy, look, new, report, reproduce, run, sweep, use
-from fedloom.cli.base import app, err
+from fedloom.cli.base import app, err, flow
 from fedloom.errors import RunError, UserError
 
 __all__ = ["app", "deploy", "look", "main", "new", "report", "reproduce", "run", "sweep", "use"]
+
+flow(app)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import cleandoc
 from typing import Any
 
 import typer
@@ -25,6 +26,16 @@ app = typer.Typer(
 
 out = Console()
 err = Console(stderr=True)
+
+
+def flow(commands: typer.Typer) -> None:
+    """Lets paragraphs of help texts flow to the terminal's width: typer would keep the line breaks of the source."""
+    for command in commands.registered_commands:
+        paragraphs = cleandoc((command.callback and command.callback.__doc__) or "").split("\n\n")
+        command.help = "\n\n".join(text.replace("\n", " ") for text in paragraphs)
+    for group in commands.registered_groups:
+        if group.typer_instance:
+            flow(group.typer_instance)
 
 
 def show_json(value: Any) -> None:

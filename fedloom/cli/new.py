@@ -3,6 +3,7 @@
 import re
 from enum import StrEnum
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Annotated
@@ -54,7 +55,8 @@ def new(
     if as_json:
         show_json({"files": [str(path) for path in written], "use": use})
         return
-    for line in (f"written: {written[0]}, {written[1]}", f"test it: pytest {written[1]}", f"run it:  {use}"):
+    test = f"pytest {written[1]}" + ("" if find_spec("pytest") else "      (after: pip install pytest)")
+    for line in (f"written: {written[0]}, {written[1]}", f"test it: {test}", f"run it:  {use}"):
         out.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

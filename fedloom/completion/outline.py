@@ -1,103 +1,71 @@
-"""The commands without what they do, kept in a file: Tab answers out of it, and need not wait for torch.
+"""The commands without what they do, kept in a file: Tab and --help are answered out of it, and do not wait for torch.
 
-It is made by the first Tab, and again when the command line or what is installed has changed.
+It is made when it is first needed, and again when the command line or what is installed has changed.
 """
 
 import hashlib
 import json
 import os
+import sys
 from contextlib import suppress
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
 
 VARIABLE = "_FEDLOOM_COMPLETE"
 """Set by the shell when it asks for completions."""
+FLAGS = {"--help", "--show-completion", "--install-completion"}
 GROUPS = ("fedloom.methods", "fedloom.models", "fedloom.datasets", "fedloom.objectives")
+PACKAGE = Path(__file__).parents[1]
+FOLDERS = ("cli", "recipes", "methods", "models", "objectives", "engines", "data", "use", "completion")
+"""Where commands, their flags and the names that they offer come from."""
 
 
-def asked() -> bool:
-    """Whether a shell wants completions (and not the script that asks for them)."""
-    return os.environ.get(VARIABLE, "").startswith("complete")
+class MoreIsWanted(Exception):  # noqa: N818
+    """A command of the outline was to run: `--out --help` is a folder's name."""
 
 
-def answered() -> bool:
-    """Prints what a shell asks for, if there is an outline to tell it from."""
+def enough() -> bool:
+    """Whether the outline should be all it takes: a shell wants completions, or somebody help."""
+    return (
+        VARIABLE in os.environ or len(sys.argv) == 1 or (not FLAGS.isdisjoint(sys.argv) and "--debug" not in sys.argv)
+    )
+
+
+def kept() -> "typer.Typer | None":
+    """The commands of the outline, if there is one."""
     try:
         outline = json.loads(_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    from typer._completion_classes import completion_init
-    from typer.completion import shell_complete
+        return None
+    from fedloom.completion.commands import app_of
 
-    completion_init()
-    shell_complete(_command("fedloom", outline), {}, "fedloom", VARIABLE, os.environ[VARIABLE])
-    return True
+    return app_of(outline)
 
 
-def keep(command: Any) -> None:
-    """Writes the outline of a command, so that the next Tab is fast; older ones go."""
-    file = _file()
+def keep(app: "typer.Typer") -> None:
+    """Writes the outline of the commands, so that the next time is fast; older ones go."""
+    from fedloom.completion.commands import outline_of
+
+    file, outline = _file(), json.dumps(outline_of(app), default=str)
     with suppress(OSError):  # no place for it is no reason to fail
         file.parent.mkdir(parents=True, exist_ok=True)
         for old in file.parent.glob("completion-*.json"):
             old.unlink()
         own = file.with_suffix(f".{os.getpid()}")
-        own.write_text(json.dumps(_outline(command)), encoding="utf-8")
+        own.write_text(outline, encoding="utf-8")
         own.replace(file)
 
 
 def _file() -> Path:
     """Its name tells what it was made of."""
-    package = Path(__file__).parent
-    made_of: list[object] = [version("typer"), str(package)]
-    for folder in ("cli", "recipes", "methods", "models", "engines", "data/sources"):
-        made_of += sorted((str(file), file.stat().st_mtime_ns) for file in (package / folder).rglob("*.[py]*"))
+    made_of: list[object] = [version("typer"), str(PACKAGE)]
+    for folder in FOLDERS:
+        found = [file for ending in ("*.py", "*.yaml") for file in (PACKAGE / folder).rglob(ending)]
+        made_of += sorted((str(file), file.stat().st_mtime_ns) for file in found)
     made_of += sorted((entry.group, entry.name) for group in GROUPS for entry in entry_points(group=group))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "fedloom" / f"completion-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.json"
-
-
-def _outline(command: Any) -> dict[str, Any]:
-    import click
-
-    context = click.Context(command)
-    return {
-        "help": command.get_short_help_str(),
-        "parameters": [
-            {
-                "names": parameter.opts + parameter.secondary_opts,
-                "option": isinstance(parameter, click.Option),
-                "flag": getattr(parameter, "is_flag", False),
-                "multiple": parameter.multiple or parameter.nargs != 1,
-                "help": getattr(parameter, "help", None),
-                "offers": [item.value for item in parameter.shell_complete(context, "") if item.type == "plain"],
-            }
-            for parameter in command.get_params(context)
-        ],
-        "commands": {name: _outline(inner) for name, inner in sorted(getattr(command, "commands", {}).items())},
-    }
-
-
-def _command(name: str, outline: dict[str, Any]) -> Any:
-    import click
-
-    inner = {each: _command(each, told) for each, told in outline["commands"].items()}
-    parameters = [_parameter(click, told) for told in outline["parameters"]]
-    if inner:
-        return click.Group(name, commands=inner, params=parameters, short_help=outline["help"])
-    return click.Command(name, params=parameters, short_help=outline["help"])
-
-
-def _parameter(click: Any, told: dict[str, Any]) -> Any:
-    from click.shell_completion import CompletionItem
-
-    from fedloom.completion.offers import matching
-
-    def complete(context: Any, parameter: Any, incomplete: str) -> list[Any]:
-        return [CompletionItem(value) for value in matching(told["offers"], incomplete)]
-
-    if told["option"]:
-        kind = {"is_flag": True} if told["flag"] else {"multiple": told["multiple"], "shell_complete": complete}
-        return click.Option(told["names"], help=told["help"], **kind)
-    return click.Argument(told["names"], required=False, nargs=-1 if told["multiple"] else 1, shell_complete=complete)

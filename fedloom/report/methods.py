@@ -40,7 +40,7 @@ def method_info(name: str) -> dict[str, Any]:
         "private": uncovered(method) is None,
         "not_private": uncovered(method),
         "global": method.has_global,
-        "paper": method.paper,
+        "paper": _paper(type(method)),
         "parameters": [
             {"name": n, "default": default, "what": methods.field_docs(type(method)).get(n, "")}
             for n, default in methods.hyperparameters(type(method)).items()
@@ -48,21 +48,26 @@ def method_info(name: str) -> dict[str, Any]:
     }
 
 
+def _paper(kind: type[methods.Method]) -> str:
+    """Its own; that of the method it is built on is told as such."""
+    owner = next(one for one in kind.__mro__ if "paper" in vars(one))
+    return kind.paper if owner is kind or not kind.paper else f"built on {owner.__name__}: {kind.paper}"
+
+
 def explain(out: Console, row: dict[str, Any]) -> None:
     """One method, in full."""
-    out.print(f"[bold]{row['name']}[/bold]  {escape(row['what'])}", highlight=False)
-    if row["more"]:
-        out.print(Padding(Text(row["more"]), (0, 0, 0, 2)))
+    lines = [row["more"]] if row["more"] else []
     for name in ("paper", "shares", "sends", "receives", "keeps"):
         value = row[name] if isinstance(row[name], str) else ", ".join(row[name])
         if value:
-            out.print(f"  {name}: {value}", highlight=False, markup=False)
+            lines.append(f"{name}: {value}")
     leaves = ", ".join(row["leaves"]) or "no tensors"
-    told = [f"leaves a client: {leaves}; its number of samples, losses and test results; nothing else (images, labels)"]
+    lines.append(
+        f"leaves a client: {leaves}; its number of samples, losses and test results; nothing else (images, labels)"
+    )
     for name, section in (("robust", "robust rules"), ("private", "differential privacy")):
-        told.append(f"{section}: " + ("yes" if row[name] else f"no, it {row['not_' + name]}"))
-    for line in told:
-        out.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
-    for parameter in row["parameters"]:
-        line = f"  {parameter['name']} = {parameter['default']}  {parameter['what']}"
-        out.print(line, highlight=False, markup=False)
+        lines.append(f"{section}: " + ("yes" if row[name] else f"no, it {row['not_' + name]}"))
+    lines += [f"{one['name']} = {one['default']}  {one['what']}" for one in row["parameters"]]
+    out.print(f"[bold]{row['name']}[/bold]  {escape(row['what'])}", highlight=False)
+    for line in lines:
+        out.print(Padding(Text(line), (0, 0, 0, 2)))

@@ -114,8 +114,10 @@ def read_ledger(run: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no JSON"
+        inner = min(run.glob(f"*/{FILE}"), default=None)  # a comparison or a sweep
+        such_as = "runs/NAME" if inner is None else inner.parent
         raise UserError(
-            f"RUN = '{run}': {FILE} cannot be read ({reason}); give the folder of a run, such as runs/NAME"
+            f"RUN = '{run}': {FILE} cannot be read ({reason}); give the folder of a run, such as {such_as}"
         ) from None
     if not isinstance(found, dict) or "messages" not in found or "never" not in found:
         raise UserError(f"RUN = '{run}': {FILE} is no ledger; give the folder of a run, such as runs/NAME")

@@ -1,4 +1,4 @@
-"""Tab: what a shell is offered, and that it need not wait for torch."""
+"""Tab and --help: what a shell is offered, what help says, and that neither waits for torch."""
 
 import os
 import subprocess
@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.main import get_command
+from typer.testing import CliRunner
 
 from fedloom import cli, methods
 from fedloom.completion import outline
+from fedloom.completion.commands import outline_of
 from fedloom.completion.offers import matching
 from fedloom.engines import ENGINES
 from fedloom.models import models
@@ -22,7 +23,7 @@ def _a_cache_of_its_own(monkeypatch, tmp_path):
 
 @pytest.fixture
 def kept():
-    outline.keep(get_command(cli.app))
+    outline.keep(cli.app)
 
 
 def offered(capsys, monkeypatch, line):
@@ -31,7 +32,10 @@ def offered(capsys, monkeypatch, line):
     monkeypatch.setenv("_FEDLOOM_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", line)
     monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
-    assert outline.asked() and outline.answered()
+    app = outline.kept()
+    assert outline.enough() and app is not None
+    with pytest.raises(SystemExit, match="0"):
+        app([], prog_name="fedloom")
     return capsys.readouterr().out.split()
 
 
@@ -63,26 +67,80 @@ def test_where_no_name_fits_files_are_offered(capsys, monkeypatch):
     assert matching(["fedavg"], "local,min") == ["local,mine.py", "local,minutes/"]
 
 
-def test_the_first_tab_makes_the_outline_and_later_ones_do_not_load_torch(tmp_path):
+def told_without_the_commands(variables, *words):
+    """What `fedloom` prints, and whether torch was loaded for it."""
     code = (
-        "import sys; from fedloom.__main__ import main; sys.argv = ['fedloom']\n"
+        f"import sys; from fedloom.__main__ import main; sys.argv = {['fedloom', *words]}\n"
         "try: main()\nfinally: print('torch' in sys.modules)"
     )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in done.stderr
+    *said, loaded = done.stdout.split()
+    return said, loaded == "True"
+
+
+def test_the_first_tab_makes_the_outline_and_later_ones_do_not_load_torch(tmp_path):
     asking = {"_FEDLOOM_COMPLETE": "complete_bash", "COMP_WORDS": "fedloom run --method fedpro", "COMP_CWORD": "3"}
-
-    def tab():
-        command = [sys.executable, "-c", code]
-        return subprocess.run(command, env=os.environ | asking, capture_output=True, text=True, timeout=120).stdout
-
-    assert tab().split() == ["fedproto", "fedprox", "True"]
+    assert told_without_the_commands(asking) == (["fedproto", "fedprox"], True)
     assert len(list((tmp_path / "cache/fedloom").iterdir())) == 1
-    assert tab().split() == ["fedproto", "fedprox", "False"]
+    assert told_without_the_commands(asking) == (["fedproto", "fedprox"], False)
+    said, loaded = told_without_the_commands({}, "run", "--help")
+    assert "--partition" in said and not loaded
+    said, loaded = told_without_the_commands({}, "recipe", "--method", "--help")  # no help is asked for: that is a name
+    assert loaded and said == []
+
+
+def words_of_all_commands():
+    inner = [
+        [group.name, one.name]
+        for group in cli.app.registered_groups
+        for one in group.typer_instance.registered_commands
+    ]
+    return [[], *[[group] for group, _ in inner], *inner, *[[name] for name in NAMES]]
+
+
+NAMES = [one.name or one.callback.__name__ for one in cli.app.registered_commands]
+
+
+@pytest.mark.usefixtures("kept")
+def test_help_out_of_the_outline_is_that_of_the_commands():
+    app = outline.kept()
+    for words in words_of_all_commands():
+        texts = {
+            CliRunner().invoke(each, [*words, "--help"], prog_name="fedloom", env={"COLUMNS": "100"}).stdout
+            for each in (cli.app, app)
+        }
+        assert len(texts) == 1 and "Usage: fedloom" in texts.pop(), words
+
+
+def test_help_has_an_example_shows_the_text_of_every_parameter_and_fits_100_columns():
+    for command in outline_of(cli.app)["commands"]:
+        asked = [command["name"], "--help"]
+        text = CliRunner().invoke(cli.app, asked, prog_name="fedloom", env={"COLUMNS": "100"}).stdout
+        assert "Example" in text, command["name"]
+        assert max(map(len, text.splitlines())) <= 100
+        for parameter in command["parameters"]:
+            words = parameter["told"]["help"].replace("\\[", "[").split()
+            assert [word for word in words if word not in text] == [], (command["name"], parameter["name"])
 
 
 def test_an_outline_of_other_commands_is_not_used(monkeypatch):
-    outline.keep(get_command(cli.app))
+    outline.keep(cli.app)
     monkeypatch.setattr(outline, "version", lambda package: "another")
-    assert not outline.answered()
+    assert outline.kept() is None
+
+
+def test_a_changed_command_makes_the_outline_anew(monkeypatch, tmp_path):
+    assert [folder for folder in outline.FOLDERS if not (outline.PACKAGE / folder).is_dir()] == []
+    monkeypatch.setattr(outline, "PACKAGE", tmp_path)
+    command = tmp_path / "cli" / "run.py"
+    command.parent.mkdir()
+    command.touch()
+    outline.keep(cli.app)
+    assert outline.kept() is not None
+    os.utime(command, (0, 0))
+    assert outline.kept() is None
 
 
 def test_everything_public_is_there_and_imported_when_asked_for():

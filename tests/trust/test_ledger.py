@@ -109,6 +109,14 @@ def test_the_command_prints_every_tensor_and_json(tmp_path):
     assert json.loads(as_json.stdout) == ledger
 
 
+def test_of_a_comparison_one_of_its_runs_is_named(tmp_path):
+    for name in ("01-fedavg", "00-local"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ledger.json").write_text("{}")
+    with pytest.raises(UserError, match=r"give the folder of a run, such as .*/00-local$"):
+        read_ledger(tmp_path)
+
+
 @pytest.mark.parametrize("content", [None, "{", "[]", "{}"])
 def test_a_folder_without_a_ledger_is_refused(content, tmp_path):
     if content is not None:

@@ -1,0 +1,46 @@
+"""Commands that the README and the pages show exist, with these flags."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from fedloom import cli
+from fedloom.completion.commands import outline_of
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def shown(page: Path) -> list[list[str]]:
+    """The words of every `fedloom …` in a fenced block or between backticks, from the command on."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("fedloom ")]
+    lines += re.findall(r"`(fedloom [a-z-][^`]*)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+def flags() -> dict[str, set[str]]:
+    """Of every command, `data plot` by both words."""
+    outline = outline_of(cli.app)
+    found = [(one["name"], one) for one in outline["commands"]]
+    found += [(f"{name} {one['name']}", one) for name, group in outline["groups"].items() for one in group["commands"]]
+    return {name: {flag for told in one["parameters"] for flag in told["names"]} | {"--help"} for name, one in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_on_a_page_exist(page):
+    known = flags()
+    for words in shown(page):
+        if words[0] in ("--install-completion", "--show-completion", "--help"):
+            continue
+        name = " ".join(words[:2]) if words[0] == "data" else words[0]
+        assert name in known, words
+        given = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)}
+        assert given - known[name] <= {"--debug"}, words
+
+
+def test_there_are_commands_to_look_at():
+    assert sum(len(shown(page)) for page in PAGES) > 60
