@@ -16,6 +16,7 @@ from fedloom.deploy.certificates import new_key
 from fedloom.deploy.consent import RefusalError
 from fedloom.deploy.sealing import RECORD, opened, sealed
 from fedloom.deploy.terms import Federation, deployable, fingerprint
+from fedloom.deploy.worker import reply_to
 from fedloom.envelope import MessageError
 from fedloom.errors import UserError
 from fedloom.experiment import Experiment
@@ -207,11 +208,25 @@ def test_an_answer_cannot_stand_for_another(tmp_path):
         federation.run()
 
 
+def test_a_request_that_is_sent_again_is_not_obeyed_again(tmp_path):
+    """It would use up consent, and put an old memory in the place of a new one."""
+    federation = Set(tmp_path / "fed", small_recipe("fedcrl"))
+    federation.run()
+    for again in (federation.members[100], member(tmp_path / "fed", "north")):  # at once, and after a restart
+        for parcel in federation.grid.sent:
+            if parcel.metadata.dst_node_id == 100:
+                assert "it has come before" in reply_to(again, parcel).error.reason
+    place = tmp_path / "fed" / "organisations" / "north"
+    assert json.loads((place / "answered.json").read_text()) == {"updates": 2}
+    assert len(list((place / "runs" / "one" / "memory").iterdir())) == 2
+
+
 def _asked(federation, kind="update", client=0, **about):
     """What north answers to a job."""
     north = federation.members[100]
     state = federation.fleet_state
-    job = Job(kind, about.pop("round", 1), Message(state | about.pop("extra", {})), client=client,
+    faults = {name: about.pop(name) for name in ("fault", "delay") if name in about}
+    job = Job(kind, about.pop("round", 1), Message(state | about.pop("extra", {})), client=client, **faults,
               clients=(client,) if kind == "global" else about.pop("clients", ()))  # fmt: skip
     header = {"what": "job", "to": 0, "run": "one", "accepted": None, "recipe": federation.fleet._terms,
               "versions": federation.language} | about  # fmt: skip
@@ -238,6 +253,10 @@ def agreed(tmp_path):
         ({"client": 1}, "it is about another client's data"),
         ({"round": 3}, "round 3 of 2"),
         ({"run": "../../etc"}, "it names no run"),
+        ({"run": ".."}, "it names no run"),
+        ({"run": ".ssh"}, "it names no run"),
+        ({"delay": 1e9}, "it asks for a fault"),
+        ({"fault": "nan"}, "it asks for a fault"),
         ({"recipe": "0" * 64}, "this recipe was not agreed on"),
         ({"accepted": 1}, "there is no memory of it"),
         ({"to": 1}, "it is for client 1"),
@@ -319,6 +338,7 @@ def test_the_hash_covers_what_is_computed_and_not_where(tmp_path):
         ("method.name=fedstyle", "gathers several clients' data"),
         ("data.normalise=channels", "measured over all clients' images"),
         ("attack={kind: noise, share: 0.3}", "attack: is for study"),
+        ("faults.drop=0.3", "faults: are for study"),
     ],
 )
 def test_recipes_that_no_federation_can_follow(change, why):
@@ -357,3 +377,15 @@ def test_a_server_is_not_told_what_it_did_not_ask(agreed):
     ):  # fmt: skip
         with pytest.raises(MessageError):
             _check_scores(bad, 0, 2)
+
+
+def test_a_file_on_a_clients_disk_is_not_run_because_the_server_names_it(agreed, tmp_path):
+    mark, code = tmp_path / "was run", tmp_path / "code.py"
+    code.write_text(f"open({str(mark)!r}, 'w')\n")
+    for section in ("method", "model", "objective"):
+        values = agreed.recipe.resolved()
+        values[section]["name"] = f"{code}:Any"
+        header = {"what": "join", "to": 0, "recipe": "0" * 64, "versions": agreed.language}
+        error = Result.from_bytes(agreed.members[100].answer(header, json.dumps(values).encode())[1]).error
+        assert "names a file" in error.why and str(tmp_path) not in error.why
+        assert not mark.exists()
