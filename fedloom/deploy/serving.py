@@ -42,6 +42,7 @@ def serve(
     folder = folder.resolve()
     arguments = (
         "--listen", outside, "--listen-port", str(federation.port), "--token-file", str(folder / "control.token"),
+        "--keys", str(folder / "organisations"),
         "--host", control, "--port", str(federation.control_port), "--enable-supernode-auth",
         "--ssl-ca-certfile", str(folder / "ca.pem"), "--ssl-certfile", str(folder / "server.pem"),
         "--ssl-keyfile", str(folder / "server.key"), "--isolation", "subprocess",

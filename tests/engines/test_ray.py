@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from tiny import same_state, tiny_run, tiny_task, without_times
 
 from fedloom.engines import EngineSettings, Inline
 from fedloom.engines.parcel import pack, unpack
-from fedloom.engines.ray import Ray
+from fedloom.engines.ray import START, Ray, _Worker
 from fedloom.engines.ray_session import _token, connected, import_ray
 from fedloom.errors import UserError
 from fedloom.job import Job
@@ -147,6 +148,25 @@ def descriptors(process):
         for file in Path(f"/proc/{process}/fd").iterdir():
             with suppress(OSError):  # closed in the meantime
                 yield os.readlink(file)
+
+
+@pytest.mark.usefixtures("local")
+def test_a_signal_to_the_programs_group_does_not_reach_ray():
+    """So that SIGTERM, as a scheduler sends it to all at once, lets a round be finished."""
+    groups = {cmdline(p).split(b"\0")[0].rpartition(b"/")[2]: os.getpgid(p) for p in descendants(os.getpid())}
+    assert {b"gcs_server", b"raylet"} <= groups.keys()
+    assert os.getpgid(0) not in groups.values()
+
+
+def test_who_is_lost_after_a_long_pause_may_be_replaced():
+    """Time in which nobody waited for workers is none in which none was ready."""
+    engine = object.__new__(Ray)
+    worker = _Worker(actor=None, pulse=None, heard=0, ready=True)
+    engine._ray, engine._workers = SimpleNamespace(kill=lambda actor: None, cluster_resources=dict), [worker]
+    engine.settings = EngineSettings(name="ray")
+    engine._began = time.monotonic() - 10 * START
+    engine._gone(worker, "it died while the server was busy")
+    engine._refuse_waiting_for_ever()
 
 
 def test_a_node_that_is_killed_changes_no_number(tmp_path):
