@@ -48,7 +48,13 @@ class Member:
     def __init__(self, folder: Path, data: Path, consent: Consent, engine: EngineSettings | None = None):
         self.folder, self.consent = folder, consent
         self.federation = Federation.load(folder)
-        self.name = (folder / "organisation").read_text(encoding="utf-8").strip()
+        try:
+            self.name = (folder / "organisation").read_text(encoding="utf-8").strip()
+        except OSError:
+            raise UserError(
+                f"'{folder}' is no organisation's folder: give one of those that `fedloom deploy init` wrote under "
+                "organisations/"
+            ) from None
         self.number = self.federation.number(self.name)
         self.key, self.coordinator = read_key(folder / "node.key"), read_public_key(folder / "coordinator.pub")
         self._engine = engine or EngineSettings()

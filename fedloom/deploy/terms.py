@@ -47,6 +47,9 @@ class Federation(Section):
 
     def number(self, organisation: str) -> int:
         """Which client an organisation is."""
+        if organisation not in self.organisations:
+            known = ", ".join(self.organisations)
+            raise UserError(f"'{organisation}' is none of the federation's organisations ({known})")
         return self.organisations.index(organisation)
 
 
