@@ -26,10 +26,12 @@ from fedloom.engines.parcel import pack, unpack
 from fedloom.engines.ray import START, Ray, _Worker
 from fedloom.engines.ray_session import _token, connected, import_ray
 from fedloom.errors import UserError
+from fedloom.experiment import Experiment
 from fedloom.job import Job
 from fedloom.lane import Setup
 from fedloom.message import Message
 from fedloom.methods import REGISTRY, Method, get
+from fedloom.recipe import Recipe
 from fedloom.training import Training
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -186,10 +188,9 @@ def test_a_node_that_is_killed_changes_no_number(tmp_path):
             run.kill()
     assert run.returncode == 0, errors
     assert "a Ray worker is lost and replaced" in Path("killed/log.txt").read_text()
-    inline = fedloom_run([*fields, "--engine=inline", "--out=inline"], os.environ)
-    assert inline.wait(timeout=60) == 0
-    states = [load_file(f"{name}/models/server.safetensors") for name in ("killed", "inline")]
-    assert same_state(*states)
+    inline = Experiment(Recipe.load("killed/recipe.yaml").with_(engine={"name": "inline"}, faults={}, out="inline"))
+    inline.run()
+    assert same_state(load_file("killed/models/server.safetensors"), inline.server.state)
 
 
 def fedloom_run(arguments, env):
