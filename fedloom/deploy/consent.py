@@ -1,10 +1,12 @@
 """What an organisation agrees to: which recipe or methods, how many updates; said in words before it joins."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from fedloom import plugins
 from fedloom.deploy.terms import Federation, deployable, fingerprint
 from fedloom.errors import UserError
 from fedloom.lane import Lane, Setup
@@ -32,6 +34,13 @@ class Consent:
     def __post_init__(self) -> None:
         for name in self.methods:
             method_class(name)  # an unknown name is an error here, not when the first message comes
+
+    def check_names(self, values: Any) -> None:
+        """Raises RefusalError where a recipe that came names a file of its own, which to look up would be to run."""
+        known = {*_texts(self.recipe.resolved()), *map(plugins.absolute, self.methods)}
+        for text in _texts({name: value for name, value in values.items() if name != "data"}):
+            if plugins.file_of(plugins.split(text)[0]) is not None and text not in known:
+                raise RefusalError("the recipe names a file that this organisation's own recipe.yaml does not")
 
     def check(self, asked: Recipe, federation: Federation, answered: int) -> None:
         """Raises RefusalError unless the recipe is covered, with all its rounds."""
@@ -84,6 +93,17 @@ def what_leaves(recipe: Recipe, task: Task, rounds: int) -> Iterator[str]:
         ledger.add("up", round, client, up)
         ledger.add("down", round, client, down)
     return ledger_lines(ledger.to_json())
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in nested values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _texts(one)
 
 
 class Answered:

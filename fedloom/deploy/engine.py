@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 from flwr.app import MessageType
 
-from fedloom.deploy.fleet import Asked, Fleet
+from fedloom.deploy.fleet import Asked, Fleet, told
 from fedloom.engines import Engine, EngineSettings
 from fedloom.envelope import MessageError, refuse_unless
 from fedloom.evaluation.scores import Scores
-from fedloom.failing.failures import Failure, Kind
+from fedloom.failing.failures import Failure
 from fedloom.job import Job, Result
 from fedloom.lane import Setup
 from fedloom.message import is_count
@@ -65,20 +65,23 @@ class Flower(Engine):
     def _checked(self, job: Job, client: int, result: Result) -> Result:
         """An answer that says what was asked, and about nobody else; `Attendance` looks at its tensors."""
         if result.error is not None:
-            fit = result.error.kind in get_args(Kind) and isinstance(result.error.why, str)
-            refuse_unless(fit, "its error is none")
-            return Result(client, error=replace(result.error, trace="", why=result.error.why[:1000], mistake=False))
+            return Result(client, error=told(result.error))
         loss, seconds = result.loss, result.seconds
         refuse_unless(loss is None or isinstance(loss, float), "its loss is no number")
         refuse_unless(isinstance(seconds, (int, float)), "its seconds are no number")
         refuse_unless(result.memory is None and result.personal is None, "it sends what should stay with it")
         if job.kind == "update":
             refuse_unless(result.client == client and result.message is not None, f"it is no update of client {client}")
+            assert result.message is not None
+            said = len(self.fleet.train[client])
+            refuse_unless(result.message.samples == said, f"it joined with {said} training samples")
             memory: State = {ROUND: torch.tensor(job.round)}
             return replace(result, memory=memory, scores=[])
         refuse_unless(len(result.scores) == 1, "it has no scores")
         for scores in result.scores:
             _check_scores(scores, client, self.setup.task.classes)
+            said = len(self.fleet.test[client])
+            refuse_unless(sum(scores.total) == said, f"it joined with {said} test samples")
         return replace(result, message=None)
 
 

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, get_args
 
 from flwr.app import Message as Parcel
 from flwr.app import MessageType
@@ -18,7 +18,7 @@ from fedloom.deploy.tasks import samples_elsewhere
 from fedloom.deploy.terms import Federation, fingerprint, language, refuse_other_language
 from fedloom.envelope import LIMIT, MessageError, refuse_unless
 from fedloom.errors import UserError
-from fedloom.failing.failures import Failure, RoundError
+from fedloom.failing.failures import Failure, Kind, RoundError
 from fedloom.job import Result
 from fedloom.message import is_count
 from fedloom.recipe import Recipe
@@ -27,6 +27,8 @@ JOIN_SECONDS = 120.0
 """How long an organisation may take to answer that it joins."""
 POLL_SECONDS = 0.3
 ROLL_CALL_SECONDS = 5.0
+MOST_SAMPLES = 10**9
+"""That an organisation may say it has."""
 log = logging.getLogger("fedloom")
 
 
@@ -156,7 +158,8 @@ class Fleet:
         """Takes in what a newcomer says of itself."""
         try:
             if about.get("what") == "result":
-                return Result.from_bytes(body).error or Failure("invalid", "it does not say whether it joins")
+                failure = Result.from_bytes(body).error
+                return told(failure) if failure else Failure("invalid", "it does not say whether it joins")
             refuse_other_language(about.get("versions"))
             train, test = about.get("train"), about.get("test")
             refuse_unless(about.get("what") == "joined" and is_count(train) and is_count(test), "it does not join")
@@ -164,7 +167,14 @@ class Fleet:
             return Failure("invalid", str(error))
         assert isinstance(train, int)
         assert isinstance(test, int)
-        if train == 0:
-            return Failure("invalid", "it has no training samples")
+        if not 0 < train <= MOST_SAMPLES or test > MOST_SAMPLES:
+            why = f"it says it has {train} training and {test} test samples, and must have 1 to {MOST_SAMPLES}"
+            return Failure("invalid", why)
         self.train[client], self.test[client] = samples_elsewhere(train), samples_elsewhere(test)
         return None
+
+
+def told(failure: Failure) -> Failure:
+    """A failure as another party tells it: words, and no more."""
+    refuse_unless(failure.kind in get_args(Kind) and isinstance(failure.why, str), "its error is none")
+    return Failure(failure.kind, failure.why[:1000])

@@ -79,6 +79,8 @@ def like(source: str) -> tuple[tuple[str, ...], tuple[int, int, int]]:
 def write_federation(folder: Path, federation: Federation, recipe: Recipe) -> None:
     """Everything; private keys are readable by their owner alone. A folder that is there already is refused."""
     deployable(recipe)
+    if not re.fullmatch(r"[A-Za-z0-9.:-]{1,253}", federation.host):
+        raise UserError(f"--host {federation.host}: must be a name such as fl.example.org, or an address")
     for name in federation.organisations:
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,60}", name):
             raise UserError(f"--organisations {name}: must be letters, digits, dots and dashes")

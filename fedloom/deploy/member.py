@@ -11,8 +11,9 @@ from safetensors.torch import save
 from fedloom.deploy.certificates import read_key, read_public_key
 from fedloom.deploy.consent import Answered, Consent, RefusalError
 from fedloom.deploy.memory import RoundMemory
+from fedloom.deploy.seen import Seen
 from fedloom.deploy.tasks import own_images, own_task
-from fedloom.deploy.terms import Federation, fingerprint, language, refuse_other_language
+from fedloom.deploy.terms import Federation, fingerprint, is_run, language, refuse_other_language
 from fedloom.engines import Engine, EngineSettings, make_engine
 from fedloom.envelope import MessageError, Signature, refuse_unless
 from fedloom.errors import UserError
@@ -47,11 +48,18 @@ class Member:
     def __init__(self, folder: Path, data: Path, consent: Consent, engine: EngineSettings | None = None):
         self.folder, self.consent = folder, consent
         self.federation = Federation.load(folder)
-        self.name = (folder / "organisation").read_text(encoding="utf-8").strip()
+        try:
+            self.name = (folder / "organisation").read_text(encoding="utf-8").strip()
+        except OSError:
+            raise UserError(
+                f"'{folder}' is no organisation's folder: give one of those that `fedloom deploy init` wrote under "
+                "organisations/"
+            ) from None
         self.number = self.federation.number(self.name)
         self.key, self.coordinator = read_key(folder / "node.key"), read_public_key(folder / "coordinator.pub")
         self._engine = engine or EngineSettings()
         self._images = own_images(data, self.federation)
+        self.seen = Seen(folder)
         self._answered = Answered(folder)
         self._agreed: dict[str, _Agreed] = {}
 
@@ -78,8 +86,10 @@ class Member:
     def _join(self, about: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """Agrees on a recipe, and tells how many samples there are."""
         try:
-            recipe = Recipe.parse(json.loads(body))
-        except (ValueError, TypeError, AttributeError) as error:
+            values = json.loads(body)
+            self.consent.check_names(values)
+            recipe = Recipe.parse(values)
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise MessageError(f"the message is refused: it has no recipe ({error!s:.80})") from None
         self.consent.check(recipe, self.federation, self._answered.count)
         agreed = fingerprint(recipe, self.federation)
@@ -135,11 +145,12 @@ class Member:
         except (TypeError, KeyError, AssertionError, ValueError) as error:
             raise MessageError(f"the message is refused: it has no job ({error!s:.120})") from None
         run, accepted = about.get("run"), about.get("accepted")
-        refuse_unless(isinstance(run, str) and bool(re.fullmatch(r"[\w.+-]{1,100}", run)), "it names no run")
+        refuse_unless(is_run(run), "it names no run")
         refuse_unless(accepted is None or is_count(accepted), "it says no round that was accepted last")
         refuse_unless(job.kind in KINDS, f"a client does {', '.join(KINDS)}, not {job.kind!r:.20}")
         own = job.clients == (self.number,) if job.kind == "global" else job.client == self.number
         refuse_unless(own, "it is about another client's data")
+        refuse_unless(not job.fault and not job.delay, "it asks for a fault")
         rounds = agreed.recipe.training.rounds
         refuse_unless(is_count(job.round, least=1) and job.round <= rounds, f"round {job.round!r:.20} of {rounds}")
         known = agreed.packed if job.kind in WIRED else agreed.plain

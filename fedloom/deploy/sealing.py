@@ -18,6 +18,8 @@ from fedloom.deploy.certificates import Key, PublicKey
 from fedloom.envelope import LIMIT, MessageError, read_json, refuse_unless
 
 RECORD = "fedloom"
+HEADER_LIMIT = 2**20
+"""Characters of a header."""
 SIGNATURE = ec.ECDSA(hashes.SHA384())
 
 
@@ -40,6 +42,7 @@ def opened(content: RecordDict, key: PublicKey, limit: int = LIMIT) -> tuple[dic
     assert isinstance(header, str)
     assert isinstance(body, bytes)
     assert isinstance(signature, bytes)
+    refuse_unless(len(header) <= HEADER_LIMIT, f"its header has {len(header)} characters")
     refuse_unless(len(body) <= limit, f"it has {len(body)} bytes, and {limit} are allowed")
     try:
         key.verify(signature, _signed(header, body), SIGNATURE)

@@ -1,7 +1,6 @@
 """`fedloom deploy server`: Flower's SuperLink with our doors, all organisations' keys registered."""
 
 import json
-import re
 import signal
 import threading
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from time import monotonic, sleep
 from fedloom.deploy.certificates import LOOPBACK
 from fedloom.deploy.control import controlling
 from fedloom.deploy.launch import process
-from fedloom.deploy.terms import Federation, deployable
+from fedloom.deploy.terms import Federation, deployable, is_run
 from fedloom.errors import RunError, UserError
 from fedloom.recipe import Recipe
 from fedloom.storage.files import write_whole
@@ -43,6 +42,7 @@ def serve(
     folder = folder.resolve()
     arguments = (
         "--listen", outside, "--listen-port", str(federation.port), "--token-file", str(folder / "control.token"),
+        "--keys", str(folder / "organisations"),
         "--host", control, "--port", str(federation.control_port), "--enable-supernode-auth",
         "--ssl-ca-certfile", str(folder / "ca.pem"), "--ssl-certfile", str(folder / "server.pem"),
         "--ssl-keyfile", str(folder / "server.key"), "--isolation", "subprocess",
@@ -82,8 +82,8 @@ def ip_unspecified(host: str) -> bool:
 def begin(folder: Path, recipe: Recipe, name: str, *, wait: float = 60.0, client_timeout: float = 600.0) -> int:
     """Starts a run on the server of this folder, or goes on with the one of this name; Flower's number of it."""
     deployable(recipe)
-    if not re.fullmatch(r"[\w.+-]{1,100}", name) or name.startswith("."):
-        raise UserError(f"--name {name}: must be letters, digits, dots, dashes and plus signs")
+    if not is_run(name):
+        raise UserError(f"--name {name}: must be letters, digits, dots, dashes and plus signs, and begin with no dot")
     (folder / "recipes").mkdir(exist_ok=True)
     with controlling(folder) as flower:
         if busy := [run for run in flower.runs() if not run.over]:

@@ -3,6 +3,7 @@
 Flower serves everything on one port: what organisations need (the Fleet API), and what starts runs and registers keys
 (the Control API), which asks nobody who they are. Here the first is all that the public door lets through; the second
 is on a door of its own, on loopback unless told otherwise, and asks for the token in the server's folder.
+Flower reads a request wholly before it looks at keys: the public door looks first, so that no stranger fills the RAM.
 Run as a script: it needs no torch.
 """
 
@@ -11,12 +12,18 @@ import asyncio
 import contextlib
 import hmac
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.supercore.app_utils import start_parent_process_monitor
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import verify_signature
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
 from flwr.superlink.main import create_app
 
@@ -29,13 +36,13 @@ CONTROL = "/v1/control/"
 
 
 def door(app: App, admits: Callable[[Scope], bool]) -> App:
-    """The app for those whom `admits` lets in; 403 for others."""
+    """The app for those whom `admits` lets in; 404 for others, at which a SuperNode gives up (at 403 it hangs)."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or (scope["type"] == "http" and admits(scope)):
             await app(scope, receive, send)
         elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 403, "headers": []})
+            await send({"type": "http.response.start", "status": 404, "headers": []})
             await send({"type": "http.response.body", "body": b"not here"})
         else:
             await send({"type": "websocket.close"})
@@ -43,9 +50,30 @@ def door(app: App, admits: Callable[[Scope], bool]) -> App:
     return guarded
 
 
-def organisations_only(scope: Scope) -> bool:
-    """What a SuperNode asks for; its key is checked behind the door."""
-    return str(scope["path"]).startswith(PUBLIC)
+def registered(folder: Path) -> dict[bytes, EllipticCurvePublicKey]:
+    """The organisations' keys, by the form in which SuperNodes show them."""
+    keys = [load_ssh_public_key(path.read_bytes()) for path in folder.glob("*.pub")]
+    pem = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    return {key.public_bytes(*pem): key for key in keys if isinstance(key, EllipticCurvePublicKey)}
+
+
+def organisations_only(keys: Mapping[bytes, EllipticCurvePublicKey]) -> Callable[[Scope], bool]:
+    """What a SuperNode asks for, signed with one of these keys; Flower looks behind the door whose request it is."""
+
+    def admits(scope: Scope) -> bool:
+        given = dict(scope["headers"])
+        key, signature, time = (
+            given.get(name.lower().encode(), b"")
+            for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
+        )
+        try:
+            known = keys.get(b64decode(key, validate=True))
+            fits = known is not None and verify_signature(known, time, b64decode(signature, validate=True))
+        except ValueError:  # no base64
+            return False
+        return fits and str(scope["path"]).startswith(PUBLIC)
+
+    return admits
 
 
 def with_token(token: bytes) -> Callable[[Scope], bool]:
@@ -59,7 +87,7 @@ def with_token(token: bytes) -> Callable[[Scope], bool]:
     return admits
 
 
-async def serve(listen: str, port: int, token: bytes) -> None:
+async def serve(listen: str, port: int, token: bytes, keys: Mapping[bytes, EllipticCurvePublicKey]) -> None:
     """Both doors, till a signal."""
     config = _parse_superlink_lifespan_config()
     app = create_app(config, SuperLinkLifespan)
@@ -70,7 +98,8 @@ async def serve(listen: str, port: int, token: bytes) -> None:
         "timeout_graceful_shutdown": 3,
     }
     inner = uvicorn.Server(uvicorn.Config(door(app, with_token(token)), host=config.host, port=config.port, **tls))
-    outer = uvicorn.Server(uvicorn.Config(door(app, organisations_only), host=listen, port=port, lifespan="off", **tls))
+    public_app = door(app, organisations_only(keys))
+    outer = uvicorn.Server(uvicorn.Config(public_app, host=listen, port=port, lifespan="off", **tls))
     outer.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     public = asyncio.create_task(outer.serve())
     await inner.serve()
@@ -84,10 +113,11 @@ def main() -> None:
     arguments.add_argument("--listen", required=True)
     arguments.add_argument("--listen-port", type=int, required=True)
     arguments.add_argument("--token-file", type=Path, required=True)
+    arguments.add_argument("--keys", type=Path, required=True)
     start_parent_process_monitor(int(sys.argv.pop(1)))
     ours, theirs = arguments.parse_known_args()
     sys.argv = [sys.argv[0], *theirs]
-    asyncio.run(serve(ours.listen, ours.listen_port, ours.token_file.read_bytes()))
+    asyncio.run(serve(ours.listen, ours.listen_port, ours.token_file.read_bytes(), registered(ours.keys)))
 
 
 if __name__ == "__main__":

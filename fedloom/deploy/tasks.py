@@ -23,21 +23,19 @@ def task_elsewhere(
     recipe: Recipe, federation: Federation, train: list[np.ndarray], test: list[np.ndarray], name: str | None = None
 ) -> Task:
     """Clients and how many samples each has; the images lie with them, and one blank stands for all."""
-    count = max(1, sum(map(len, (*train, *test))))
-    blank = torch.zeros(1, *federation.shape, dtype=torch.uint8)
     dataset = Dataset(
         name=name or federation.name,
-        images=blank.expand(count, -1, -1, -1),
-        labels=torch.zeros(1, dtype=torch.int64).expand(count),
-        test=torch.zeros(count, dtype=torch.bool),
+        images=torch.zeros(1, *federation.shape, dtype=torch.uint8),
+        labels=torch.zeros(1, dtype=torch.int64),
+        test=torch.zeros(1, dtype=torch.bool),
         classes=federation.classes,
     )
     return _task(recipe, dataset, data.Federation(train, test), elsewhere=True)
 
 
 def samples_elsewhere(count: int) -> np.ndarray:
-    """So many samples, of which only the number is known."""
-    return np.zeros(count, np.int64)
+    """So many samples, of which only the number is known; they take no room."""
+    return np.broadcast_to(np.int64(0), (count,))
 
 
 def own_task(recipe: Recipe, federation: Federation, client: int, dataset: Dataset) -> Task:

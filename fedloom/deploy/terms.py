@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from pydantic import Field
 import fedloom
 from fedloom.checking import Section, checked
 from fedloom.errors import UserError
+from fedloom.failing.faults import Faults
 from fedloom.raw import read_yaml
 from fedloom.recipe import Recipe
 from fedloom.storage.folder import versions
@@ -45,6 +47,9 @@ class Federation(Section):
 
     def number(self, organisation: str) -> int:
         """Which client an organisation is."""
+        if organisation not in self.organisations:
+            known = ", ".join(self.organisations)
+            raise UserError(f"'{organisation}' is none of the federation's organisations ({known})")
         return self.organisations.index(organisation)
 
 
@@ -60,12 +65,19 @@ def deployable(recipe: Recipe) -> Recipe:
         )
     if recipe.attack is not None:
         raise UserError("attack: is for study on one machine; remove the section")
+    if recipe.faults != Faults():
+        raise UserError("faults: are for study on one machine; remove the section")
     if recipe.data.normalise != "half":
         raise UserError(
             f"data.normalise = '{recipe.data.normalise}': is measured over all clients' images, which nobody has "
             "here; use half"
         )
     return recipe
+
+
+def is_run(name: object) -> bool:
+    """Whether it can name a run, which has a folder of this name with every party."""
+    return isinstance(name, str) and re.fullmatch(r"[\w+-][\w.+-]{0,99}", name) is not None
 
 
 def fingerprint(recipe: Recipe, federation: Federation) -> str:

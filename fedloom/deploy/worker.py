@@ -135,9 +135,10 @@ def _do(member: Member, line: _Line, token: str) -> None:
 
 
 def reply_to(member: Member, parcel: Parcel) -> Parcel:
-    """The answer to a message; one that the coordinator did not sign gets none, only a refusal."""
+    """The answer to a message; one that the coordinator did not sign, or that came before, gets only a refusal."""
     try:
         about, body = opened(parcel.content, member.coordinator)
+        member.seen.add(name_of(parcel.content))
     except MessageError as error:
         log.warning(f"a message was refused: {error}")
         return Parcel(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=parcel)

@@ -186,6 +186,7 @@ class Ray(Crew[_Worker]):
         if not worker.ready:
             self._note_stillborn(why)
             return {}
+        self._began = monotonic()  # before, nobody may have waited for long
         log.warning(f"a Ray worker is lost and replaced, its work is done by another ({why})")
         lost = f"{TRIES} Ray workers were lost with it, the last: {why}"
         left = [(turn, job) for turn, job in reversed(worker.batch) if not self._retried(turn, job)]

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from fedloom.engines.base import EngineSettings
@@ -60,13 +60,18 @@ def connected(ray: Any, settings: EngineSettings) -> Iterator[None]:
 
 
 def _stay_here(undo: ExitStack, ray: Any) -> None:
-    """A Ray of this machine's own listens on the loopback address alone, and has a token of its own.
+    """A Ray of this machine's own listens on the loopback address alone, and has a token and a session of its own.
 
-    Ray does so by itself on systems where it knows no clusters; the switch for that works on others too.
+    Ray listens so by itself on systems where it knows no clusters; the switch for that works on others too. In a
+    session of its own it gets no signal that is sent to all of the program at once: a round can be finished.
     """
     constants = ray._private.ray_constants
     undo.callback(setattr, constants, "ENABLE_RAY_CLUSTER", constants.ENABLE_RAY_CLUSTER)
     constants.ENABLE_RAY_CLUSTER = False
+    if ray._private.utils.detect_fate_sharing_support():  # else Ray ends what is left behind by its process group
+        services = ray._private.services
+        undo.callback(setattr, services, "ConsolePopen", services.ConsolePopen)
+        services.ConsolePopen = partial(services.ConsolePopen, start_new_session=True)
     for name, value in (("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"), ("RAY_AUTH_TOKEN", _token())):
         if name not in os.environ and not (name == "RAY_AUTH_TOKEN" and "RAY_AUTH_TOKEN_PATH" in os.environ):
             os.environ[name] = value

@@ -57,14 +57,16 @@ class Ledger:
         """What there is besides messages: the parts that stay, the data, the numbers that are told."""
         method, task = lane.setup.method, lane.setup.task
         sent = set() if method.pooled else set(lane.sent)
-        images, labels = task.dataset.images, task.dataset.labels
+        held = sum(map(len, (*task.federation.train, *task.federation.test)))
+        count = held if task.elsewhere else len(task.dataset)
+        image, label = (nbytes({"": tensor[:1]}) for tensor in (task.dataset.images, task.dataset.labels))
         self._about = {
             "method": method.name,
             "pooled": method.pooled,
             "never": [
                 *_stays({name: t for name, t in lane.tensors.items() if name not in sent}, method, lane.private),
-                {"part": "images", "tensors": len(images), "bytes": nbytes({"": images}), "why": "data"},
-                {"part": "labels", "tensors": len(labels), "bytes": nbytes({"": labels}), "why": "data"},
+                {"part": "images", "tensors": count, "bytes": count * image, "why": "data"},
+                {"part": "labels", "tensors": count, "bytes": count * label, "why": "data"},
             ],
             "numbers": [
                 "with every message: the number of training samples, the mean training loss",

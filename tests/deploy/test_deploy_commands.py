@@ -69,11 +69,22 @@ def test_the_servers_certificate_is_for_its_name_and_signed_by_the_ca():
         ((*INIT, *LIKE, "--set", "method={name: centralized}"), "pools all data in one place"),
         (("deploy", "server"), "has no federation.yaml"),
         (("deploy", "status"), "has no federation.yaml"),
+        ((*INIT[:4], "no host", *INIT[5:], *LIKE), "--host no host: must be"),
+        ((*INIT[:4], "fl.exämple.org", *INIT[5:], *LIKE), "--host fl.exämple.org: must be"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(arguments, why):
     with pytest.raises(UserError, match=why):
         call(*arguments)
+
+
+def test_a_client_needs_its_own_folder_not_the_servers():
+    call(*INIT, *LIKE)
+    with pytest.raises(UserError, match="'fed/server' is no organisation's folder"):
+        call("deploy", "client", "--folder", "fed/server", "--data", "x.npz")
+    Path("fed/organisations/north/organisation").write_text("east\n")
+    with pytest.raises(UserError, match="'east' is none of the federation's organisations"):
+        call("deploy", "client", "--folder", "fed/organisations/north", "--data", "x.npz")
 
 
 def test_keys_are_never_overwritten():

@@ -1,6 +1,7 @@
 """The engine without a network: what it computes, and what either side refuses."""
 
 import json
+import resource
 from dataclasses import replace
 
 import pytest
@@ -15,13 +16,15 @@ from fedloom.deploy import fleet as fleet_module
 from fedloom.deploy.certificates import new_key
 from fedloom.deploy.consent import RefusalError
 from fedloom.deploy.sealing import RECORD, opened, sealed
-from fedloom.deploy.terms import Federation, deployable, fingerprint
+from fedloom.deploy.tasks import task_elsewhere
+from fedloom.deploy.terms import Federation, deployable, fingerprint, language
+from fedloom.deploy.worker import reply_to
 from fedloom.envelope import MessageError
 from fedloom.errors import UserError
 from fedloom.experiment import Experiment
-from fedloom.failing.failures import RoundError
+from fedloom.failing.failures import ClientError, RoundError
 from fedloom.job import Job, Result
-from fedloom.message import Message
+from fedloom.message import Message, pack
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +59,7 @@ def test_organisations_give_what_a_simulation_gives_bit_for_bit(tmp_path, method
     assert same_state(federated.server.state, simulated.server.state)
     assert without_times(federated.history) == without_times(simulated.history)
     assert federated.scores == simulated.scores
+    assert federated.ledger.to_json() == simulated.ledger.to_json() | {"models": False}
 
 
 def test_memory_and_personal_models_stay_with_their_clients(tmp_path):
@@ -207,11 +211,25 @@ def test_an_answer_cannot_stand_for_another(tmp_path):
         federation.run()
 
 
+def test_a_request_that_is_sent_again_is_not_obeyed_again(tmp_path):
+    """It would use up consent, and put an old memory in the place of a new one."""
+    federation = Set(tmp_path / "fed", small_recipe("fedcrl"))
+    federation.run()
+    for again in (federation.members[100], member(tmp_path / "fed", "north")):  # at once, and after a restart
+        for parcel in federation.grid.sent:
+            if parcel.metadata.dst_node_id == 100:
+                assert "it has come before" in reply_to(again, parcel).error.reason
+    place = tmp_path / "fed" / "organisations" / "north"
+    assert json.loads((place / "answered.json").read_text()) == {"updates": 2}
+    assert len(list((place / "runs" / "one" / "memory").iterdir())) == 2
+
+
 def _asked(federation, kind="update", client=0, **about):
     """What north answers to a job."""
     north = federation.members[100]
     state = federation.fleet_state
-    job = Job(kind, about.pop("round", 1), Message(state | about.pop("extra", {})), client=client,
+    faults = {name: about.pop(name) for name in ("fault", "delay") if name in about}
+    job = Job(kind, about.pop("round", 1), Message(state | about.pop("extra", {})), client=client, **faults,
               clients=(client,) if kind == "global" else about.pop("clients", ()))  # fmt: skip
     header = {"what": "job", "to": 0, "run": "one", "accepted": None, "recipe": federation.fleet._terms,
               "versions": federation.language} | about  # fmt: skip
@@ -220,8 +238,6 @@ def _asked(federation, kind="update", client=0, **about):
 
 @pytest.fixture
 def agreed(tmp_path):
-    from fedloom.deploy.terms import language
-
     federation = Set(tmp_path / "fed", small_recipe("fedavg"))
     federation.fleet.wait_for(3, 3, 1)
     experiment = make_experiment(federation.fleet, federation.recipe)
@@ -238,6 +254,10 @@ def agreed(tmp_path):
         ({"client": 1}, "it is about another client's data"),
         ({"round": 3}, "round 3 of 2"),
         ({"run": "../../etc"}, "it names no run"),
+        ({"run": ".."}, "it names no run"),
+        ({"run": ".ssh"}, "it names no run"),
+        ({"delay": 1e9}, "it asks for a fault"),
+        ({"fault": "nan"}, "it asks for a fault"),
         ({"recipe": "0" * 64}, "this recipe was not agreed on"),
         ({"accepted": 1}, "there is no memory of it"),
         ({"to": 1}, "it is for client 1"),
@@ -319,6 +339,7 @@ def test_the_hash_covers_what_is_computed_and_not_where(tmp_path):
         ("method.name=fedstyle", "gathers several clients' data"),
         ("data.normalise=channels", "measured over all clients' images"),
         ("attack={kind: noise, share: 0.3}", "attack: is for study"),
+        ("faults.drop=0.3", "faults: are for study"),
     ],
 )
 def test_recipes_that_no_federation_can_follow(change, why):
@@ -357,3 +378,79 @@ def test_a_server_is_not_told_what_it_did_not_ask(agreed):
     ):  # fmt: skip
         with pytest.raises(MessageError):
             _check_scores(bad, 0, 2)
+
+
+def test_a_file_on_a_clients_disk_is_not_run_because_the_server_names_it(agreed, tmp_path):
+    mark, code = tmp_path / "was run", tmp_path / "code.py"
+    code.write_text(f"open({str(mark)!r}, 'w')\n")
+    for section in ("method", "model", "objective"):
+        values = agreed.recipe.resolved()
+        values[section]["name"] = f"{code}:Any"
+        header = {"what": "join", "to": 0, "recipe": "0" * 64, "versions": agreed.language}
+        error = Result.from_bytes(agreed.members[100].answer(header, json.dumps(values).encode())[1]).error
+        assert "names a file" in error.why and str(tmp_path) not in error.why
+        assert not mark.exists()
+
+
+@pytest.mark.parametrize("count", [2**53, 10**9])
+def test_a_newcomer_cannot_make_the_server_allocate(agreed, count):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    fleet = agreed.fleet
+    failure = fleet._admit(0, {"what": "joined", "versions": agreed.language, "train": count, "test": count}, b"")
+    if failure is None:
+        assert task_elsewhere(agreed.recipe, fleet.federation, fleet.train, fleet.test).largest_client == count
+    else:
+        assert f"it says it has {count}" in failure.why
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**17
+
+
+def test_an_update_weighs_what_its_organisation_said_when_it_joined(tmp_path):
+    federation = Set(tmp_path / "fed", small_recipe("fedavg", training__rounds=1))
+    south = federation.members[101]
+    work = south._work
+
+    def boast(about, body):
+        result = work(about, body)
+        if result.message is not None:
+            result.message.samples = 2**50
+        return result
+
+    south._work = boast
+    assert federation.run().history[0]["failed"] == {"invalid": 1}
+
+
+def test_scores_are_of_as_many_images_as_its_organisation_said(tmp_path):
+    federation = Set(tmp_path / "fed", small_recipe("fedavg", training__rounds=1))
+    south = federation.members[101]
+    work = south._work
+
+    def boast(about, body):
+        result = work(about, body)
+        for scores in result.scores:
+            scores.right = scores.total = [10**6] * len(scores.total)
+        return result
+
+    south._work = boast
+    assert federation.run().history[0]["evaluated"] == 2
+
+
+def test_an_error_that_an_organisation_tells_is_words_and_no_more(agreed):
+    """A header can hold anything where an exception would be, or a text without end."""
+    told = {"kind": "raised", "why": "x" * 10**5, "trace": "", "injected": False, "mistake": True, "cause": "boom"}
+    body = pack({}, {"has": [], "samples": 0, "client": 0, "loss": None, "scores": [], "seconds": 0, "error": told})
+    experiment = make_experiment(agreed.fleet, agreed.recipe)
+    with experiment._make_engine(experiment.setup, agreed.recipe.engine) as flower:
+        error = flower._checked(Job("update", 1, Message({}), client=0), 0, Result.from_bytes(body)).error
+    assert isinstance(error.error(0, 1), ClientError)
+    assert len(error.why) <= 1000
+    for kind in ("raised", "nonsense", ["raised"]):
+        bad = pack({}, {"has": [], "samples": 0, "client": 0, "loss": None, "scores": [], "seconds": 0,
+                        "error": told | {"kind": kind}})  # fmt: skip
+        failure = agreed.fleet._admit(0, {"what": "result"}, bad)
+        assert isinstance(failure.why, str) and len(failure.why) <= 1000 and failure.cause is None
+
+
+def test_a_header_has_its_limit_too():
+    key = new_key()
+    with pytest.raises(MessageError, match="its header"):
+        opened(sealed({"a": "x" * 2**21}, b"", key), key.public_key())

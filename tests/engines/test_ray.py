@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,13 +23,15 @@ from tiny import same_state, tiny_run, tiny_task, without_times
 
 from fedloom.engines import EngineSettings, Inline
 from fedloom.engines.parcel import pack, unpack
-from fedloom.engines.ray import Ray
+from fedloom.engines.ray import START, Ray, _Worker
 from fedloom.engines.ray_session import _token, connected, import_ray
 from fedloom.errors import UserError
+from fedloom.experiment import Experiment
 from fedloom.job import Job
 from fedloom.lane import Setup
 from fedloom.message import Message
 from fedloom.methods import REGISTRY, Method, get
+from fedloom.recipe import Recipe
 from fedloom.training import Training
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -149,6 +152,25 @@ def descriptors(process):
                 yield os.readlink(file)
 
 
+@pytest.mark.usefixtures("local")
+def test_a_signal_to_the_programs_group_does_not_reach_ray():
+    """So that SIGTERM, as a scheduler sends it to all at once, lets a round be finished."""
+    groups = {cmdline(p).split(b"\0")[0].rpartition(b"/")[2]: os.getpgid(p) for p in descendants(os.getpid())}
+    assert {b"gcs_server", b"raylet"} <= groups.keys()
+    assert os.getpgid(0) not in groups.values()
+
+
+def test_who_is_lost_after_a_long_pause_may_be_replaced():
+    """Time in which nobody waited for workers is none in which none was ready."""
+    engine = object.__new__(Ray)
+    worker = _Worker(actor=None, pulse=None, heard=0, ready=True)
+    engine._ray, engine._workers = SimpleNamespace(kill=lambda actor: None, cluster_resources=dict), [worker]
+    engine.settings = EngineSettings(name="ray")
+    engine._began = time.monotonic() - 10 * START
+    engine._gone(worker, "it died while the server was busy")
+    engine._refuse_waiting_for_ever()
+
+
 def test_a_node_that_is_killed_changes_no_number(tmp_path):
     """Two nodes of one CPU each, as `ray start` makes them; the second one dies in the middle of a client's work."""
     fields = ["--method=scaffold", "--data=digits", "--clients=6", "--rounds=2", "--set=training.epochs=1"]
@@ -166,10 +188,9 @@ def test_a_node_that_is_killed_changes_no_number(tmp_path):
             run.kill()
     assert run.returncode == 0, errors
     assert "a Ray worker is lost and replaced" in Path("killed/log.txt").read_text()
-    inline = fedloom_run([*fields, "--engine=inline", "--out=inline"], os.environ)
-    assert inline.wait(timeout=60) == 0
-    states = [load_file(f"{name}/models/server.safetensors") for name in ("killed", "inline")]
-    assert same_state(*states)
+    inline = Experiment(Recipe.load("killed/recipe.yaml").with_(engine={"name": "inline"}, faults={}, out="inline"))
+    inline.run()
+    assert same_state(load_file("killed/models/server.safetensors"), inline.server.state)
 
 
 def fedloom_run(arguments, env):
