@@ -91,16 +91,20 @@ def test_the_first_tab_makes_the_outline_and_later_ones_do_not_load_torch(tmp_pa
     assert loaded and said == []
 
 
+def name_of(command):
+    return command.name or command.callback.__name__
+
+
 def words_of_all_commands():
     inner = [
-        [group.name, one.name]
+        [group.name, name_of(one)]
         for group in cli.app.registered_groups
         for one in group.typer_instance.registered_commands
     ]
     return [[], *[[group] for group, _ in inner], *inner, *[[name] for name in NAMES]]
 
 
-NAMES = [one.name or one.callback.__name__ for one in cli.app.registered_commands]
+NAMES = [name_of(one) for one in cli.app.registered_commands]
 
 
 @pytest.mark.usefixtures("kept")
