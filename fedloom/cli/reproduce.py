@@ -223,8 +223,8 @@ def _show_list(tables: dict[str, Table], cells: list[Cell], plan: Plan) -> None:
     """Cells and runs of every table, million image-steps, seconds here, and what is stored."""
     known = cost.speeds(result for paper in PAPERS for result in stored(plan.results, paper))
     grid = Grid()
-    for head in ("table", "what", "cells", "runs", "million image-steps", "seconds here", "run"):
-        grid.add_column(head, justify="left" if head in ("table", "what") else "right", no_wrap=head == "table")
+    for head in ("table", "runs", "M steps", "seconds", "cells run", "what"):
+        grid.add_column(head, justify="left" if head in ("table", "what") else "right", no_wrap=head != "what")
     for name, table in tables.items():
         mine = [cell for cell in cells if cell.table == name]
         if not mine:
@@ -239,10 +239,10 @@ def _show_list(tables: dict[str, Table], cells: list[Cell], plan: Plan) -> None:
         short = sum(bool(line.changes) for line in done)
         told = f"{full} of {len(mine)}" + (f", {short} shortened" if short else "")
         what = table.title.partition(": ")[2]
-        grid.add_row(name, what, str(len(mine)), str(len(recipes)), f"{steps:,.0f}", took, told)
+        grid.add_row(name, str(len(recipes)), f"{steps:,.0f}", took, told, what)
     out.print(grid)
     out.print(
-        "An image-step: an image forward and backward through the network; evaluation is not counted. Seconds: from "
+        "M steps: million images forward and backward through the network; evaluation is not counted. Seconds: from "
         "the speed of stored runs with the same network on this machine, one run at a time (–: there are none).",
         highlight=False,
     )
