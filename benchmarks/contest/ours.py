@@ -2,12 +2,9 @@
 
 import statistics
 import tempfile
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from benchmarks.contest.works import Clock, Work, steps_and_images
 from fedloom import Experiment, Recipe
@@ -72,42 +69,3 @@ def run(work: Work, name: str, device: str, lanes: int | None, warmup: int, roun
         "memory": clock.memory(),
         "loss": records[-1]["loss"],
     }
-
-
-def passes(work: Work) -> tuple[float, float]:
-    """How often a training image goes through the extractor in a round, and how often with a backward pass.
-
-    Counted, not reckoned: a round of two small clients, eagerly on the CPU, with a hook on every extractor. Each view,
-    each epoch of each fit, each pass of a frozen extractor and each `features()` counts; evaluation is not in it.
-    """
-    small = replace(work, clients=2, images=2 * work.batch, dirichlet=False)
-    task = small.task()
-    inner = type(task.model().extractor.conv1)
-    forward = backward = 0
-    found: list[tuple[float, float]] = []
-
-    def count(module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        nonlocal forward, backward
-        if isinstance(getattr(module, "conv1", None), inner):
-            forward += len(inputs[0])
-            backward += len(inputs[0]) * output.requires_grad
-
-    hook = torch.nn.modules.module.register_module_forward_hook(count)
-    with tempfile.TemporaryDirectory(prefix="fedloom-benchmark-") as folder:
-        recipe = Recipe.parse(
-            {
-                "method": small.method,
-                "model": {"name": small.model, **dict(small.options)},
-                "training": {"rounds": 2, "batch_size": small.batch},
-                "evaluation": {"every": 10**6, "clients": 1},
-                "engine": {"name": "inline", "device": "cpu"},
-                "out": str(Path(folder) / "run"),
-            }
-        )
-        Experiment(
-            recipe,
-            task=task,
-            on_round=lambda record: found.append((forward / small.images, backward / small.images)),
-        ).run()
-    hook.remove()
-    return found[0]

@@ -8,6 +8,8 @@ from typing import Any
 
 from benchmarks.contest import crowd, floor, ours, peers, plain
 from benchmarks.contest.works import WORKS
+from fedloom import Recipe
+from fedloom.reproduction.cost import passes
 
 
 def measure(spec: dict[str, Any]) -> dict[str, Any]:
@@ -26,7 +28,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         return peers.PEERS[name](work, device, warmup, rounds)
     if method := spec.get("method"):
         work = replace(work, method=method)
-        forward, backward = ours.passes(work)
+        forward, backward = passes(Recipe.parse({"method": work.method}))
         return ours.run(work, name, device, spec["lanes"], warmup, rounds) | {"passes": forward, "backward": backward}
     return ours.run(work, name, device, spec["lanes"], warmup, rounds)
 

@@ -2,11 +2,22 @@
 
 from collections.abc import Iterable
 from statistics import median
-from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedloom.data import Dataset, Federation
 from fedloom.data.federation import parse_split
+from fedloom.job import Job, perform
+from fedloom.lane import Lane, Setup
+from fedloom.message import Message
+from fedloom.methods import Method
+from fedloom.models import SplitModel
+from fedloom.objectives import Objective
 from fedloom.recipe import Recipe
 from fedloom.reproduction.results import Result, machine
+from fedloom.task import Task
 
 SIZES = {
     "mnist": (60_000, 10_000), "fashion-mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
@@ -16,28 +27,45 @@ SIZES = {
 """Training and test images of the complete datasets."""
 FORWARD = 1 / 3
 """A pass without its backward half, in passes with it."""
+SAMPLE = 8
+"""Images of the round in which passes are counted."""
 
 
-def passes(method: Any, epochs: int) -> float:
-    """Passes over a client's images in a round, forward and backward."""
-    match method.name.split("+")[0]:
-        case "moon" | "fedcka" | "fedintr":  # two more models read every batch
-            return epochs * (1 + 2 * FORWARD)
-        case "fedrep":
-            return epochs + FORWARD * (epochs if method.personal_epochs is None else method.personal_epochs)
-        case "fedcrc":
-            return epochs + FORWARD * (epochs + method.predictor_epochs)
-        case "fedpac":
-            return epochs + FORWARD * (method.personal_epochs + 2)
-        case "fedcrl" | "fedproto" | "fedgh":
-            return epochs + FORWARD
-        case "ditto" | "apfl" | "perfedavg" | "repper":
-            return 2 * epochs
-        case "pfedme":
-            return float(epochs * method.inner)
-        case "fedstyle" | "fedala":
-            return epochs * (1 + FORWARD)
-    return epochs
+def passes(recipe: Recipe) -> tuple[float, float]:
+    """How often an image goes through the network in a round, and how often of that with a backward pass.
+
+    Counted, not reckoned, in an update of a client of few images: each view, each epoch of each fit, each pass of a
+    frozen network counts.
+    """
+    method, objective = recipe.make_method(), recipe.make_objective()
+    key = repr((method.name, sorted(vars(method).items()), objective, recipe.training.epochs))
+    if key not in _counted:
+        _counted[key] = _count(recipe, method, objective)
+    return _counted[key]
+
+
+_counted: dict[str, tuple[float, float]] = {}
+
+
+def _count(recipe: Recipe, method: Method, objective: Objective) -> tuple[float, float]:
+    images = torch.arange(SAMPLE * 64, dtype=torch.float32).remainder(251).to(torch.uint8).reshape(SAMPLE, 1, 8, 8)
+    samples, test = np.arange(SAMPLE), torch.zeros(SAMPLE, dtype=torch.bool)
+    dataset = Dataset("counted", images, torch.arange(SAMPLE) % 2, test, ("a", "b"))
+    task = Task(dataset, Federation([samples], [samples]), model_name="mlp", objective=objective)
+    training = recipe.training.model_copy(update={"batch_size": SAMPLE})
+    lane = Lane(Setup(task, method, training, seed=0))
+    forward = backward = 0
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal forward, backward
+        forward += len(inputs[0])
+        backward += len(inputs[0]) * output.requires_grad
+
+    for module in (*lane.parts.modules(), *lane.received.modules()):
+        if isinstance(module, SplitModel):
+            module.extractor.register_forward_hook(note)
+    perform(lane, Job("update", 1, Message(lane.downward()), client=0))
+    return forward / SAMPLE, backward / SAMPLE
 
 
 def image_steps(recipe: Recipe) -> float:
@@ -49,8 +77,9 @@ def image_steps(recipe: Recipe) -> float:
         train, test = (min(n, data.limit or n) for n in SIZES[name])
         sizes.append(kept * (train + test) if kind == "pooled" else train)
     held_out = data.newcomers if data.newcomers < 1 else data.newcomers / data.clients
-    views = 1 if recipe.make_objective().supervised else 2
-    a_round = sum(sizes) * (1 - held_out) * training.fraction * views * passes(recipe.make_method(), training.epochs)
+    forward, backward = passes(recipe)
+    weight = backward + FORWARD * (forward - backward)
+    a_round = sum(sizes) * (1 - held_out) * training.fraction * weight
     return a_round * training.rounds
 
 

@@ -4,7 +4,8 @@ import pytest
 
 from fedloom.checking import checked
 from fedloom.errors import UserError
-from fedloom.reproduction.cost import image_steps
+from fedloom.recipe import Recipe
+from fedloom.reproduction.cost import image_steps, passes
 from fedloom.reproduction.running import runs_of
 from fedloom.reproduction.table import PAPERS, Cell, Table, cells_of, load_table, table_names
 from fedloom.training import schedule_factor
@@ -113,3 +114,14 @@ def test_a_table_with_a_figure_too_few_is_refused() -> None:
 def test_an_unknown_table_names_the_nearest() -> None:
     with pytest.raises(UserError, match="table 'repper/tabel2' is unknown: did you mean 'repper/table2'"):
         load_table("repper/tabel2")
+
+
+@pytest.mark.parametrize(
+    ("method", "epochs", "passed"),
+    [
+        ("fedavg", 1, (1, 1)), ("fedavg", 5, (5, 5)), ("fedcrl", 1, (2, 1)), ("fedcrc", 1, (3, 1)),
+        ("repper", 2, (4, 4)), ("ditto", 1, (2, 2)), ("moon", 3, (9, 3)), ("pfedme", 1, (5, 5)),
+    ],
+)  # fmt: skip
+def test_passes_over_a_clients_images_are_those_that_the_method_makes(method, epochs, passed):
+    assert passes(Recipe.parse({"method": method, "training": {"epochs": epochs}})) == passed
