@@ -4,11 +4,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from typer.testing import CliRunner, Result
+from using import last_line, refused
 
 from fedloom import cli, methods
 from fedloom.recipe import Recipe
@@ -33,23 +33,6 @@ def invoke(*arguments: str) -> Result:
     if result.exception is not None:
         raise result.exception
     return result
-
-
-def last_line(result: Result) -> Any:
-    return json.loads(result.stdout.splitlines()[-1])
-
-
-def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
-    """Goes through `main`, as the command does; returns the message of a run that must end in 2."""
-    monkeypatch.setattr(sys, "argv", ["fedloom", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    said = capsys.readouterr()
-    assert end.value.code == 2
-    assert said.out == ""
-    assert said.err.startswith("error: ")
-    assert "Traceback" not in said.err
-    return said.err
 
 
 def test_run_prints_one_json_object_and_progress_elsewhere() -> None:

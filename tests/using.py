@@ -1,10 +1,12 @@
-"""What tests of a finished run's use have in common: the command line, and digits as picture files."""
+"""What tests of the command line have in common: calling it, being refused by it, digits as picture files."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner, Result
@@ -21,6 +23,20 @@ def invoke(*arguments: Any, code: int = 0) -> Result:
         raise result.exception
     assert result.exit_code == code
     return result
+
+
+def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
+    """Goes through `main`, as the command does; returns the one message of a command that must end in 2."""
+    monkeypatch.setattr(sys, "argv", ["fedloom", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr()
+    assert end.value.code == 2
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    assert said.err.startswith("error: ")
+    assert said.err.count("error: ") == 1
+    return said.err
 
 
 def last_line(result: Result) -> Any:
