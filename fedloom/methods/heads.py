@@ -5,11 +5,11 @@ RepPer's second stage (Eq. 6, 9) and its Table 3.
 
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fedloom.classifiers import write_linear
 from fedloom.client import Client
 from fedloom.data.batch import FeatureBatch
 from fedloom.methods.base import Method
@@ -19,7 +19,6 @@ from fedloom.task import Task
 from fedloom.worker import Features
 
 Head = Literal["linear", "mlp", "svm", "logreg"]
-NEVER = -1e9
 
 
 class Headed(Method, abstract=True):
@@ -64,7 +63,7 @@ class Headed(Method, abstract=True):
         """
         z, y = data
         scale = self.scale(z)
-        if head in ("svm", "logreg"):
+        if head == "svm" or head == "logreg":
             write_linear(client.classifier["linear"], head, z / scale, y)
         else:
             loss = self.mlp_loss if head == "mlp" else self.linear_loss
@@ -121,32 +120,3 @@ def classify(client: Any, head: Head, z: Tensor) -> Tensor:
     """Logits of the client's classifier."""
     logits: Tensor = client.classifier["mlp" if head == "mlp" else "linear"](z)
     return logits
-
-
-@torch.no_grad()
-def write_linear(linear: nn.Linear, head: Head, z: Tensor, y: Tensor) -> None:
-    """Fits scikit-learn's classifier and writes it into a linear layer.
-
-    Classes without samples are never predicted; with one class the answer is constant.
-    """
-    from sklearn.linear_model import LogisticRegression  # here: it takes 70 MB that most runs do not need
-    from sklearn.svm import LinearSVC
-
-    seen, labels = np.unique(y.cpu().numpy(), return_inverse=True)
-    weight = np.zeros(tuple(linear.weight.shape))
-    bias = np.full(len(weight), NEVER)
-    bias[seen] = 0
-    if len(seen) > 1:
-        kind = (
-            LinearSVC(random_state=0, max_iter=10_000)
-            if head == "svm"
-            else LogisticRegression(max_iter=1000, random_state=0)
-        )
-        fitted = kind.fit(z.double().cpu().numpy(), labels)
-        coefficients, intercepts = fitted.coef_, fitted.intercept_
-        if len(seen) == 2:  # scikit-learn gives the second class's side only
-            coefficients = np.concatenate([-coefficients, coefficients]) / 2
-            intercepts = np.concatenate([-intercepts, intercepts]) / 2
-        weight[seen], bias[seen] = coefficients, intercepts
-    linear.weight.copy_(torch.from_numpy(weight))
-    linear.bias.copy_(torch.from_numpy(bias))

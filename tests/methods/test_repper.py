@@ -8,11 +8,11 @@ from sklearn.svm import LinearSVC
 from tiny import same_state, tiny_run, tiny_task
 from torch import nn
 
+from fedloom.classifiers import write_linear
 from fedloom.job import Job, perform
 from fedloom.lane import Lane, Setup
 from fedloom.message import Message
 from fedloom.methods import REGISTRY, get, hyperparameters
-from fedloom.methods.heads import write_linear
 from fedloom.training import Training
 
 
