@@ -129,18 +129,16 @@ def iid(pool: Pool) -> np.ndarray:
 @_partition
 def dirichlet(pool: Pool, alpha: float) -> np.ndarray:
     """Each class is cut by its own proportions over clients ~ Dir(alpha) (Hsu et al., 2019)."""
-    classes, sizes = np.unique(pool.labels, return_counts=True)
+    return _class_by_class(pool, alpha, cap=len(pool.labels))
 
-    def draw() -> np.ndarray:
-        shares = pool.rng.dirichlet(np.full(pool.clients, alpha), len(classes))
-        return np.stack([_cut(share, size, pool.rng) for share, size in zip(shares, sizes, strict=True)])
 
-    counts = _draw_large_enough(pool, draw)
-    owner = np.empty(len(pool.labels), np.int64)
-    for label, count in zip(classes, counts, strict=True):
-        members = pool.rng.permutation(np.flatnonzero(pool.labels == label))
-        owner[members] = np.repeat(np.arange(pool.clients), count)
-    return _top_up(pool, owner)
+@_partition
+def capped_dirichlet(pool: Pool, alpha: float) -> np.ndarray:
+    """As `dirichlet`, but a client that holds an even share already gets nothing of the classes that follow.
+
+    The division of Yurochkin et al. (2019) that MOON, NIID-Bench and PFLlib use: sizes differ less, labels more.
+    """
+    return _class_by_class(pool, alpha, cap=len(pool.labels) / pool.clients)
 
 
 @_partition
@@ -249,6 +247,27 @@ def _grouped(pool: Pool) -> np.ndarray:
     if pool.groups is None:
         raise UserError("partitions 'domain' and 'natural' need data with groups: styles, or clients as folders")
     return pool.groups
+
+
+def _class_by_class(pool: Pool, alpha: float, cap: float) -> np.ndarray:
+    """Cuts one class after another by shares ~ Dir(alpha) of those clients that hold less than the cap."""
+    classes, sizes = np.unique(pool.labels, return_counts=True)
+
+    def draw() -> np.ndarray:
+        counts = np.zeros((len(classes), pool.clients), np.int64)
+        for number, share in enumerate(pool.rng.dirichlet(np.full(pool.clients, alpha), len(classes))):
+            open_ = counts.sum(0) < cap
+            share = share * open_
+            # Shares that have underflowed to 0 everywhere say nothing: then all who may get some get as much.
+            counts[number] = _cut(share if share.sum() > 0 else open_.astype(float), sizes[number], pool.rng)
+        return counts
+
+    counts = _draw_large_enough(pool, draw)
+    owner = np.empty(len(pool.labels), np.int64)
+    for label, count in zip(classes, counts, strict=True):
+        members = pool.rng.permutation(np.flatnonzero(pool.labels == label))
+        owner[members] = np.repeat(np.arange(pool.clients), count)
+    return _top_up(pool, owner)
 
 
 def _cut(share: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

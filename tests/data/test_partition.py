@@ -13,6 +13,7 @@ SPECS = [
     "iid",
     "dirichlet:0.1",
     "dirichlet:5",
+    "capped-dirichlet:0.1",
     "equal-dirichlet:0.5",
     "pathological:2",
     "shards:2",
@@ -117,6 +118,16 @@ def test_a_minimum_out_of_reach_is_lowered_to_half_the_mean_and_said() -> None:
     notes: list[str] = []
     assert sizes(divide("dirichlet:0.1", clients=500, minimum=10, notes=notes)).min() == 3
     assert any("the minimum of 10 is out of reach" in note for note in notes)
+
+
+def test_capped_dirichlet_gives_nothing_more_to_who_has_an_even_share() -> None:
+    for seed in range(20):
+        held = table(divide("capped-dirichlet:0.3", clients=5, seed=seed, minimum=1))
+        before = held.cumsum(1) - held
+        assert not held[before >= 600].any()
+    capped, plain = (np.concatenate([sizes(divide(spec, seed=seed)) for seed in range(20)])
+                     for spec in ("capped-dirichlet:0.1", "dirichlet:0.1"))  # fmt: skip
+    assert capped.std() < 0.8 * plain.std()
 
 
 def test_equal_dirichlet_gives_all_the_same_size_with_skewed_labels() -> None:
@@ -233,7 +244,16 @@ def test_divisions_that_cannot_be_made_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["iid", "dirichlet:0.1", "equal-dirichlet:0.5", "pathological:2", "shards:2", "quantity:0.5"]
+    "spec",
+    [
+        "iid",
+        "dirichlet:0.1",
+        "capped-dirichlet:0.1",
+        "equal-dirichlet:0.5",
+        "pathological:2",
+        "shards:2",
+        "quantity:0.5",
+    ],
 )
 def test_ten_thousand_clients_are_a_matter_of_seconds(spec: str) -> None:
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 6000))
