@@ -14,13 +14,14 @@ class CNN2(SplitModel):
 
     FedCRL gives a dropout rate (Table I) and no place for it. Here it acts on the flattened maps, before the
     layer that makes the representation: what is contrasted with class means stays whole, and the head stays
-    one linear layer. Kernel sizes and widths are PFLlib's.
+    one linear layer. Kernel sizes and widths are PFLlib's, and so is the ReLU on the representation: the paper's
+    text has none there (`signed`), and under Adam its units may die for good.
     """
 
     smallest = 16
     taps = ("extractor.pool1", "extractor.pool2", "extractor.relu3")
 
-    def __init__(self, shape: Shape, classes: int, *, features: int = 128, dropout: float = 0.3):
+    def __init__(self, shape: Shape, classes: int, *, features: int = 128, dropout: float = 0.3, signed: bool = False):
         super().__init__()
         channels, height, width = shape
         self.features = features
@@ -35,7 +36,7 @@ class CNN2(SplitModel):
                 flatten=nn.Flatten(),
                 dropout=Dropout(dropout),
                 fc3=nn.Linear(64 * _left(height) * _left(width), features),
-                relu3=nn.ReLU(),
+                relu3=nn.Identity() if signed else nn.ReLU(),
             )
         )
         self.head = nn.Linear(features, classes)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedloom.errors import UserError
 from fedloom.models import build, models, tapped
 
 torch.set_num_threads(1)
@@ -57,6 +58,9 @@ def test_cnn4_and_mlp_have_as_many_parameters_as_their_layers():
     assert parameters(build("cnn4", shape=(3, 8, 8), classes=10)) == convolutions + linear(256, 10)
     with_norm = build("cnn4", shape=(3, 64, 64), classes=10, norm=True)
     assert parameters(with_norm) == convolutions + linear(256, 10) + 2 * sum(widths[1:])
+    assert parameters(build("cnn4", shape=(3, 32, 32), classes=10, flat=True)) == convolutions + linear(1024, 10)
+    with pytest.raises(UserError, match="flat needs images of at least 16×16"):
+        build("cnn4", shape=(3, 8, 8), classes=10, flat=True)
     expected = linear(64, 128) + linear(128, 64) + linear(64, 10)
     assert parameters(build("mlp", shape=(1, 8, 8), classes=10)) == expected
     assert parameters(build("mlp", shape=(1, 8, 8), classes=10, norm=True)) == expected + 2 * 128
@@ -143,6 +147,13 @@ def test_dropout_of_cnn2_leaves_no_trace_in_eval_mode_and_whole_representations_
     kept = dropped != 0
     torch.testing.assert_close(dropped, torch.where(kept, 2 * whole, 0))
     assert kept.float().mean().item() == pytest.approx((whole != 0).float().mean().item() / 2, rel=0.1)
+
+
+def test_features_of_cnn2_may_have_a_sign():
+    torch.manual_seed(0)
+    x = torch.rand(4, 1, 28, 28)
+    assert build("cnn2", shape=(1, 28, 28), classes=10).extractor(x).min() == 0
+    assert build("cnn2", shape=(1, 28, 28), classes=10, signed=True).extractor(x).min() < 0
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
