@@ -23,6 +23,9 @@ class OptimizerSettings(Section):
     weight_decay: float = Field(0.0, ge=0)
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
+    keep: bool = Field(
+        False, description="a client's momentum and step count go on in its next round, instead of beginning anew"
+    )
 
 
 class Optimizer:

@@ -130,7 +130,7 @@ class Worker:
                 after(self)
 
         where = ("fit", paths, _code(loss), after and _code(after), views, data is not None)
-        kept = loss.__name__ if keep_optimizer else None
+        kept = loss.__name__ if keep_optimizer or self._keeps_optimizers else None
         return self._train(
             step, where, paths, [paths], epochs, lr, batch_size, purpose, views, data=data, kept=kept, at_least=at_least
         )
@@ -172,6 +172,7 @@ class Worker:
             views,
             batches=batches,
             fraction=fraction,
+            kept=step.__name__ if self._keeps_optimizers else None,
         )
 
     def descend(
@@ -204,6 +205,10 @@ class Worker:
         with torch.no_grad(), lane.arithmetic():
             z = torch.cat([extract(self, lane.pixels.plain(i)).float() for i in index.split(lane.evaluation_batch)])
             return z, lane.pixels.labels[index]
+
+    @property
+    def _keeps_optimizers(self) -> bool:
+        return self._lane.setup.training.optimizer.keep
 
     def _plain(self, value: int) -> int:
         if self._inside:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_task
+from tiny import same_state, tiny_task
 from torch.nn.functional import cross_entropy
 
 from fedloom.client import Client
@@ -176,6 +176,20 @@ def test_the_optimizer_state_can_be_kept_between_rounds():
     again = Client(client._lane, who=0, round=2, job="update", samples=client._samples, first=False, kept=kept)
     again.fit("model", plain, keep_optimizer=True)
     assert not torch.equal(snapshot(client.parts)["model.head.weight"], without["model.head.weight"])
+
+
+def test_a_recipe_can_keep_every_optimizer():
+    of_method = client_of(optimizer=OptimizerSettings(lr=0.1, momentum=0.9))
+    of_method.fit("model", plain, keep_optimizer=True)
+    of_recipe = client_of(optimizer=OptimizerSettings(lr=0.1, momentum=0.9, keep=True))
+    of_recipe.fit("model", plain)
+    assert same_state(of_recipe._kept, of_method._kept)
+
+    def step(client, batch):
+        client.descend("model", plain(client, batch))
+
+    of_recipe.steps(step, train="model")
+    assert any(name.startswith("optim.step.model.") for name in of_recipe._kept)
 
 
 def test_randomness_is_keyed_by_seed_round_client_and_use():
