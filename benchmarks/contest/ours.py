@@ -1,4 +1,7 @@
-"""fedloom itself: `inline` (eager), and `lanes` in its variants (`lanes-bf16-cl-compile@8`: 8 lanes)."""
+"""fedloom itself: `inline` (eager), and `lanes` in its variants.
+
+`lanes-bf16-cl-compile@8` has 8 lanes; `lanes-tf32-cohort25@2` two cohorts of 25 clients.
+"""
 
 import statistics
 import tempfile
@@ -18,11 +21,14 @@ def engine(name: str, device: str, lanes: int | None) -> dict[str, Any]:
         return {"name": "inline", "device": device}
     variant, _, count = name.partition("@")
     kind, precision, *flags = variant.split("-")
-    if kind != "lanes" or precision not in PRECISIONS or set(flags) - {"cl", "compile", "deterministic"}:
+    cohorts = [int(flag.removeprefix("cohort")) for flag in flags if flag.startswith("cohort")]
+    known = {"cl", "compile", "deterministic", *(f"cohort{size}" for size in cohorts)}
+    if kind != "lanes" or precision not in PRECISIONS or set(flags) - known:
         kinds = "|".join(PRECISIONS)
-        raise SystemExit(f"'{name}' is no contestant: lanes-({kinds})[-cl][-compile][-deterministic][@N]")
+        raise SystemExit(f"'{name}' is no contestant: lanes-({kinds})[-cl][-compile][-deterministic][-cohortK][@N]")
     section: dict[str, Any] = {"name": "lanes", "device": device, "precision": precision}
     section |= {"channels_last": True} if "cl" in flags else {}
+    section |= {"cohort": cohorts[0]} if cohorts else {}
     section |= {flag: True for flag in ("compile", "deterministic") if flag in flags}
     workers = int(count) if count else lanes
     return section | ({"workers": workers} if workers else {})

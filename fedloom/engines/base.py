@@ -45,6 +45,13 @@ class EngineSettings(Section):
     channels_last: bool = Field(False, description="images and convolutions with channels last in memory")
     deterministic: bool = Field(False, description="bit-identical reruns on a GPU too (CPUs always give them)")
     compile: bool = Field(False, description="lanes: torch.compile for training steps; pays off in long runs")
+    cohort: int | None = Field(
+        None,
+        ge=2,
+        le=1024,
+        description="lanes: so many clients take their training steps together, as one operation for all; for many "
+        "clients of much the same size",
+    )
     client_timeout: float | None = Field(
         None,
         gt=0,

@@ -1,11 +1,12 @@
 """A plan's samples on the GPU, in memory of a fixed place, from which every graph takes the next ones."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import cycle
 
+import numpy as np
 import torch
 from torch import Tensor
-
-from fedloom.plan import Plan
 
 STAGES = 4
 """Plans that may be on their way to the GPU at once."""
@@ -27,14 +28,21 @@ class Feed:
                   for _ in range(STAGES)]  # fmt: skip
         self._stages = cycle([(pinned, pinned.numpy(), copied) for pinned, copied in stages])
 
-    def fill(self, plan: Plan, stream: torch.cuda.Stream) -> None:
-        """A new plan, from its first step on."""
-        pinned, values, copied = next(self._stages)
+    def fill(self, values: np.ndarray) -> None:
+        """A plan's samples, from the first on; in the current stream."""
+        pinned, staged, copied = next(self._stages)
         copied.synchronize()
-        end = 1 + plan.samples
-        values[1:end] = plan.in_order()
+        end = 1 + len(values)
+        staged[1:end] = values
         self._block[:end].copy_(pinned[:end], non_blocking=True)
-        copied.record(stream)
+        copied.record()
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Whatever is taken inside is there to be taken again."""
+        before = self._position.clone()
+        yield
+        self._position.copy_(before)
 
     def ahead(self, count: int) -> Tensor:
         """The next samples, which stay the next."""

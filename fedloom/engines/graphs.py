@@ -1,19 +1,19 @@
 """Training steps as CUDA graphs: captured once per lane, call site and batch size, replayed over the same memory."""
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedloom.engines.feed import Feed
 from fedloom.engines.recording import CaptureError, NoPythonReads, Watch, owned, refuse_rebound_parts, undone
-from fedloom.engines.tracing import Compiled, compile_step
+from fedloom.engines.tracing import Compiled, Function, compile_batched, compile_step
 from fedloom.engines.turn import Turn
 from fedloom.lane import Lane, Site
 from fedloom.plan import Indices, Plan
@@ -28,6 +28,7 @@ GRAPHS = 32
 """Graphs that a call site of a lane has at most; the one that was not used for the longest time goes first."""
 
 Step = Callable[[Indices], None]
+T = TypeVar("T")
 
 
 @dataclass
@@ -54,17 +55,19 @@ class Shared:
 
 
 class Graphs:
-    """The stepper of a lane, which works in this stream."""
+    """The stepper of a lane, which works in this stream.
+
+    `nearly_done` happens when a fit comes to its last steps: time to prepare what follows.
+    """
 
     fixed_memory = True
 
-    def __init__(self, shared: Shared, stream: torch.cuda.Stream):
+    def __init__(self, shared: Shared, stream: torch.cuda.Stream, nearly_done: torch.cuda.Event):
         self._shared = shared
         self._stream = stream
         self._pool: Any = None
         self._feeds: dict[Hashable, Feed] = {}
-        self.nearly_done = torch.cuda.Event(blocking=True)
-        """Happens when the last fit comes to its last steps: time to prepare what follows."""
+        self._nearly_done = nearly_done
 
     def run(self, lane: Lane, site: Site, step: Step, plan: Plan) -> None:
         """Takes the plan's steps, as many at once as a graph has."""
@@ -72,11 +75,11 @@ class Graphs:
             return
         refuse_rebound_parts(lane)
         feed = self._feed(lane, site, plan)
-        feed.fill(plan, self._stream)
+        feed.fill(plan.in_order())
         left, told = len(plan.sizes), False
         for size, count in pieces(plan.sizes):
             if not told and (left <= LAST or left == count):
-                self.nearly_done.record(self._stream)
+                self._nearly_done.record(self._stream)
                 told = True
             self._take(lane, site, step, feed, _Piece(size, count, plan.batches))
             left -= count
@@ -141,23 +144,12 @@ class Graphs:
         return None
 
     def _record(self, lane: Lane, step: Step, feed: Feed, piece: "_Piece") -> torch.cuda.CUDAGraph:
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(lane.generator)
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
+        def steps() -> None:
             for part in piece.split(feed.take(piece.samples)):
                 step(part)
-        except BaseException:
-            with suppress(RuntimeError):  # the first error says what happened
-                graph.capture_end()
-            # A capture that breaks off leaves its generator unusable, and with it the graphs that it is part of.
-            lane.renew_generator()
-            for other in lane.sites.values():
-                other.captures.clear()
-            raise
-        graph.capture_end()
-        return graph
+
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        return capture(steps, [lane], self._pool)
 
     def _compiled(self, lane: Lane, site: Site, step: Step, indices: Indices, count: int) -> Step:
         """The step through torch.compile, once for all lanes, if there are enough of them to be worth it."""
@@ -166,7 +158,7 @@ class Graphs:
         key = (site.where, len(indices[0]), None if site.data is None else site.data[0].shape)
         with self._shared.capturing:
             if key not in self._shared.compiled and count > 1:
-                self._shared.compiled[key] = self._compile(lane, site, step, indices)
+                self._shared.compiled[key] = attempted(lambda: compile_step(lane, site, step, indices))
             compiled = self._shared.compiled.get(key)
             if compiled is None:
                 return step
@@ -174,14 +166,37 @@ class Graphs:
             bound(indices)  # warm-up: the first call tunes kernels
         return bound
 
-    def _compile(self, lane: Lane, site: Site, step: Step, indices: Indices) -> Compiled | None:
-        try:
-            return compile_step(lane, site, step, indices)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # torch.compile fails in many ways, none of which should end a run
-            warnings.warn(f"engine.compile: a training step runs uncompiled: {error}", stacklevel=2)
-            return None
+
+def attempted(compile_: Callable[[], T]) -> T | None:
+    """What was compiled; none, and a warning, if that failed: it does in many ways, none of which should end a run."""
+    try:
+        return compile_()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        warnings.warn(f"engine.compile: a training step runs uncompiled: {error}", stacklevel=2)
+        return None
+
+
+def capture(work: Callable[[], None], lanes: Sequence[Lane], pool: Any) -> torch.cuda.CUDAGraph:
+    """The work as a graph, in whose random numbers these lanes' generators go on."""
+    graph = torch.cuda.CUDAGraph()
+    for lane in lanes:
+        graph.register_generator_state(lane.generator)
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        work()
+    except BaseException:
+        with suppress(RuntimeError):  # the first error says what happened
+            graph.capture_end()
+        # A capture that breaks off leaves its generators unusable, and with them the graphs that they are part of.
+        for lane in lanes:
+            lane.renew_generator()
+            for site in lane.sites.values():
+                site.captures.clear()
+        raise
+    graph.capture_end()
+    return graph
 
 
 def pieces(sizes: list[int]) -> Iterator[tuple[int, int]]:
@@ -191,6 +206,47 @@ def pieces(sizes: list[int]) -> Iterator[tuple[int, int]]:
         for count in UNROLL:
             yield from [(size, count)] * (left // count)
             left %= count
+
+
+class CohortGraphs:
+    """How a cohort records its steps: as CUDA graphs in this stream."""
+
+    def __init__(self, shared: Shared, stream: torch.cuda.Stream, nearly_done: torch.cuda.Event):
+        self._shared, self._stream, self._event = shared, stream, nearly_done
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def feed(self, capacity: int) -> Feed:
+        """Room for so many samples."""
+        return Feed(max(SMALLEST, capacity), self._stream.device)
+
+    def compiled(self, function: Function, inputs: list[Tensor]) -> Function:
+        """By torch's inductor, with `engine.compile`."""
+        if not self._shared.compile:
+            return function
+        with self._shared.turn.aside(), self._shared.capturing:
+            return attempted(lambda: compile_batched(function, inputs)) or function
+
+    def record(self, work: Callable[[], None], lanes: Sequence[Lane]) -> Callable[[], None] | None:
+        """The work as a graph; none, and a warning, if that is not possible."""
+        with self._shared.turn.aside():
+            work()  # warm-up: libraries load what they need
+            self._stream.synchronize()
+            with self._shared.capturing:
+                try:
+                    return capture(work, lanes, self._pool).replay
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError as error:
+                    warnings.warn(f"engine.cohort: steps in step cannot be captured: {error}", stacklevel=2)
+                    return None
+
+    def refuse(self, site: Site, error: Exception) -> None:
+        """These steps run eagerly, and it is said once."""
+        self._shared.give_up(site, error)
+
+    def nearly_done(self) -> None:
+        """Time to prepare what follows."""
+        self._event.record(self._stream)
 
 
 @dataclass(frozen=True)

@@ -4,28 +4,33 @@ import gc
 import os
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from threading import Condition, Lock, Thread
 from typing import ClassVar
 
 import torch
 
 from fedloom.engines.base import Engine, EngineSettings
-from fedloom.engines.graphs import Graphs, Shared
+from fedloom.engines.cohort import Cohort
+from fedloom.engines.graphs import CohortGraphs, Graphs, Shared
 from fedloom.engines.notes import Notes
 from fedloom.errors import UserError
 from fedloom.job import Job, Result, attempt
-from fedloom.lane import Lane, Setup
+from fedloom.lane import Lane, Setup, Stepper
 from fedloom.message import Message
 
 LANES, LARGE_LANES, LARGE = 8, 4, 4_000_000
 """How many lanes there are by default: a GPU is filled by many small networks, or by few of LARGE parameters."""
+COHORTS = 2
+"""How many cohorts there are by default: while one computes, the other prepares."""
 AHEAD = 3
 """Jobs per lane that may be given out before the result whose turn it is."""
 
 Given = tuple[int, Job, torch.cuda.Event]
+Attempt = Callable[[list[Job]], list[Result]]
 
 
 @dataclass
@@ -69,13 +74,15 @@ class Lanes(Engine):
         self._built = setup.build()
         shared = Shared(compile=settings.compile)
         self._turn = shared.turn
+        self._each = settings.cohort or 1
         large = sum(parameter.numel() for parameter in self._built.parameters()) >= LARGE
-        self._alive = list(range(settings.workers or (LARGE_LANES if large else LANES)))
+        usual = COHORTS if settings.cohort else LARGE_LANES if large else LANES
+        self._alive = list(range(settings.workers or usual))
         self._wanted = len(self._alive)
         self._spent: deque[tuple[Message, torch.cuda.Event]] = deque()
         """Lanes' messages, until they have been copied."""
         self._notes = Notes(
-            AHEAD * len(self._alive) + 1, Message(self.home.sent if setup.wire.up is None else {})
+            AHEAD * len(self._alive) * self._each + 1, Message(self.home.sent if setup.wire.up is None else {})
         )  # what is encoded is looked at when it is decoded
         self._calls = {number: Condition(self._lock) for number in self._alive}  # one lane is woken at a time
         self._idle: set[int] = set()
@@ -97,8 +104,8 @@ class Lanes(Engine):
         event, message = None, None
         try:
             while True:
-                new = list(islice(waiting, max(0, turn + AHEAD * len(self._alive) - given)))
-                if given == 0:
+                new = list(islice(waiting, max(0, turn + AHEAD * len(self._alive) * self._each - given)))
+                if given == 0 and self._each == 1:
                     self._wanted = useful_lanes([self._cost(job) for job in new])
                 with self._lock:
                     for i, job in enumerate(new):
@@ -135,74 +142,112 @@ class Lanes(Engine):
     def _call(self) -> None:
         """Wakes as many idle lanes as there are jobs; under the lock."""
         able = [number for number in self._alive[: self._wanted] if number in self._idle]
-        for number in able[: len(self._todo)]:
+        for number in able[: -(-len(self._todo) // self._each)]:
             self._idle.remove(number)
             self._calls[number].notify()
 
-    def _next(self, number: int) -> Given | None:
-        """The next job for this lane; none at the end."""
+    def _next(self, number: int) -> list[Given]:
+        """The next jobs for this lane, all of one kind; none at the end."""
         with self._lock:
             while not self._closed and not (self._todo and number in self._alive[: self._wanted]):
+                if number not in self._alive:
+                    return []
                 self._idle.add(number)
                 self._calls[number].wait()
-            return None if self._closed else self._todo.popleft()
+            if self._closed:
+                return []
+            kind = self._todo[0][1].kind
+            alike = takewhile(lambda given: given[1].kind == kind, islice(self._todo, self._each))
+            return [self._todo.popleft() for _ in list(alike)]
 
     def _serve(self, number: int, shared: Shared) -> None:
-        """A lane's life: a job in, a result out, until there is none."""
+        """A lane's life, or a cohort's: jobs in, results out, until there are none."""
+        stream = torch.cuda.Stream()
+        nearly_done = torch.cuda.Event(blocking=True)
+        with ExitStack() as ending, self._setting(stream):
+            attempts: Attempt | None = None
+            while items := self._next(number):
+                jobs = [job for _, job, _ in items]
+                outcomes = [Outcome(job) for job in jobs]
+                try:
+                    for given in {id(event): event for *_, event in items}.values():
+                        stream.wait_event(given)
+                    attempts = attempts or self._worker(shared, stream, nearly_done, ending)
+                    with self._turn.of(jobs[0].kind):
+                        results = attempts(jobs)
+                        ready = torch.cuda.Event(blocking=True)
+                        for (turn, *_), outcome, result in zip(items, outcomes, results, strict=True):
+                            self._notes.write(turn, result)
+                            outcome.result, outcome.ready = result, ready
+                        ready.record(stream)
+                except torch.OutOfMemoryError as error:
+                    attempts = None  # this lane gives its memory to the others
+                    ending.close()
+                    if self._made_room(number, items, shared):
+                        continue
+                    outcomes = [Outcome(job, error=error) for job in jobs]
+                except BaseException as error:
+                    outcomes = [Outcome(job, error=error) for job in jobs]
+                with self._lock:
+                    for (turn, *_), outcome in zip(items, outcomes, strict=True):
+                        self._done[turn] = outcome
+                    if self._awaited in self._done:
+                        self._news.notify()
+                nearly_done.synchronize()  # whoever took two jobs at once would keep one from an idle lane
+
+    @contextmanager
+    def _setting(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        """What a thread that computes needs."""
         torch.cuda.set_device(self.device)
         torch.autograd.set_multithreading_enabled(False)  # a backward pass belongs into its own lane's thread
-        stream = torch.cuda.Stream()
-        graphs = Graphs(shared, stream)
-        lane: Lane | None = None
         with torch.cuda.stream(stream):
-            while (item := self._next(number)) is not None:
-                turn, job, given = item
-                outcome = Outcome(job)
-                try:
-                    stream.wait_event(given)
-                    lane = lane or self._new_lane(graphs)
-                    with self._turn.of(job.kind):
-                        outcome.result = attempt(lane, job)
-                        self._notes.write(turn, outcome.result)
-                        outcome.ready = torch.cuda.Event(blocking=True)
-                        outcome.ready.record(stream)
-                except torch.OutOfMemoryError as error:
-                    outcome.ready, outcome.error = None, error if len(self._alive) == 1 else None
-                except BaseException as error:
-                    outcome.error = error
-                if outcome.error is None and outcome.ready is None:  # this lane gives its memory to the others
-                    lane = None
-                    graphs = Graphs(shared, stream)
-                    self._retire(number, item, shared)
-                    return
-                with self._lock:
-                    self._done[turn] = outcome
-                    if turn == self._awaited:
-                        self._news.notify()
-                graphs.nearly_done.synchronize()  # whoever took two jobs at once would keep one from an idle lane
+            yield
 
-    def _new_lane(self, graphs: Graphs) -> Lane:
+    def _worker(
+        self, shared: Shared, stream: torch.cuda.Stream, nearly_done: torch.cuda.Event, ending: ExitStack
+    ) -> Attempt:
+        """A new lane, or a cohort of them."""
+
+        def stepper() -> Graphs:
+            return Graphs(shared, stream, nearly_done)
+
+        if self._each == 1:
+            lane = self._new_lane(stepper())
+            return lambda jobs: [attempt(lane, job) for job in jobs]
+        device = CohortGraphs(shared, stream, nearly_done)
+        cohort = Cohort(self._each, self._new_lane, stepper, device, lambda: self._setting(stream))
+        ending.callback(cohort.close)
+        return cohort.attempt
+
+    def _new_lane(self, stepper: Stepper) -> Lane:
         return Lane(
             self.setup,
             device=self.device,
-            stepper=graphs,
+            stepper=stepper,
             pixels=self.home.pixels,
             built=self._built,
             numbers=self.numbers,
         )
 
-    def _retire(self, number: int, item: Given, shared: Shared) -> None:
+    def _made_room(self, number: int, items: list[Given], shared: Shared) -> bool:
+        """Goes on with one lane less, or with smaller cohorts; false when there is nothing left to do without."""
         gc.collect()
         with shared.capturing:
             torch.cuda.empty_cache()
         with self._lock:
-            self._alive.remove(number)
-            left = len(self._alive)
-            self._todo.appendleft(item)
+            many, each = len(self._alive), self._each
+            if many > 1:
+                self._alive.remove(number)
+                told = f"engine.workers: {many} lanes do not fit into the GPU's memory; going on with {many - 1}"
+            elif each > 1:
+                self._each = each // 2
+                told = f"engine.cohort: {each} clients do not fit into the GPU's memory; going on with {each // 2}"
+            else:
+                return False
+            self._todo.extendleft(reversed(items))
             self._call()
-        warnings.warn(
-            f"engine.workers: {left + 1} lanes do not fit into the GPU's memory; going on with {left}", stacklevel=2
-        )
+        warnings.warn(told, stacklevel=2)
+        return True
 
     def close(self) -> None:
         """Ends the lanes."""

@@ -88,14 +88,25 @@ class Compiled:
         return step
 
 
-def compile_step(lane: Lane, site: Site, step: Callable[[Indices], None], indices: Indices) -> Compiled:
-    """Traces a step and compiles it (tens of seconds)."""
+def compile_batched(function: Function, inputs: list[Tensor]) -> Function:
+    """A function of blocks, compiled (tens of seconds); what it does to these inputs must be undone."""
+    with torch.no_grad():
+        return compile_graph(make_fx(function, tracing_mode="real", decomposition_table=KNOWN)(*inputs), inputs)
+
+
+def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Function:
+    """By torch's inductor."""
     from torch._inductor.compile_fx import compile_fx
 
-    graph, draws, inputs = trace(lane, site, step, indices)
     with torch.no_grad():
-        function: Any = compile_fx(graph, inputs)
-    return Compiled(function, draws)
+        function: Function = compile_fx(graph, inputs)  # type: ignore[assignment]
+    return function
+
+
+def compile_step(lane: Lane, site: Site, step: Callable[[Indices], None], indices: Indices) -> Compiled:
+    """Traces a step and compiles it (tens of seconds)."""
+    graph, draws, inputs = trace(lane, site, step, indices)
+    return Compiled(compile_graph(graph, inputs), draws)
 
 
 def trace(
@@ -112,15 +123,15 @@ def trace(
                 step(indices)
             return site.lr + 0
 
-        originals = [*_unique(lane, site), *indices, *drawn]
+        originals = [*unique(lane, site), *indices, *drawn]
         graph = make_fx(body, tracing_mode="real", decomposition_table=KNOWN)(*originals)
     return graph, draws.noted, [tensor.detach() for tensor in originals]
 
 
 def _inputs(lane: Lane, site: Site) -> list[Tensor]:
-    return [tensor.detach() for tensor in _unique(lane, site)]
+    return [tensor.detach() for tensor in unique(lane, site)]
 
 
-def _unique(lane: Lane, site: Site) -> list[Tensor]:
+def unique(lane: Lane, site: Site) -> list[Tensor]:
     """Everything that a step may touch, each tensor once."""
     return list({id(t): t for t in (*written(lane, site), *read_only(lane, site))}.values())

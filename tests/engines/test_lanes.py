@@ -55,6 +55,15 @@ def test_lanes_are_within_float_tolerance_of_inline(method):
 
 
 @needs_gpu
+@pytest.mark.parametrize("method", METHODS)
+def test_cohorts_are_within_float_tolerance_of_inline(method):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = on_gpu(method, workers=1, engine__cohort=3)
+    assert furthest(got.server.state, on_gpu(method, "inline").server.state) < 1e-3
+
+
+@needs_gpu
 @pytest.mark.parametrize(
     "fields",
     [

@@ -1,0 +1,79 @@
+"""One operation for many lanes: their tensors as rows of one block, and a traced step as a function of blocks."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fedloom.engines.products import Products
+
+
+@torch.no_grad()
+def as_rows(tensors: Sequence[Tensor]) -> Tensor:
+    """Moves tensors of one shape into one block, as its rows; they stay the objects that they are."""
+    first = tensors[0]
+    block = torch.empty_strided(
+        (len(tensors), *first.shape), (max(1, first.numel()), *first.stride()), dtype=first.dtype, device=first.device
+    )
+    for row, tensor in zip(block, tensors, strict=True):
+        row.copy_(tensor)
+        tensor.data = row
+    return block
+
+
+def batched(graph: fx.GraphModule, shared: Sequence[bool]) -> Callable[..., Any]:
+    """The traced step as a function of blocks; inputs that are shared have no rows."""
+
+    def step(*inputs: Tensor) -> Any:
+        return _Batchable(graph).run(*inputs)
+
+    return torch.func.vmap(step, in_dims=tuple(None if common else 0 for common in shared))
+
+
+class _Batchable(fx.Interpreter):
+    """Does a step's operations in ways that are fast when done to many lanes at once."""
+
+    def __init__(self, graph: fx.GraphModule):
+        super().__init__(graph)
+        self._products = Products()
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """One operation of the graph."""
+        name = getattr(getattr(target, "_schema", None), "name", "")
+        if name.startswith("aten::_foreach_"):
+            return self._one_by_one(name.removeprefix("aten::_foreach_"), args, kwargs)
+        if name == "aten::convolution":
+            x, weight, bias, stride, padding, dilation, transposed, _, groups = args
+            if Products.can(x, dilation, transposed, groups):
+                return self._products.forward(x, weight, bias, stride, padding)
+        if name == "aten::convolution_backward":
+            gradient, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = args
+            if Products.can(x, dilation, transposed, groups):
+                return self._products.backward(gradient, x, weight, stride, padding, wanted)
+        return self._do(target, args, kwargs)
+
+    def _one_by_one(self, name: str, args: Any, kwargs: Any) -> list[Any]:
+        """An operation on lists, which vmap does not know, tensor by tensor."""
+        if name.rstrip("_") in ("addcmul", "addcdiv") and len(args) == 4:
+            args, kwargs = args[:3], {"value": args[3]}
+        operation = getattr(torch.ops.aten, name)
+        results = []
+        for i in range(len(args[0])):
+            each = [a[i] if isinstance(a, (list, tuple)) else a for a in args]
+            overload = getattr(operation, torch._C._jit_resolve_packet(f"aten::{name}", *each, **kwargs))
+            results.append(self._do(overload, each, kwargs))
+        return results
+
+    def _do(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """What vmap can only do in place lane by lane is done out of place, and copied."""
+        name = getattr(getattr(target, "_schema", None), "name", "")
+        if not name.endswith("_") or _has_rule(target):
+            return super().call_function(target, tuple(args), kwargs)
+        elsewhere = getattr(getattr(torch.ops.aten, name.removeprefix("aten::").rstrip("_")), target._overloadname)
+        return args[0].copy_(elsewhere(*args, **kwargs))
+
+
+def _has_rule(target: Any) -> bool:
+    known: bool = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "FuncTorchBatched")
+    return known

@@ -1,0 +1,53 @@
+"""Convolutions as matrix products: for many small ones at once, each with its own weights, GPUs have nothing faster."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+Sizes = Sequence[int]
+
+
+class Products:
+    """Convolutions of a step, forward and backward; patches are laid out once for both."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
+
+    @staticmethod
+    def can(x: Tensor, dilation: Sizes, transposed: bool, groups: int) -> bool:
+        """Whether this is a plain convolution of images."""
+        return x.dim() == 4 and groups == 1 and not transposed and set(dilation) == {1}
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes) -> Tensor:
+        """As aten::convolution."""
+        patches = self._patches(x, weight, stride, padding)
+        rows = patches.flatten(0, 2) @ weight.flatten(1).t()
+        if bias is not None:
+            rows = rows + bias
+        return rows.unflatten(0, patches.shape[:3]).permute(0, 3, 1, 2)
+
+    def backward(
+        self, gradient: Tensor, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, wanted: Sequence[bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """As aten::convolution_backward: of the input, the weight and the bias."""
+        rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)
+        to_input = to_weight = None
+        if wanted[0]:
+            patches = (rows @ weight.flatten(1)).unflatten(0, (len(x), -1)).transpose(1, 2)
+            to_input = torch.ops.aten.col2im(patches, x.shape[2:], weight.shape[2:], [1, 1], padding, stride)
+        if wanted[1]:
+            patches = self._patches(x, weight, stride, padding).flatten(0, 2)
+            to_weight = (rows.t() @ patches).view_as(weight)
+        return to_input, to_weight, rows.sum(0) if wanted[2] else None
+
+    def _patches(self, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes) -> Tensor:
+        """[images, rows, columns, what the kernel sees there]."""
+        key = (id(x), (*weight.shape[2:], *stride, *padding))
+        if key not in self._known:
+            height, width = weight.shape[2:]
+            padded = pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
+            windows = padded.unfold(2, height, stride[0]).unfold(3, width, stride[1])
+            self._known[key] = x, windows.permute(0, 2, 3, 1, 4, 5).flatten(3)
+        return self._known[key][1]
