@@ -43,6 +43,8 @@ class _Batchable(fx.Interpreter):
         name = getattr(getattr(target, "_schema", None), "name", "")
         if name.startswith("aten::_foreach_"):
             return self._one_by_one(name.removeprefix("aten::_foreach_"), args, kwargs)
+        if name == "aten::view":  # products come with their channels last
+            return args[0].reshape(args[1])
         if name == "aten::convolution":
             x, weight, bias, stride, padding, dilation, transposed, _, groups = args
             if Products.can(x, dilation, transposed, groups):

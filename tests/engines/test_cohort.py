@@ -101,7 +101,7 @@ def test_in_step_every_method_ends_where_it_ends_alone(method):
     [("cnn2", {"dropout": 0.3}), ("cnn4", {"norm": True}), ("cnn4", {"norm": False, "flat": True})],
 )
 def test_in_step_convolutions_dropout_and_batch_norm(model, options):
-    task = replace(tiny_task(model, **options), dataset=tiny_dataset(shape=(1, 16, 16)))
+    task = replace(tiny_task(model, **options), dataset=tiny_dataset(shape=(1, 22, 22)))
     fields = {"task": task, "training__rounds": 2, "training__optimizer__lr": 0.01}
     agree(tiny_run("fedprox", engine="cohort-for-tests", **fields), tiny_run("fedprox", **fields))
 
