@@ -35,6 +35,13 @@ class Line:
         return None if self.here is None or self.cell.printed is None else self.here - self.cell.printed
 
     @property
+    def near(self) -> bool | None:
+        """Whether it is within 2 points of the paper, or better; of a spread over clients, less is better."""
+        if self.difference is None:
+            return None
+        return (-self.difference if self.cell.measure.endswith("_std") else self.difference) > -2
+
+    @property
     def changes(self) -> Mapping[str, Any]:
         """What differs from the paper's setting."""
         return self.results[0].changes if self.results else {}

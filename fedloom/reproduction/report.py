@@ -33,12 +33,12 @@ def report(folder: Path) -> str:
 
 
 def _overview(tables: dict[str, Table], lines: dict[str, list[Line]]) -> Iterator[str]:
-    yield "| table | what | cells | run | within 2 points of the paper, or above |"
+    yield "| table | what | cells | run | within 2 points of the paper, or better |"
     yield "|---|---|---|---|---|"
     for name, table in tables.items():
         run = [line for line in lines[name] if line.here is not None]
-        judged = [line.difference for line in run if line.difference is not None and not line.changes]
-        near = f"{sum(d > -2 for d in judged)} of {len(judged)}" if judged else ""
+        judged = [line.near for line in run if line.near is not None and not line.changes]
+        near = f"{sum(judged)} of {len(judged)}" if judged else ""
         short = sum(bool(line.changes) for line in run)
         some = f"{len(run)}" + (f" ({short} shortened)" if short else "") if run else "not run yet"
         what = table.title.partition(": ")[2]

@@ -5,7 +5,9 @@ import pytest
 from fedloom.checking import checked
 from fedloom.errors import UserError
 from fedloom.recipe import Recipe
+from fedloom.reproduction.comparison import Line
 from fedloom.reproduction.cost import image_steps, passes
+from fedloom.reproduction.results import Result
 from fedloom.reproduction.running import runs_of
 from fedloom.reproduction.table import PAPERS, Cell, Table, cells_of, load_table, table_names
 from fedloom.training import schedule_factor
@@ -125,3 +127,13 @@ def test_an_unknown_table_names_the_nearest() -> None:
 )  # fmt: skip
 def test_passes_over_a_clients_images_are_those_that_the_method_makes(method, epochs, passed):
     assert passes(Recipe.parse({"method": method, "training": {"epochs": epochs}})) == passed
+
+
+@pytest.mark.parametrize(("here", "near"), [(0.70, (True, False)), (0.675, (False, False)), (0.10, (False, True))])
+def test_near_is_within_two_points_or_better_and_less_spread_is_better(here: float, near: tuple[bool, bool]) -> None:
+    both = [cell for cell in cells("fedcrl/table2") if cell.row == "local"][:2]
+    assert [cell.printed for cell in both] == [69.90, 9.44]
+    figures = {cell.measure: here for cell in both}
+    result = Result(both[0].key, seed=0, rounds=200, figures=figures)
+    assert tuple(Line(cell, (result,)).near for cell in both) == near
+    assert Line(both[0]).near is None
