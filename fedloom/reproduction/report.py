@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.reproduction.comparison import Line, changes_in_words, compared, order
+from fedloom.reproduction.pictures import PICTURES
 from fedloom.reproduction.results import Result, stored
 from fedloom.reproduction.table import PAPERS, Cell, Table, cells_of, load_table, table_names
 
@@ -29,7 +30,7 @@ def report(folder: Path) -> str:
     text = [HEAD, *_overview(tables, lines)]
     for name, table in tables.items():
         text += ["", *_section(name, table, lines[name])]
-    return "\n".join(text) + "\n"
+    return "\n".join([*text, "", PICTURES])
 
 
 def _overview(tables: dict[str, Table], lines: dict[str, list[Line]]) -> Iterator[str]:
