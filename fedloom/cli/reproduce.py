@@ -19,6 +19,7 @@ from fedloom.reproduction.comparison import Line, changes_in_words, compared, or
 from fedloom.reproduction.report import chosen_lines, command, flags, report
 from fedloom.reproduction.results import RESULTS, Result, stored
 from fedloom.reproduction.running import Plan, recipe_of, run_cells, run_side_by_side, runs_of
+from fedloom.reproduction.speed import measured
 from fedloom.reproduction.table import PAPERS, Cell, Table, cells_of, load_table, table_names
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="TABLE", help="repper/table2, or a paper: fedcrc.")]
@@ -45,6 +46,7 @@ def reproduce(
     results: Annotated[Path, typer.Option("--results", help="Where results are stored.")] = RESULTS,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print each cell's command and recipe.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Every table: cells, cost, what has been run.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="With --list: time each network here.")] = False,
     report_: Annotated[bool, typer.Option("--report", help="Write the report of all that is stored.")] = False,
     to: Annotated[Path, typer.Option("--to", help="The report.")] = Path("docs/reproduction.md"),
     as_json: Json = False,
@@ -56,7 +58,7 @@ def reproduce(
 
     Examples:
 
-      fedloom reproduce --list
+      fedloom reproduce --list --measure
 
       fedloom reproduce repper/table2 --only cifar10 --alpha 0.5 --methods fedavg,repper --scale 0.5
 
@@ -78,7 +80,7 @@ def reproduce(
         deadline=None if limit_seconds is None else began + limit_seconds,
     )  # fmt: skip
     if list_:
-        _show_list(chosen, cells, plan)
+        _show_list(chosen, cells, plan, measure)
         return
     plans = [replace(plan, shortened=chosen[c.table].reduced if reduced else {}) for c in cells]
     runs = [(plans[cells.index(run[0])], run) for run in runs_of(cells)]
@@ -219,11 +221,16 @@ def _show_plan(plan: Plan, run: list[Cell]) -> None:
     out.print(recipe.to_yaml(), highlight=False, markup=False, soft_wrap=True)
 
 
-def _show_list(tables: dict[str, Table], cells: list[Cell], plan: Plan) -> None:
+def _show_list(tables: dict[str, Table], cells: list[Cell], plan: Plan, measure: bool) -> None:
     """Cells and runs of every table, million image-steps, seconds here, and what is stored."""
     known = cost.speeds(result for paper in PAPERS for result in stored(plan.results, paper))
+    if measure:
+        recipes = [recipe_of(run[0], plan)[0] for run in runs_of(cells)]
+        for kind, recipe in {cost.kind(recipe): recipe for recipe in recipes}.items():
+            known[kind] = measured(recipe)
+            err.print(f"{recipe.model.name}: {known[kind]:,.0f} images a second", highlight=False)
     grid = Grid()
-    for head in ("table", "runs", "M steps", "seconds", "cells run", "what"):
+    for head in ("table", "runs", "M steps", "time here", "cells run", "what"):
         grid.add_column(head, justify="left" if head in ("table", "what") else "right", no_wrap=head != "what")
     for name, table in tables.items():
         mine = [cell for cell in cells if cell.table == name]
@@ -233,7 +240,8 @@ def _show_list(tables: dict[str, Table], cells: list[Cell], plan: Plan) -> None:
         steps = sum(map(cost.image_steps, recipes)) / 1e6
         times = [cost.seconds(recipe, known) for recipe in recipes]
         sure = [t for t in times if t is not None]
-        took = "–" if not sure else f"{sum(sure):.0f}" + ("" if len(sure) == len(times) else f" ({len(sure)} runs)")
+        took = "–" if not sure else cost.in_words(sum(sure))
+        took += "" if len(sure) in (0, len(times)) else f" ({len(sure)} runs)"
         done = chosen_lines(mine, plan.results)
         full = sum(bool(line.results) and not line.changes for line in done)
         short = sum(bool(line.changes) for line in done)
@@ -242,8 +250,8 @@ def _show_list(tables: dict[str, Table], cells: list[Cell], plan: Plan) -> None:
         grid.add_row(name, str(len(recipes)), f"{steps:,.0f}", took, told, what)
     out.print(grid)
     out.print(
-        "M steps: million images forward and backward through the network; evaluation is not counted. Seconds: from "
-        "the speed of stored runs with the same network on this machine, one run at a time (–: there are none).",
+        "M steps: million images forward and backward through the network; evaluation is not counted. Time here: from "
+        "the speed of runs with the same network on this machine, one at a time (–: unknown; --measure finds out).",
         highlight=False,
     )
 

@@ -83,17 +83,34 @@ def image_steps(recipe: Recipe) -> float:
     return a_round * training.rounds
 
 
-def speeds(results: Iterable[Result]) -> dict[tuple[str, str], float]:
-    """Image-steps a second by (machine, network): the median of stored runs."""
-    found: dict[tuple[str, str], list[float]] = {}
+Kind = tuple[str, str, int | None]
+"""A machine, a network and the size to which images are brought."""
+
+
+def kind(recipe: Recipe, where: str | None = None) -> Kind:
+    """What decides over a run's speed, on this machine or on another."""
+    return where or machine(recipe), recipe.model.name, recipe.data.size
+
+
+def speeds(results: Iterable[Result]) -> dict[Kind, float]:
+    """Image-steps a second: the median of stored runs that had the machine to themselves."""
+    found: dict[Kind, list[float]] = {}
     for result in results:
         recipe = Recipe.parse(result.recipe)
-        if result.seconds:
-            found.setdefault((result.machine, recipe.model.name), []).append(image_steps(recipe) / result.seconds)
+        if result.seconds and result.beside == 1:
+            found.setdefault(kind(recipe, result.machine), []).append(image_steps(recipe) / result.seconds)
     return {key: median(values) for key, values in found.items()}
 
 
-def seconds(recipe: Recipe, known: dict[tuple[str, str], float]) -> float | None:
-    """What a run would take on this machine alone; nothing where no run with its network is stored."""
-    speed = known.get((machine(recipe), recipe.model.name))
+def seconds(recipe: Recipe, known: dict[Kind, float]) -> float | None:
+    """What a run would take on this machine alone; nothing where no speed is known."""
+    speed = known.get(kind(recipe))
     return image_steps(recipe) / speed if speed else None
+
+
+def in_words(seconds: float) -> str:
+    """`40 s`, `12 min`, `3.5 h`, `21 days`."""
+    for unit, length in (("days", 172_800), ("h", 7_200), ("min", 120)):
+        if seconds >= length:
+            return f"{seconds / (length / 2):.{int(unit == 'h')}f} {unit}"
+    return f"{seconds:.0f} s"

@@ -86,7 +86,7 @@ def _row(line: Line) -> str:
     here = f"{line.here:.2f}{spread}" if line.here is not None else "not reached"
     difference = f"{line.difference:+.2f}" if line.difference is not None else ""
     seeds = ", ".join(str(r.seed) for r in line.results)
-    took = ", ".join(f"{r.seconds:.0f}" for r in line.results)
+    took = ", ".join(f"{r.seconds:.0f}" + (f" ({r.beside} runs at once)" if r.beside > 1 else "") for r in line.results)
     machines = ", ".join(dict.fromkeys(_computer(r) for r in line.results))
     words = changes_in_words(line.changes, line.cell)
     setting = f"{words} (`{' '.join(flags(line.changes, line.cell))}`)" if words else "the paper's"

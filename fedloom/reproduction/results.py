@@ -20,6 +20,8 @@ from fedloom.storage.files import write_whole
 from fedloom.storage.folder import versions
 
 RESULTS = Path("docs") / "reproduction"
+BESIDE = "FEDLOOM_BESIDE"
+"""Environment variable that tells a run how many share the machine with it, itself included."""
 MACHINES = "machines.txt"
 CURVE_POINTS = 40
 PATTERN = ("_accuracy", "_std", "_weighted", "_worst")
@@ -39,6 +41,8 @@ class Result:
     changes: dict[str, Any] = field(default_factory=dict)
     curve: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     seconds: float = 0.0
+    beside: int = 1
+    """runs that shared the machine"""
     machine: str = ""
     engine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -72,6 +76,7 @@ def result_of(folder: Path, cells: Sequence[Cell], recipe: Recipe, changes: Mapp
         changes=dict(changes),
         curve={name: thinned(curve) for name, curve in sorted(curves.items()) if name in shown},
         seconds=round(summary["seconds"], 1),
+        beside=int(os.environ.get(BESIDE, 1)),
         machine=_read_machines(folder) or machine(recipe),
         engine=recipe.engine.model_dump(mode="json", exclude_defaults=True),
         versions=versions(),

@@ -1,5 +1,6 @@
 """Runs cells: resumable run folders, a time limit that ends between two rounds with a checkpoint, several at once."""
 
+import os
 import shlex
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 from fedloom import api
 from fedloom.raw import assign
 from fedloom.recipe import Recipe
-from fedloom.reproduction.results import RESULTS, Result, note_machine, read, result_of, store
+from fedloom.reproduction.results import BESIDE, RESULTS, Result, note_machine, read, result_of, store
 from fedloom.reproduction.table import Cell, cells_of, load_table, recipe_key, run_name, table_names
 from fedloom.runs.interrupts import Interrupted
 from fedloom.runs.resuming import is_free
@@ -154,7 +155,8 @@ def run_side_by_side(commands: list[list[str]], many: int, plan: Plan, tell: Cal
             command = [sys.executable, "-m", "fedloom", *waiting.pop(0)]
             if plan.deadline is not None:
                 command += ["--limit-seconds", f"{plan.left:.0f}"]
-            working.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+            environment = os.environ | {BESIDE: str(min(many, len(commands)))}
+            working.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment))
         if plan.left <= 0 and waiting:
             tell(f"time is up: {len(waiting)} runs were not begun")
             waiting = []

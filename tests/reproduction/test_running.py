@@ -2,7 +2,9 @@
 
 import json
 import pickle
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fedloom import cli
+from fedloom.recipe import Recipe
+from fedloom.reproduction.cost import image_steps, in_words, speeds
 from fedloom.reproduction.report import report
+from fedloom.reproduction.results import Result as StoredResult
 
 CELLS = ["fedcrl/table2", "--at", "dataset=cifar10,kind=practical", "--methods", "local,fedavg"]
 ROOT = Path(__file__).parents[2]
@@ -96,6 +101,30 @@ def test_runs_side_by_side_store_their_results(data: Path, monkeypatch: pytest.M
     cells = [*CELLS[:-1], "local", "--scale", "0.005", "--data-dir", str(data), "--engine", "inline"]
     assert all(cell["here"] is not None for cell in cells_of(reproduce(*cells, "--parallel", "2", "--json")))
     assert len(stored()) == 1
+
+
+def test_the_list_tells_what_tables_would_take_here(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = ["fedintr/table5", "--only", "cifar10", "--list", "--engine", "inline"]
+    assert "–" in reproduce(*narrow).stdout
+    monkeypatch.setattr("fedloom.reproduction.speed.ENOUGH", 0.0)
+    said = " ".join(reproduce(*narrow, "--measure").stdout.split())
+    assert re.search(r"fedintr/table5 │ 2 │ [\d,]+ │ [\d.]+ (h|days) │ 0 of 2", said)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2.0 h"), (172800, "2 days")],
+)
+def test_times_in_words(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words
+
+
+def test_runs_that_shared_the_machine_say_nothing_of_its_speed() -> None:
+    recipe = {"method": "fedavg", "model": "cnn2", "data": {"name": "cifar10"}}
+    alone = StoredResult("x", 0, 1, {}, seconds=10, machine="there", recipe=recipe)
+    known = speeds([alone, replace(alone, seconds=100, beside=9)])
+    assert list(known) == [("there", "cnn2", None)]
+    assert known["there", "cnn2", None] == image_steps(Recipe.parse(recipe)) / 10
 
 
 def test_the_plan_of_a_cell_is_its_command_and_its_recipe() -> None:
