@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._C import _functorch as functorch
 
 from fedloom.engines.products import Products
 
@@ -42,7 +43,8 @@ class _Batchable(fx.Interpreter):
         """One operation of the graph."""
         name = getattr(getattr(target, "_schema", None), "name", "")
         if name.startswith("aten::_foreach_"):
-            return self._one_by_one(name.removeprefix("aten::_foreach_"), args, kwargs)
+            done = _at_once(target, args, kwargs)
+            return self._one_by_one(name.removeprefix("aten::_foreach_"), args, kwargs) if done is None else done
         if name == "aten::view":  # products come with their channels last
             return args[0].reshape(args[1])
         if name == "aten::convolution":
@@ -74,6 +76,30 @@ class _Batchable(fx.Interpreter):
             return super().call_function(target, tuple(args), kwargs)
         elsewhere = getattr(getattr(torch.ops.aten, name.removeprefix("aten::").rstrip("_")), target._overloadname)
         return args[0].copy_(elsewhere(*args, **kwargs))
+
+
+def _at_once(target: Any, args: Any, kwargs: Any) -> list[Tensor] | None:
+    """An operation on lists, on the blocks themselves: number by number it makes no difference whose they are.
+
+    None if a tensor beside the lists (a learning rate) has a value for each lane.
+    """
+    if any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
+        return None
+    lists = [[_block(x) for x in a] if isinstance(a, (list, tuple)) else a for a in args]
+    if any(x is None for a in lists if isinstance(a, list) for x in a):
+        return None
+    level = functorch.maybe_get_level(args[0][0])
+    made = target(*lists, **kwargs)
+    return [] if made is None else [functorch._add_batch_dim(tensor, 0, level) for tensor in made]
+
+
+def _block(value: Any) -> Any:
+    """All lanes' tensors behind one of them, lanes first; none if there is but one for all."""
+    if not isinstance(value, Tensor):
+        return value
+    if not functorch.is_batchedtensor(value):
+        return None
+    return functorch.get_unwrapped(value).movedim(functorch.maybe_get_bdim(value), 0)
 
 
 def _has_rule(target: Any) -> bool:
