@@ -1,6 +1,7 @@
 """One operation for many lanes: their tensors as rows of one block, and a traced step as a function of blocks."""
 
 from collections.abc import Callable, Sequence
+from operator import getitem
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor, fx
 from torch._C import _functorch as functorch
 
 from fedloom.engines.products import Products
+
+ELEMENTWISE = {"add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv", "sqrt", "neg", "exp", "abs", "copy", "pow"}
 
 
 @torch.no_grad()
@@ -26,8 +29,10 @@ def as_rows(tensors: Sequence[Tensor]) -> Tensor:
 def batched(graph: fx.GraphModule, shared: Sequence[bool]) -> Callable[..., Any]:
     """The traced step as a function of blocks; inputs that are shared have no rows."""
 
+    changing = _changing(graph)
+
     def step(*inputs: Tensor) -> Any:
-        return _Batchable(graph).run(*inputs)
+        return _Batchable(graph, changing).run(*inputs)
 
     return torch.func.vmap(step, in_dims=tuple(None if common else 0 for common in shared))
 
@@ -35,9 +40,16 @@ def batched(graph: fx.GraphModule, shared: Sequence[bool]) -> Callable[..., Any]
 class _Batchable(fx.Interpreter):
     """Does a step's operations in ways that are fast when done to many lanes at once."""
 
-    def __init__(self, graph: fx.GraphModule):
+    def __init__(self, graph: fx.GraphModule, changing: set[fx.Node]):
         super().__init__(graph)
+        self._changing = changing
         self._products = Products()
+
+    def run_node(self, n: fx.Node) -> Any:
+        """One node: what it does may depend on what others do to its input."""
+        first = n.args[0] if n.args else None
+        self._may_change = isinstance(first, fx.Node) and _base(first) in self._changing
+        return super().run_node(n)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """One operation of the graph."""
@@ -45,12 +57,13 @@ class _Batchable(fx.Interpreter):
         if name.startswith("aten::_foreach_"):
             done = _at_once(target, args, kwargs)
             return self._one_by_one(name.removeprefix("aten::_foreach_"), args, kwargs) if done is None else done
-        if name == "aten::view":  # products come with their channels last
+        if name == "aten::view" and not self._may_change:  # products come with their channels last
             return args[0].reshape(args[1])
         if name == "aten::convolution":
             x, weight, bias, stride, padding, dilation, transposed, _, groups = args
             if Products.can(x, dilation, transposed, groups):
-                return self._products.forward(x, weight, bias, stride, padding)
+                products = Products() if self._may_change else self._products
+                return products.forward(x, weight, bias, stride, padding)
         if name == "aten::convolution_backward":
             gradient, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = args
             if Products.can(x, dilation, transposed, groups):
@@ -78,12 +91,33 @@ class _Batchable(fx.Interpreter):
         return args[0].copy_(elsewhere(*args, **kwargs))
 
 
+def _changing(graph: fx.GraphModule) -> set[fx.Node]:
+    """What is written in place."""
+    found = set()
+    for node in graph.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        for argument, value in zip(schema.arguments if schema else (), node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                found |= {_base(one) for one in (value if isinstance(value, (list, tuple)) else [value])}
+    return found
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """What a view, or a view of a view, is a view of."""
+    while node.target is getitem or getattr(node.target, "is_view", False):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
 def _at_once(target: Any, args: Any, kwargs: Any) -> list[Tensor] | None:
     """An operation on lists, on the blocks themselves: number by number it makes no difference whose they are.
 
-    None if a tensor beside the lists (a learning rate) has a value for each lane.
+    None if it is another kind of operation, or if a tensor beside the lists (a learning rate) has one for each lane.
     """
-    if any(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
+    if target._schema.name.removeprefix("aten::_foreach_").rstrip("_") not in ELEMENTWISE:
+        return None
+    tensors = [[x.shape for x in a] for a in args if isinstance(a, (list, tuple)) and isinstance(a[0], Tensor)]
+    if any(isinstance(value, Tensor) for value in (*args, *kwargs.values())) or any(s != tensors[0] for s in tensors):
         return None
     lists = [[_block(x) for x in a] if isinstance(a, (list, tuple)) else a for a in args]
     if any(x is None for a in lists if isinstance(a, list) for x in a):

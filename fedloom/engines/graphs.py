@@ -240,9 +240,17 @@ class CohortGraphs:
                     warnings.warn(f"engine.cohort: steps in step cannot be captured: {error}", stacklevel=2)
                     return None
 
+    def settle(self) -> None:
+        """Waits for this stream."""
+        self._stream.synchronize()
+
     def refuse(self, site: Site, error: Exception) -> None:
         """These steps run eagerly, and it is said once."""
         self._shared.give_up(site, error)
+
+    def separate(self, error: Exception) -> None:
+        """Says so."""
+        warnings.warn(f"engine.cohort: some training steps are taken alone, not together: {error}", stacklevel=2)
 
     def nearly_done(self) -> None:
         """Time to prepare what follows."""

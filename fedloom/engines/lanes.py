@@ -157,7 +157,8 @@ class Lanes(Engine):
             if self._closed:
                 return []
             kind = self._todo[0][1].kind
-            alike = takewhile(lambda given: given[1].kind == kind, islice(self._todo, self._each))
+            share = min(self._each, -(-len(self._todo) // len(self._alive)))
+            alike = takewhile(lambda given: given[1].kind == kind, islice(self._todo, share))
             return [self._todo.popleft() for _ in list(alike)]
 
     def _serve(self, number: int, shared: Shared) -> None:
@@ -169,6 +170,8 @@ class Lanes(Engine):
             while items := self._next(number):
                 jobs = [job for _, job, _ in items]
                 outcomes = [Outcome(job) for job in jobs]
+                failed: BaseException | None = None
+                results: list[Result] | None = None
                 try:
                     for given in {id(event): event for *_, event in items}.values():
                         stream.wait_event(given)
@@ -180,14 +183,16 @@ class Lanes(Engine):
                             self._notes.write(turn, result)
                             outcome.result, outcome.ready = result, ready
                         ready.record(stream)
-                except torch.OutOfMemoryError as error:
-                    attempts = None  # this lane gives its memory to the others
+                except BaseException as error:
+                    failed = error
+                if failed is not None:
+                    outcomes = [Outcome(job, error=failed) for job in jobs]
+                if isinstance(failed, torch.OutOfMemoryError):  # this lane gives its memory to the others
+                    failed.with_traceback(None)  # whose frames hold it
+                    attempts = results = None
                     ending.close()
                     if self._made_room(number, items, shared):
                         continue
-                    outcomes = [Outcome(job, error=error) for job in jobs]
-                except BaseException as error:
-                    outcomes = [Outcome(job, error=error) for job in jobs]
                 with self._lock:
                     for (turn, *_), outcome in zip(items, outcomes, strict=True):
                         self._done[turn] = outcome

@@ -23,7 +23,7 @@ class Products:
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes) -> Tensor:
         """As aten::convolution."""
         patches = self._patches(x, weight, stride, padding)
-        rows = patches.flatten(0, 2) @ weight.flatten(1).t()
+        rows = patches.flatten(0, 2) @ _as_patches(weight).t()
         if bias is not None:
             rows = rows + bias
         return rows.unflatten(0, patches.shape[:3]).permute(0, 3, 1, 2)
@@ -35,19 +35,24 @@ class Products:
         rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)
         to_input = to_weight = None
         if wanted[0]:
-            patches = (rows @ weight.flatten(1)).unflatten(0, (len(x), -1)).transpose(1, 2)
+            patches = (rows @ weight.flatten(1)).unflatten(0, (len(x), -1)).transpose(1, 2)  # as col2im wants them
             to_input = torch.ops.aten.col2im(patches, x.shape[2:], weight.shape[2:], [1, 1], padding, stride)
         if wanted[1]:
             patches = self._patches(x, weight, stride, padding).flatten(0, 2)
-            to_weight = (rows.t() @ patches).view_as(weight)
+            height, width = weight.shape[2:]
+            to_weight = (rows.t() @ patches).unflatten(1, (height, width, -1)).permute(0, 3, 1, 2)
         return to_input, to_weight, rows.sum(0) if wanted[2] else None
 
     def _patches(self, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes) -> Tensor:
-        """[images, rows, columns, what the kernel sees there]."""
+        """[images, rows, columns, what the kernel sees there: its rows, columns and channels]."""
         key = (id(x), (*weight.shape[2:], *stride, *padding))
         if key not in self._known:
             height, width = weight.shape[2:]
             padded = pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
             windows = padded.unfold(2, height, stride[0]).unfold(3, width, stride[1])
-            self._known[key] = x, windows.permute(0, 2, 3, 1, 4, 5).flatten(3)
+            self._known[key] = x, windows.permute(0, 2, 3, 4, 5, 1).flatten(3)
         return self._known[key][1]
+
+
+def _as_patches(weight: Tensor) -> Tensor:
+    return weight.permute(0, 2, 3, 1).flatten(1)

@@ -34,8 +34,11 @@ class Strand:
         self._go.release()
         self._back.acquire()
         error, self._error = self._error, None
-        if error is not None and not isinstance(error, Cancelled):
-            raise error
+        try:
+            if error is not None and not isinstance(error, Cancelled):
+                raise error
+        finally:
+            del error  # its traceback has this frame, and with it all that led here: memory that may have to go
         return self._paused
 
     def pause(self) -> None:
@@ -49,10 +52,14 @@ class Strand:
 
     def cancel(self) -> None:
         """If it is in a pause, it does not go on from there."""
-        if self._paused:
+        while self._paused:
             self._cancelled = True
-            self.resume()
-            self._cancelled = False
+            try:
+                self.resume()
+            except Exception:  # what its cleaning up raises is nobody's answer any more
+                pass
+            finally:
+                self._cancelled = False
 
     def close(self) -> None:
         """The thread ends."""
@@ -62,13 +69,20 @@ class Strand:
         self._thread.join()
 
     def _live(self) -> None:
-        with self._setting():
-            while True:
-                self._go.acquire()
-                if self._work is None:
-                    return
-                try:
-                    self._work()
-                except BaseException as error:
-                    self._error = error
+        try:
+            with self._setting():
+                while self._called():
+                    try:
+                        assert self._work is not None
+                        self._work()
+                    except BaseException as error:
+                        self._error = error
+                    self._back.release()
+        except BaseException as error:  # no such setting: whoever begins something here is told so
+            while self._called():
+                self._error = error
                 self._back.release()
+
+    def _called(self) -> bool:
+        self._go.acquire()
+        return self._work is not None

@@ -6,6 +6,7 @@ traced once and done to another's. Random numbers are drawn before the compiled 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from fedloom.lane import Lane, Site
 from fedloom.plan import Indices
 
 Function = Callable[..., Any]
+TRACING = RLock()
+"""Held by whoever traces: make_fx patches torch.nn.Module for the whole process."""
 UNMARKED = [torch.ops.aten.cudnn_batch_norm, torch.ops.aten.cudnn_batch_norm_backward]
 KNOWN: Any = get_decompositions(UNMARKED)
 """Operations that write where their schemas do not say so; torch knows what they are made of."""
@@ -90,7 +93,7 @@ class Compiled:
 
 def compile_batched(function: Function, inputs: list[Tensor]) -> Function:
     """A function of blocks, compiled (tens of seconds); what it does to these inputs must be undone."""
-    with torch.no_grad():
+    with TRACING, torch.no_grad():
         return compile_graph(make_fx(function, tracing_mode="real", decomposition_table=KNOWN)(*inputs), inputs)
 
 
@@ -98,7 +101,7 @@ def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Function
     """By torch's inductor."""
     from torch._inductor.compile_fx import compile_fx
 
-    with torch.no_grad():
+    with TRACING, torch.no_grad():
         function: Function = compile_fx(graph, inputs)  # type: ignore[assignment]
     return function
 
@@ -124,7 +127,8 @@ def trace(
             return site.lr + 0
 
         originals = [*unique(lane, site), *indices, *drawn]
-        graph = make_fx(body, tracing_mode="real", decomposition_table=KNOWN)(*originals)
+        with TRACING:
+            graph = make_fx(body, tracing_mode="real", decomposition_table=KNOWN)(*originals)
     return graph, draws.noted, [tensor.detach() for tensor in originals]
 
 

@@ -1,117 +1,28 @@
 """Clients that take their steps together end where each of them ends alone: every method, on any machine."""
 
-from contextlib import contextmanager, nullcontext
+import gc
+import threading
+import weakref
+from contextlib import nullcontext
 from dataclasses import replace
-from itertools import islice
+from threading import Thread
 
 import pytest
 import torch
+from cohorts import CohortEngine, Recorder, check, close, cohort_of, same_run, updates
 from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run, tiny_task
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import conv2d, cross_entropy
 
-from fedloom.engines.base import Engine
+from fedloom.data import Federation
+from fedloom.engines.batching import batched
 from fedloom.engines.cohort import Cohort
-from fedloom.engines.replay import Replay
 from fedloom.job import Job, perform
 from fedloom.lane import Eager, Lane
 from fedloom.message import Message
 from fedloom.methods import REGISTRY
 
-
-class Shelf:
-    def __init__(self, capacity):
-        self.capacity = capacity
-
-    def fill(self, values):
-        self.values, self.position = torch.from_numpy(values), 0
-
-    @contextmanager
-    def undone(self):
-        before = self.position
-        yield
-        self.position = before
-
-    def take(self, count):
-        self.position += count
-        return self.values[self.position - count : self.position]
-
-
-class Cpu:
-    """A device on which nothing need be recorded."""
-
-    def __init__(self):
-        self.refused, self.kinds = [], set()
-
-    feed = staticmethod(Shelf)
-
-    def compiled(self, function, inputs):
-        return function
-
-    def record(self, work, lanes):
-        self.kinds.add(len(lanes))
-        return work
-
-    def refuse(self, site, error):
-        self.refused.append(error)
-
-    def nearly_done(self):
-        pass
-
-
-class CohortEngine(Engine):
-    name = "cohort-for-tests"
-    last = None
-
-    def __init__(self, setup, settings):
-        super().__init__(setup, settings)
-        self.cpu = Cpu()
-        CohortEngine.last = self.cpu
-
-        def new_lane(stepper):
-            return Lane(setup, stepper=stepper, built=self.home.parts)
-
-        self.cohort = Cohort(settings.workers or 3, new_lane, Replay, self.cpu, nullcontext)
-
-    def run(self, jobs):
-        waiting = iter(jobs)
-        while wave := list(islice(waiting, self.settings.workers or 3)):
-            yield from self.cohort.attempt(wave)
-
-    def close(self):
-        self.cohort.close()
-        super().close()
-
-
-def agree(got, expected, tolerance=2e-5):
-    assert got.server.state.keys() == expected.server.state.keys()
-    for name, value in expected.server.state.items():
-        torch.testing.assert_close(got.server.state[name], value, rtol=1e-4, atol=tolerance, msg=name)
-    assert [r["loss"] for r in got.history] == pytest.approx([r["loss"] for r in expected.history], rel=1e-3)
-
-
-@pytest.mark.parametrize("method", sorted(REGISTRY))
-def test_in_step_every_method_ends_where_it_ends_alone(method):
-    fields = {"training__rounds": 2}
-    agree(tiny_run(method, engine="cohort-for-tests", **fields), tiny_run(method, **fields))
-    assert not CohortEngine.last.refused
-    assert method == "centralized" or max(CohortEngine.last.kinds) > 1
-
-
-@pytest.mark.parametrize(
-    ("model", "options"),
-    [("cnn2", {"dropout": 0.3}), ("cnn4", {"norm": True}), ("cnn4", {"norm": False, "flat": True})],
-)
-def test_in_step_convolutions_dropout_and_batch_norm(model, options):
-    task = replace(tiny_task(model, **options), dataset=tiny_dataset(shape=(1, 22, 22)))
-    fields = {"task": task, "training__rounds": 2, "training__optimizer__lr": 0.01}
-    agree(tiny_run("fedprox", engine="cohort-for-tests", **fields), tiny_run("fedprox", **fields))
-
-
-def test_in_step_over_several_epochs_with_adam_whose_state_is_kept():
-    # without batch-norm, before which a bias has no gradient but rounding, which Adam makes as large as any
-    fields = {"task": tiny_task(norm=False), "training__epochs": 3, "training__fraction": 1.0, "workers": 6}
-    fields["training__optimizer"] = {"name": "adam", "lr": 0.003, "keep": True}
-    agree(tiny_run("fedrep", engine="cohort-for-tests", **fields), tiny_run("fedrep", **fields))
-    assert CohortEngine.last.kinds == {4}  # of six: two are smaller than a batch
+FedAvg = REGISTRY["fedavg"]
 
 
 @pytest.fixture
@@ -122,39 +33,338 @@ def registry():
     REGISTRY.update(before)
 
 
+def setup_of(method=None, **fields):
+    setup = tiny_experiment("fedavg", **fields).setup
+    return setup if method is None else replace(setup, method=method())
+
+
+def in_step_and_alone(method, **fields):
+    got = tiny_run(method, engine="cohort-for-tests", workers=4, **fields)
+    same_run(got, tiny_run(method, **fields))
+    assert not CohortEngine.last.refused
+    return CohortEngine.last
+
+
+@pytest.mark.parametrize("method", [*sorted(REGISTRY), "fedavg+ft", "fedavg+linear"])
+def test_every_method_ends_where_it_ends_alone(method):
+    fields = {"training__epochs": 2, "training__fraction": 1.0, "task": tiny_task(norm=False)}
+    device = in_step_and_alone(method, **fields)
+    assert method == "centralized" or device.replays > 3
+    assert not device.separated
+
+
+@pytest.mark.parametrize("objective", ["simclr", "byol", "moco"])
+def test_unsupervised_objectives(objective):
+    fields = {"training__rounds": 2, "training__fraction": 1.0, "objective": objective, "task": tiny_task(norm=False)}
+    assert not in_step_and_alone("fedstyle", **fields).separated
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [("cnn2", {"dropout": 0.3}), ("cnn4", {"norm": True}), ("cnn4", {"norm": False, "flat": True})],
+)
+def test_convolutions_dropout_and_batch_norm(model, options):
+    task = replace(tiny_task(model, **options), dataset=tiny_dataset(shape=(1, 22, 22)))
+    fields = {"task": task, "training__rounds": 2, "training__fraction": 1.0, "training__optimizer__lr": 0.01}
+    assert not in_step_and_alone("fedprox", **fields).separated
+
+
+@pytest.mark.parametrize("augment", [(), ("crop:1", "noise:0.05")])
+def test_channels_last(augment):
+    task = replace(tiny_task("cnn2", augment=augment, dropout=0.3), dataset=tiny_dataset(shape=(3, 16, 16)))
+    fields = {"task": task, "training__rounds": 2, "training__fraction": 1.0, "engine__channels_last": True}
+    in_step_and_alone("fedavg", **fields)
+
+
+def test_adam_whose_state_is_kept():
+    # without batch-norm, before which a bias has no gradient but rounding, which Adam makes as large as any
+    fields = {"task": tiny_task(norm=False), "training__epochs": 3, "training__fraction": 1.0}
+    fields["training__optimizer"] = {"name": "adam", "lr": 0.003, "keep": True}
+    in_step_and_alone("fedrep", **fields)
+
+
+def test_alone_and_together_in_any_order():
+    setup = setup_of()
+    cohort = cohort_of(setup)
+    for round, clients in enumerate(([1], [0, 1, 2], [2, 0], [3], [4, 1, 5], [5, 5, 1], [0, 1, 2]), start=1):
+        check(setup, cohort, updates(setup, clients, round))
+    cohort.close()
+
+
+@pytest.mark.parametrize("stepper", [Eager, None])
+def test_features_that_outgrow_their_memory(stepper):
+    setup = tiny_experiment("fedstyle", objective="simclr").setup
+    message = Message(Lane(setup).downward())
+    cohort = cohort_of(setup, **({} if stepper is None else {"stepper": stepper}))
+    for third in ((2,), (0, 1, 2), (3,)):  # lane 2's features need more memory than before, and are fewer again
+        groups = enumerate([(0,), (1,), third])
+        jobs = [Job("generalise", 1, message, client=i, clients=group, keep_model=True) for i, group in groups]
+        check(setup, cohort, jobs)
+    cohort.close()
+
+
+@pytest.mark.usefixtures("registry")
+def test_features_of_one_lane_grow():
+    class Growing(FedAvg):
+        def update(self, client):
+            z, y = client.features()
+            if client.round == 2 and client.id == 2:
+                z, y = torch.cat([z] * 4), torch.cat([y] * 4)
+            client.fit("model.head", self.head_loss, data=(z * client.round, y))
+
+        def head_loss(self, client, batch):
+            return cross_entropy(client.model.head(batch.x), batch.y)
+
+    setup = setup_of(Growing)
+    cohort = cohort_of(setup, stepper=Eager)
+    for round in (1, 2, 3):
+        check(setup, cohort, updates(setup, range(3), round))
+    cohort.close()
+
+
+@pytest.mark.usefixtures("registry")
+def test_what_is_noted_may_depend_on_the_size_of_a_batch():
+    class Noting(FedAvg):
+        def loss(self, client, batch):
+            value = super().loss(client, batch)
+            if batch.size < 16:
+                client.note("small", value)
+            return value
+
+    setup = setup_of(Noting)
+    for clients in ((0, 1, 2), (0, 0)):
+        cohort = cohort_of(setup, len(clients))
+        check(setup, cohort, updates(setup, clients))
+        cohort.close()
+
+
 @pytest.mark.usefixtures("registry")
 def test_steps_that_cannot_be_recorded_are_taken_alone():
-    class Peeking(REGISTRY["fedavg"]):
+    class Peeking(FedAvg):
         def loss(self, client, batch):
             value = super().loss(client, batch)
             return value * (2.0 if value.item() > 0 else 1.0)
 
-    setup = replace(tiny_experiment("fedavg").setup, method=Peeking())
-    jobs = [Job("update", 1, Message(Lane(setup).downward()), client=client) for client in range(3)]
-    cpu = Cpu()
-    cohort = Cohort(3, lambda stepper: Lane(setup, stepper=stepper), Eager, cpu, nullcontext)
+    setup, device = setup_of(Peeking), Recorder()
+    cohort = cohort_of(setup, stepper=Eager, device=device)
+    jobs = updates(setup, range(3))
     for got, job in zip(cohort.attempt(jobs), jobs, strict=True):
         assert same_state(got.message.tensors, perform(Lane(setup), job).message.tensors)
-    assert "reads a tensor's value on the host" in str(cpu.refused[0])
+    assert "reads a tensor's value on the host" in str(device.refused[0])
+    cohort.close()
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("of", ["drawn", "counted", "written"])
+def test_steps_that_cannot_be_batched_are_taken_alone(of):
+    class Odd(FedAvg):
+        def loss(self, client, batch):
+            return super().loss(client, batch) * (1 + self.odd(client, batch))
+
+        def drawn(self, client, batch):
+            return torch.bernoulli(torch.full_like(batch.x[:, 0, 0, 0], 0.5), generator=client._lane.generator).mean()
+
+        def counted(self, client, batch):
+            return torch.zeros(4).index_add_(0, batch.y, torch.ones_like(batch.y, dtype=torch.float)).square().mean()
+
+        def written(self, client, batch):
+            out = torch.zeros(len(batch.y))
+            out[:] = batch.x[:, 0, 0, 0]
+            return out.mean()
+
+    Odd.odd = getattr(Odd, of)
+    setup, device = setup_of(Odd), Recorder()
+    cohort = cohort_of(setup, device=device)
+    check(setup, cohort, updates(setup, range(3)))
+    assert device.separated
+    assert not device.refused
     cohort.close()
 
 
 @pytest.mark.usefixtures("registry")
 def test_a_client_that_raises_leaves_the_others_alone():
-    class Failing(REGISTRY["fedavg"]):
+    class Failing(FedAvg):
         def update(self, client):
             super().update(client)
             if client.id == 1:
                 raise ValueError("no more")
             super().update(client)
 
-    setup = replace(tiny_experiment("fedavg").setup, method=Failing())
-    jobs = [Job("update", 1, Message(Lane(setup).downward()), client=client) for client in range(3)]
-    cohort = Cohort(3, lambda stepper: Lane(setup, stepper=stepper), Replay, Cpu(), nullcontext)
+    setup = setup_of(Failing)
+    jobs = updates(setup, range(3))
+    cohort = cohort_of(setup)
     for _ in range(2):  # and the cohort goes on with other jobs
         first, failed, third = cohort.attempt(jobs)
         assert "no more" in failed.error.why
         for got, job in ((first, jobs[0]), (third, jobs[2])):
-            for name, value in perform(Lane(setup), job).message.tensors.items():
-                torch.testing.assert_close(got.message[name], value, rtol=1e-4, atol=1e-5)
+            close(got.message.tensors, perform(Lane(setup), job).message.tensors)
     cohort.close()
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_step_that_raises_is_its_clients_failure():
+    class Failing(FedAvg):
+        def loss(self, client, batch):
+            return super().loss(client, batch) * client.size  # a value that a recording would keep
+
+    cohort = cohort_of(setup := setup_of(Failing))
+    assert all("Python values" in result.error.why for result in cohort.attempt(updates(setup, range(3))))
+    cohort.close()
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_part_that_was_rebound_is_refused():
+    class Rebinding(FedAvg):
+        def update(self, client):
+            client.model.head.bias.data = client.model.head.bias + 1
+            super().update(client)
+
+    cohort = cohort_of(setup := setup_of(Rebinding))
+    assert all("was rebound" in result.error.why for result in cohort.attempt(updates(setup, range(3))))
+    cohort.close()
+
+
+def test_nothing_beyond_a_plan_is_read_while_recording():
+    class Exact(Recorder):
+        least = 2 * 3 * 12  # as many as two steps of three lanes
+
+    setup = setup_of(training__batch_size=12)
+    federation = setup.task.federation
+    task = replace(setup.task, federation=Federation([held[:24] for held in federation.train], federation.test))
+    setup = replace(setup, task=task)
+    cohort = cohort_of(setup, device=Exact())
+    check(setup, cohort, updates(setup, range(3)))
+    cohort.close()
+
+
+def test_a_recording_that_fails_is_not_tried_again():
+    class Unable(Recorder):
+        tries = 0
+
+        def record(self, work, lanes):
+            self.tries += 1
+
+    setup, device = setup_of(), Unable()
+    cohort = cohort_of(setup, device=device)
+    for round in range(1, 5):
+        check(setup, cohort, updates(setup, range(3), round))
+    assert 0 < device.tries <= 3
+    cohort.close()
+
+
+def test_a_generator_that_was_renewed_is_drawn_from():
+    setup = setup_of()
+    cohort = cohort_of(setup)
+    check(setup, cohort, updates(setup, range(3), 1))
+    check(setup, cohort, updates(setup, range(3), 2))
+    cohort.lanes[1].renew_generator()  # as where a capture breaks off
+    for site in cohort.lanes[1].sites.values():
+        site.captures.clear()
+    check(setup, cohort, updates(setup, range(3), 3))
+    cohort.close()
+
+
+def test_two_cohorts_trace_at_once():
+    setup, errors = setup_of(), []
+
+    def work():
+        for _ in range(4):
+            cohort = cohort_of(setup)
+            try:
+                cohort.attempt(updates(setup, range(3)))
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                cohort.close()
+
+    threads = [Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("where", ["steps", "client"])
+def test_what_a_cohort_held_is_free_after_it_ran_out_of_memory(where):
+    class Scarce(Recorder):
+        def record(self, work, lanes):
+            if where == "steps":
+                raise torch.OutOfMemoryError("so says the test")
+            return super().record(work, lanes)
+
+    class Large(FedAvg):
+        def update(self, client):
+            super().update(client)
+            if where == "client" and client.id == 1:
+                raise torch.OutOfMemoryError("so says the test")
+
+    setup = setup_of(Large)
+    cohort = cohort_of(setup, device=Scarce())
+    held = weakref.ref(cohort.lanes[0])
+    failed = None
+    try:
+        cohort.attempt(updates(setup, range(3)))
+    except torch.OutOfMemoryError as error:
+        failed = error.with_traceback(None)
+    assert failed is not None
+    cohort.close()
+    del cohort
+    gc.collect()
+    assert held() is None
+
+
+def test_a_cohort_that_cannot_be_made_leaves_no_threads():
+    setup, made = setup_of(), []
+    before = threading.active_count()
+
+    def scarce(seat):
+        if len(made) == 2:
+            raise torch.OutOfMemoryError("so says the test")
+        made.append(seat)
+        return Lane(setup, stepper=seat)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        Cohort(5, scarce, Eager, Recorder(), nullcontext)
+    assert threading.active_count() == before
+
+
+def applied(function, *blocks):
+    """A function of one lane's tensors, batched, and what it is lane by lane."""
+    graph = make_fx(function)(*(block[0] for block in blocks))
+    expected = torch.stack([function(*rows) for rows in zip(*(block.clone() for block in blocks), strict=True)])
+    return batched(graph, [False] * len(blocks))(*blocks), expected
+
+
+def test_an_image_that_changes_between_two_convolutions():
+    def twice(x, weight):
+        x = x + 1
+        first = conv2d(x, weight)
+        x.mul_(2)
+        return first + conv2d(x, weight)
+
+    torch.testing.assert_close(*applied(twice, torch.randn(2, 3, 4, 6, 6), torch.randn(2, 5, 4, 3, 3)))
+
+
+def test_a_view_that_is_written_is_a_view_or_refused():
+    def doubled(x, weight):
+        y = conv2d(x, weight)
+        y.view(len(y), -1).mul_(2)
+        return y
+
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        applied(doubled, torch.randn(2, 3, 4, 6, 6), torch.randn(2, 5, 4, 3, 3))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b: torch.stack(torch._foreach_norm([a, b])),
+        lambda a, b: torch._foreach_mul([a, b], [a.sum(), b.sum()])[0],
+        lambda a, b: torch._foreach_lerp([a, b], [b, a], 0.3)[1],
+        lambda a, b: torch._foreach_addcmul([a, b], [b, a], [a, a], 0.5)[0],
+    ],
+)
+def test_operations_on_lists(function):
+    torch.testing.assert_close(*applied(function, torch.randn(4, 4), torch.randn(4, 4)))

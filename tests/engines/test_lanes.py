@@ -92,6 +92,36 @@ def test_a_client_does_not_depend_on_its_lane_or_the_other_clients():
 
 @needs_gpu
 @pytest.mark.parametrize("method", ["fedavg", "fedcrl"])
+@pytest.mark.parametrize("fields", [{}, {"engine__channels_last": True}, {"engine__compile": True}])
+def test_two_cohorts_with_convolutions_and_dropout(method, fields):
+    task = replace(tiny_task("cnn2", dropout=0.3), dataset=tiny_dataset(shape=(3, 22, 22)))
+    common = {"task": task, "training__epochs": 6, "training__fraction": 1.0}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="engine.compile")
+        got = on_gpu(method, workers=2, engine__cohort=2, **common, **fields)
+    assert furthest(got.server.state, on_gpu(method, "inline", **common).server.state) < 1e-2
+
+
+@needs_gpu
+def test_cohorts_are_made_smaller_when_memory_runs_out(monkeypatch):
+    scarce = iter([True, True, True])
+
+    class Scarce(module.Cohort):
+        def attempt(self, jobs):
+            if next(scarce, False):
+                raise torch.OutOfMemoryError("CUDA out of memory (so says the test)")
+            return super().attempt(jobs)
+
+    monkeypatch.setattr(module, "Cohort", Scarce)
+    with pytest.warns(UserWarning, match="going on with") as told:
+        got = on_gpu("fedavg", workers=2, engine__cohort=4)
+    said = {str(w.message).split(":")[0] for w in told if "going on with" in str(w.message)}
+    assert said == {"engine.workers", "engine.cohort"}
+    assert furthest(got.server.state, on_gpu("fedavg", "inline").server.state) < 1e-3
+
+
+@needs_gpu
+@pytest.mark.parametrize("method", ["fedavg", "fedcrl"])
 def test_a_compiled_step_is_the_same_step(method):
     task = replace(tiny_task("cnn2", dropout=0.3), dataset=tiny_dataset(shape=(3, 16, 16)))
     fields = {"task": task, "training__epochs": 6, "training__fraction": 1.0}

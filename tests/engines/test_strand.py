@@ -65,3 +65,38 @@ def test_what_is_paused_can_be_ended_and_cleans_up():
     assert strand.begin(work)
     strand.close()
     assert told == ["cleaned up"] * 2
+
+
+def test_what_cleaning_up_raises_is_nobodys_answer():
+    told = []
+    strand = Strand(nullcontext)
+
+    def work():
+        try:
+            strand.pause()
+        finally:
+            raise ValueError("while cleaning up")
+
+    def other():
+        strand.pause()
+        told.append("done")
+
+    assert strand.begin(work)
+    strand.cancel()
+    assert strand.begin(other)
+    assert not strand.resume()
+    assert told == ["done"]
+    strand.close()
+
+
+def test_a_setting_that_cannot_be_is_told():
+    @contextmanager
+    def nowhere():
+        raise RuntimeError("no device")
+        yield
+
+    strand = Strand(nowhere)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no device"):
+            strand.begin(lambda: None)
+    strand.close()

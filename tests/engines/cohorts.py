@@ -1,0 +1,170 @@
+"""A cohort on a CPU, on a device that does as CUDA graphs do: work is recorded once and replayed in the same memory."""
+
+from contextlib import contextmanager, nullcontext
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fedloom.engines.base import Engine
+from fedloom.engines.cohort import Cohort
+from fedloom.engines.recording import storage
+from fedloom.engines.replay import Replay
+from fedloom.job import Job, perform
+from fedloom.lane import Lane
+from fedloom.message import Message
+
+NOBODYS = -(10**6)
+"""A sample that is not there: who reads on beyond a plan falls over it."""
+
+
+class Recording(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.operations = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        read = {storage(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        made = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+        fresh = [(i, t) for i, t in enumerate(made) if storage(t) not in read]
+        self.operations.append((func, args, kwargs or {}, fresh, made))
+        return out
+
+    @torch.no_grad()
+    def replay(self):
+        for func, args, kwargs, fresh, _ in self.operations:
+            again = [t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, Tensor)]
+            for i, tensor in fresh:
+                tensor.detach().copy_(again[i])
+
+
+class Feed:
+    def __init__(self, capacity):
+        self.capacity = capacity
+        self.block = torch.zeros(1 + capacity, dtype=torch.int64)
+        self.position, self.samples = self.block[0], self.block[1:]
+
+    def fill(self, values):
+        self.block.fill_(NOBODYS)
+        self.block[0] = 0
+        self.block[1 : 1 + len(values)] = torch.from_numpy(np.ascontiguousarray(values))
+
+    @contextmanager
+    def undone(self):
+        before = self.position.clone()
+        yield
+        self.position.copy_(before)
+
+    def take(self, count):
+        taken = self.samples.index_select(0, self.position + torch.arange(count))
+        self.position.add_(count)
+        return taken
+
+
+class Recorder:
+    """The device; it remembers what it was asked for."""
+
+    least = 64
+
+    def __init__(self):
+        self.feeds, self.refused, self.separated, self.kinds, self.replays = [], [], [], set(), 0
+
+    def feed(self, capacity):
+        self.feeds.append(Feed(max(self.least, capacity)))
+        return self.feeds[-1]
+
+    def compiled(self, function, inputs):
+        return function
+
+    def record(self, work, lanes):
+        self.kinds.add(len(lanes))
+        with self.feeds[-1].undone():
+            work()  # warm-up
+        with Recording() as recording:
+            work()  # a capture would not do it; what it does is undone
+
+        def replay():
+            self.replays += 1
+            recording.replay()
+
+        return replay
+
+    def settle(self):
+        pass
+
+    def refuse(self, site, error):
+        self.refused.append(error)
+
+    def separate(self, error):
+        self.separated.append(error)
+
+    def nearly_done(self):
+        pass
+
+
+def cohort_of(setup, many=3, stepper=Replay, device=None):
+    return Cohort(many, lambda seat: Lane(setup, stepper=seat), stepper, device or Recorder(), nullcontext)
+
+
+class CohortEngine(Engine):
+    """`workers` lanes in step."""
+
+    name = "cohort-for-tests"
+    last = None
+
+    def __init__(self, setup, settings):
+        super().__init__(setup, settings)
+        self.device_ = CohortEngine.last = Recorder()
+
+        def new_lane(seat):
+            return Lane(setup, stepper=seat, built=self.home.parts, numbers=self.numbers)
+
+        self.cohort = Cohort(settings.workers, new_lane, Replay, self.device_, nullcontext)
+
+    def run(self, jobs):
+        waiting = iter(jobs)
+        while wave := list(islice(waiting, self.settings.workers)):
+            yield from self.cohort.attempt(wave)
+
+    def close(self):
+        self.cohort.close()
+        super().close()
+
+
+def updates(setup, clients, round=1):
+    message = Message(Lane(setup).downward())
+    return [Job("update", round, message, client=client) for client in clients]
+
+
+def close(got, expected, tolerance=1e-4):
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(got[name], value, rtol=1e-3, atol=tolerance, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def check(setup, cohort, jobs):
+    """Every job's result is what a lane alone gives."""
+    for got, job in zip(cohort.attempt(jobs), jobs, strict=True):
+        assert got.error is None, got.error
+        alone = perform(Lane(setup), job)
+        for mine, theirs in ((got.message, alone.message), (got.memory, alone.memory), (got.personal, alone.personal)):
+            assert (mine is None) == (theirs is None)
+            if theirs is not None:
+                close(dict(mine), dict(theirs))
+
+
+def same_run(got, expected):
+    """Server, every client's memory, every client's score."""
+    close(got.server.state, expected.server.state)
+    scores = [[(s.client, s.loss) for s in run.scores] for run in (got, expected)]
+    assert [client for client, _ in scores[0]] == [client for client, _ in scores[1]]
+    assert [loss for _, loss in scores[0]] == pytest.approx([loss for _, loss in scores[1]], rel=2e-3, abs=1e-4)
+    for client in range(got.task.clients):
+        mine, theirs = got.memory.get(client), expected.memory.get(client)
+        assert (mine is None) == (theirs is None)
+        close(mine or {}, theirs or {}, 2e-4)
