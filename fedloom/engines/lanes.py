@@ -163,7 +163,7 @@ class Lanes(Engine):
 
     def _serve(self, number: int, shared: Shared) -> None:
         """A lane's life, or a cohort's: jobs in, results out, until there are none."""
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream(self.device)
         nearly_done = torch.cuda.Event(blocking=True)
         with ExitStack() as ending, self._setting(stream):
             attempts: Attempt | None = None
