@@ -34,7 +34,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--works", nargs="*", choices=list(WORKS), default=list(WORKS), metavar="LETTER")
     parser.add_argument(
         "--only", nargs="+", metavar="NAME",
-        help="plain, pfllib, fluke, flower, inline, lanes-PRECISION[-cl][-compile][-deterministic][@N], or patterns",
+        help="plain, pfllib, fluke, flower, inline, or patterns; "
+        "lanes-PRECISION[-cl][-compile][-deterministic][-cohortK][@N]",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5, help="that count; 3 at most for all but lanes")
     parser.add_argument("--warmup", type=int, default=3, help="rounds before them; 1 for all but lanes")
