@@ -27,6 +27,7 @@ FULL = {
         "rounds": 3, "fraction": 0.25, "epochs": 2, "batch_size": 8, "schedule": "step:2=0.5,3=0.05",
         "optimizer": {
             "name": "adam", "lr": 1e-05, "momentum": 0.5, "weight_decay": 0.0001, "betas": [0.8, 0.99], "eps": 1e-10,
+            "keep": True,
         },
     },
     "evaluation": {"every": 2, "clients": 5, "summary": "median:10"},
