@@ -13,7 +13,7 @@ import torch
 
 from fedloom.engines import Engine, EngineSettings, make_engine
 from fedloom.envelope import signature
-from fedloom.evaluation.evaluator import Answer, Evaluator
+from fedloom.evaluation.evaluator import Answer, Evaluator, refuse_unknown_part
 from fedloom.evaluation.scores import Scores
 from fedloom.evaluation.summary import summary_of
 from fedloom.exchange import Exchange
@@ -65,6 +65,7 @@ class Experiment:
         self.history: list[Record] = []
         self._told: set[str] = set()
         refuse_missing(recipe.log)
+        refuse_unknown_part(recipe.evaluation.distance, self.method)
         self.sampling = Sampling(recipe, self.task, pooled=self.method.pooled)
         refuse_model_without_room(self.task)
         self.trust = Trust(recipe, self.method, self.sampling)

@@ -162,6 +162,9 @@ class EvaluationSettings(Section):
         "last",
         description="a run's figure: last, median:10 or mean:10 of the last evaluations; never the best",
     )
+    distance: str | None = Field(
+        None, description="a part that clients keep (model.head): also tell how far apart their copies are"
+    )
 
 
 class StorageSettings(Section):

@@ -293,6 +293,7 @@ WRONG = {
     "training.optimizer.betas": ([2, 0.9], "below 1"), "training.optimizer.keep": ("x", "true or false"),
     "training.optimizer.eps": (0, "above 0"),
     "evaluation.every": (0, "at least 1"), "evaluation.clients": (0, "at least 1"),
+    "evaluation.distance": ("model.haed", "name that, or a part of it"),
     "evaluation.summary": ("best", "median:10"),
     "engine.name": ("inlne", "did you mean 'inline'"), "engine.workers": (0, "at least 1"),
     "engine.device": ("gpu", "choices"), "engine.precision": ("fp8", "choices"),

@@ -74,6 +74,19 @@ def tiny_run(method: str | dict, **options):
     return experiment
 
 
+def tiny_run_with_memory(method: str | dict, **options):
+    """A finished experiment, and what every client kept at its end."""
+    kept: dict[int, dict[str, Tensor]] = {}
+
+    def note(record: dict) -> None:
+        states = {client: experiment.memory.get(client) for client in range(experiment.task.clients)}
+        kept.update({client: {n: t.clone() for n, t in state.items()} for client, state in states.items() if state})
+
+    experiment = tiny_experiment(method, on_round=note, **options)
+    experiment.run()
+    return experiment, kept
+
+
 def tiny_experiment(
     method: str | dict, *, engine: str = "inline", workers: int | None = 2, task: Task | None = None, on_round=None,
     **fields,

@@ -5,13 +5,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from fedloom.engines import Engine
+from fedloom.errors import UserError
 from fedloom.evaluation.scores import Scores
 from fedloom.evaluation.spread import pooled, spread
 from fedloom.job import Job, Result
 from fedloom.message import Message
-from fedloom.parts import State
+from fedloom.parts import State, under
 from fedloom.randomness import numpy_generator
 from fedloom.report.log import LOGGER
 from fedloom.storage.folder import RunFolder
@@ -64,7 +66,16 @@ class Evaluator:
         record |= spread([s for s in self.scores if s.client in newcomers], prefix="newcomer")
         if self.method.overrides("generalise"):
             record["personal_styles"] = self._by_style()
+        if (path := self.recipe.evaluation.distance) is not None:
+            record["distance"] = self._distance(path)
         return record
+
+    def _distance(self, path: str) -> float | None:
+        """Mean L2 distance between pairs of clients' copies of a part, among those that have taken part."""
+        held = [(self.memory.get(client) or {}) for client in self.clients]
+        copies = [torch.cat([t.double().flatten().cpu() for n, t in state.items() if under(n, (path,))])
+                  for state in held if any(under(name, (path,)) for name in state)]  # fmt: skip
+        return float(torch.pdist(torch.stack(copies)).mean()) if len(copies) > 1 else None
 
     def _score_shared(self, engine: Engine, round: int, state: State) -> list[Scores]:
         """One model for all: every distinct test set once (a common one is the same for all), in jobs of some size."""
@@ -167,6 +178,15 @@ class Evaluator:
                 "total": scores.total,
                 "loss": scores.loss,
             }
+
+
+def refuse_unknown_part(path: str | None, method: "Method") -> None:
+    """`evaluation.distance` is about parts that clients keep."""
+    if path is not None and not any(under(path, (kept,)) or under(kept, (path,)) for kept in method.keeps):
+        kept = ", ".join(method.keeps) or "nothing"
+        raise UserError(
+            f"evaluation.distance = '{path}': clients of {method.name} keep {kept}; name that, or a part of it"
+        )
 
 
 def _evaluated(recipe: "Recipe", task: Task) -> list[int]:

@@ -15,5 +15,4 @@ recipe's key and the seed).
 | RepPer, Fig. 3; FedIntR, Fig. 3; FedStyle, Fig. 5: who holds what | `fedloom data plot --data cifar10 --clients 20 --partition dirichlet:0.5`; every report has it too |
 | FedCRL, Fig. 4: t-SNE of FedAvg and FedCRL | `fedloom reproduce fedcrl/table2 --only cifar10 --at kind=practical --methods fedavg,fedcrl`, then `fedloom report runs/reproduce/fedcrl` |
 | FedStyle, Fig. 4: t-SNE of style features | `fedloom reproduce fedstyle/table1-simclr --first --methods fedstyle`, then `fedloom report` of the run (Styles) |
-| FedCRC, Fig. 1: distance of two clients' predictors over updates | not there yet |
 """  # noqa: E501

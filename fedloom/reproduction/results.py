@@ -24,7 +24,7 @@ BESIDE = "FEDLOOM_BESIDE"
 """Environment variable that tells a run how many share the machine with it, itself included."""
 MACHINES = "machines.txt"
 CURVE_POINTS = 40
-PATTERN = ("_accuracy", "_std", "_weighted", "_worst")
+PATTERN = ("_accuracy", "_std", "_weighted", "_worst", "distance")
 """Ends of the names of metrics that are kept."""
 
 
@@ -50,10 +50,10 @@ class Result:
     recipe: dict[str, Any] = field(default_factory=dict)
 
     def figure(self, cell: Cell) -> float | None:
-        """What stands in the cell, in percent."""
+        """What stands in the cell, in percent; a distance as it is."""
         name = cell.measure if cell.column.round in (None, self.rounds) else f"{cell.measure}@{cell.column.round}"
         share = self.figures.get(name)
-        return None if share is None else 100 * share
+        return None if share is None else share * (1 if cell.measure == "distance" else 100)
 
 
 def result_of(folder: Path, cells: Sequence[Cell], recipe: Recipe, changes: Mapping[str, Any]) -> Result:

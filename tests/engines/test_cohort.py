@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 import torch
 from cohorts import CohortEngine, Recorder, check, close, cohort_of, same_run, updates
-from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run, tiny_task
+from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run_with_memory, tiny_task
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import conv2d, cross_entropy
 
@@ -39,8 +39,8 @@ def setup_of(method=None, **fields):
 
 
 def in_step_and_alone(method, **fields):
-    got = tiny_run(method, engine="cohort-for-tests", workers=4, **fields)
-    same_run(got, tiny_run(method, **fields))
+    got = tiny_run_with_memory(method, engine="cohort-for-tests", workers=4, **fields)
+    same_run(got, tiny_run_with_memory(method, **fields))
     assert not CohortEngine.last.refused
     return CohortEngine.last
 
