@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedloom.engines.feed import Feed
 from fedloom.engines.recording import CaptureError, NoPythonReads, Watch, owned, refuse_rebound_parts, undone
-from fedloom.engines.tracing import Compiled, Function, compile_batched, compile_step
+from fedloom.engines.tracing import Compiled, compile_step
 from fedloom.engines.turn import Turn
 from fedloom.lane import Lane, Site
 from fedloom.plan import Indices, Plan
@@ -206,55 +206,6 @@ def pieces(sizes: list[int]) -> Iterator[tuple[int, int]]:
         for count in UNROLL:
             yield from [(size, count)] * (left // count)
             left %= count
-
-
-class CohortGraphs:
-    """How a cohort records its steps: as CUDA graphs in this stream."""
-
-    def __init__(self, shared: Shared, stream: torch.cuda.Stream, nearly_done: torch.cuda.Event):
-        self._shared, self._stream, self._event = shared, stream, nearly_done
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def feed(self, capacity: int) -> Feed:
-        """Room for so many samples."""
-        return Feed(max(SMALLEST, capacity), self._stream.device)
-
-    def compiled(self, function: Function, inputs: list[Tensor]) -> Function:
-        """By torch's inductor, with `engine.compile`."""
-        if not self._shared.compile:
-            return function
-        with self._shared.turn.aside(), self._shared.capturing:
-            return attempted(lambda: compile_batched(function, inputs)) or function
-
-    def record(self, work: Callable[[], None], lanes: Sequence[Lane]) -> Callable[[], None] | None:
-        """The work as a graph; none, and a warning, if that is not possible."""
-        with self._shared.turn.aside():
-            work()  # warm-up: libraries load what they need
-            self._stream.synchronize()
-            with self._shared.capturing:
-                try:
-                    return capture(work, lanes, self._pool).replay
-                except torch.OutOfMemoryError:
-                    raise
-                except RuntimeError as error:
-                    warnings.warn(f"engine.cohort: steps in step cannot be captured: {error}", stacklevel=2)
-                    return None
-
-    def settle(self) -> None:
-        """Waits for this stream."""
-        self._stream.synchronize()
-
-    def refuse(self, site: Site, error: Exception) -> None:
-        """These steps run eagerly, and it is said once."""
-        self._shared.give_up(site, error)
-
-    def separate(self, error: Exception) -> None:
-        """Says so."""
-        warnings.warn(f"engine.cohort: some training steps are taken alone, not together: {error}", stacklevel=2)
-
-    def nearly_done(self) -> None:
-        """Time to prepare what follows."""
-        self._event.record(self._stream)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import torch
 
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.cohort import Cohort
-from fedloom.engines.graphs import CohortGraphs, Graphs, Shared
+from fedloom.engines.cohort_graphs import CohortGraphs
+from fedloom.engines.graphs import Graphs, Shared
 from fedloom.engines.notes import Notes
 from fedloom.errors import UserError
 from fedloom.job import Job, Result, attempt
@@ -157,8 +158,7 @@ class Lanes(Engine):
             if self._closed:
                 return []
             kind = self._todo[0][1].kind
-            share = min(self._each, -(-len(self._todo) // len(self._alive)))
-            alike = takewhile(lambda given: given[1].kind == kind, islice(self._todo, share))
+            alike = takewhile(lambda given: given[1].kind == kind, islice(self._todo, self._each))
             return [self._todo.popleft() for _ in list(alike)]
 
     def _serve(self, number: int, shared: Shared) -> None:

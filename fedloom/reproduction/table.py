@@ -62,7 +62,7 @@ class Table(Section):
     measure: str = "global_accuracy"
     unit: Literal["percent", "share"] = "percent"
     columns: list[Column] = Field(min_length=1)
-    rows: dict[str, Row] = Field(min_length=1)
+    rows: dict[str, Row] = Field(min_length=1, description="or the name of a table that has them")
     deviations: list[str] = Field([], description="what the paper leaves open or we do not have, and what we do")
     notes: list[str] = Field([], description="what was found out; shown in the report")
 
@@ -167,9 +167,24 @@ def load_table(name: str) -> Table:
         raise UserError(f"table '{name}' is unknown: {nearest(name, known)}; `fedloom reproduce --list` shows all")
     paper, _, table = name.partition("/")
     try:
-        return checked(Table, parse_yaml(_files(paper)[table].read_text(encoding="utf-8")))
+        return checked(Table, _with_rows(parse_yaml(_files(paper)[table].read_text(encoding="utf-8"))))
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
+
+
+def _with_rows(values: dict[str, Any]) -> dict[str, Any]:
+    """`rows: fedcrl/table2` are that table's rows, with its figures at the same places."""
+    if not isinstance(values.get("rows"), str):
+        return values
+    other = load_table(values["rows"])
+    places = [column.at for column in other.columns]
+    index = [places.index(column["at"]) for column in values["columns"]]
+    rows = {}
+    for key, row in other.rows.items():
+        each = {name: [given[i] for i in index] for name, given in row.each.items()}
+        figures = [row.figures[i] for i in index]
+        rows[key] = row.model_dump(exclude_unset=True) | {"figures": figures, **({"each": each} if each else {})}
+    return values | {"rows": rows}
 
 
 def cells_of(name: str, table: Table) -> list[Cell]:

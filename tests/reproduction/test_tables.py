@@ -137,3 +137,11 @@ def test_near_is_within_two_points_or_better_and_less_spread_is_better(here: flo
     result = Result(both[0].key, seed=0, rounds=200, figures=figures)
     assert tuple(Line(cell, (result,)).near for cell in both) == near
     assert Line(both[0]).near is None
+
+
+def test_rows_of_another_table_come_with_its_figures_at_the_same_places() -> None:
+    again = {(c.row, c.place): c for c in cells("fedcrl/table2-sgd")}
+    there = {(c.row, c.place): c for c in cells("fedcrl/table2") if (c.row, c.place) in again}
+    assert len(again) == len(there) == 32
+    assert {key: c.printed for key, c in again.items()} == {key: c.printed for key, c in there.items()}
+    assert all(c.recipe().training.optimizer.name == "sgd" for c in again.values())
