@@ -85,6 +85,8 @@ class _Batchable(fx.Interpreter):
     def _do(self, target: Any, args: Any, kwargs: Any) -> Any:
         """What vmap can only do in place lane by lane is done out of place, and copied."""
         name = getattr(getattr(target, "_schema", None), "name", "")
+        if kwargs.get("memory_format") == torch.channels_last:  # products have a layout of their own
+            kwargs = {key: value for key, value in kwargs.items() if key != "memory_format"}
         if not name.endswith("_") or _has_rule(target):
             return super().call_function(target, tuple(args), kwargs)
         elsewhere = getattr(getattr(torch.ops.aten, name.removeprefix("aten::").rstrip("_")), target._overloadname)

@@ -28,16 +28,21 @@ class CohortGraphs:
         if not self._shared.compile:
             return function
         with self._shared.turn.aside(), self._shared.capturing:
-            return attempted(lambda: compile_batched(function, inputs)) or function
+            compiled = attempted(lambda: compile_batched(function, inputs))
+            if compiled is None:
+                return function
+            with torch.no_grad():
+                compiled(*inputs)  # warm-up: the first call tunes kernels
+            return compiled
 
-    def record(self, work: Callable[[], None], lanes: Sequence[Lane]) -> Callable[[], None] | None:
+    def record(self, work: Callable[[], None], drawing: Sequence[Lane]) -> Callable[[], None] | None:
         """The work as a graph; none, and a warning, if that is not possible."""
         with self._shared.turn.aside():
             work()  # warm-up: libraries load what they need
             self._stream.synchronize()
             with self._shared.capturing:
                 try:
-                    return capture(work, lanes, self._pool).replay
+                    return capture(work, drawing, self._pool).replay
                 except torch.OutOfMemoryError:
                     raise
                 except RuntimeError as error:

@@ -122,7 +122,9 @@ class Graphs:
         window = feed.ahead(piece.samples)
         first = next(piece.split(window))
         with undone(lane, site):
+            before = lane.generator.get_state()
             step(first)  # warm-up: statistics come into being, libraries load what they need
+            draws = not torch.equal(before, lane.generator.get_state())
             if site.where not in self._shared.checked:
                 try:
                     with NoPythonReads(), Watch(owned(lane, site, (window,))):
@@ -135,7 +137,7 @@ class Graphs:
             self._stream.synchronize()
             with self._shared.capturing:
                 try:
-                    return self._record(lane, step, feed, piece)
+                    return self._record([lane] if draws else [], step, feed, piece)
                 except torch.OutOfMemoryError:
                     raise
                 except RuntimeError as error:
@@ -143,13 +145,13 @@ class Graphs:
         self._shared.give_up(site, failure)
         return None
 
-    def _record(self, lane: Lane, step: Step, feed: Feed, piece: "_Piece") -> torch.cuda.CUDAGraph:
+    def _record(self, drawing: list[Lane], step: Step, feed: Feed, piece: "_Piece") -> torch.cuda.CUDAGraph:
         def steps() -> None:
             for part in piece.split(feed.take(piece.samples)):
                 step(part)
 
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        return capture(steps, [lane], self._pool)
+        return capture(steps, drawing, self._pool)
 
     def _compiled(self, lane: Lane, site: Site, step: Step, indices: Indices, count: int) -> Step:
         """The step through torch.compile, once for all lanes, if there are enough of them to be worth it."""
@@ -178,10 +180,10 @@ def attempted(compile_: Callable[[], T]) -> T | None:
         return None
 
 
-def capture(work: Callable[[], None], lanes: Sequence[Lane], pool: Any) -> torch.cuda.CUDAGraph:
-    """The work as a graph, in whose random numbers these lanes' generators go on."""
+def capture(work: Callable[[], None], drawing: Sequence[Lane], pool: Any) -> torch.cuda.CUDAGraph:
+    """The work as a graph, in whose random numbers these lanes' generators go on: each costs two calls per replay."""
     graph = torch.cuda.CUDAGraph()
-    for lane in lanes:
+    for lane in drawing:
         graph.register_generator_state(lane.generator)
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
@@ -190,7 +192,7 @@ def capture(work: Callable[[], None], lanes: Sequence[Lane], pool: Any) -> torch
         with suppress(RuntimeError):  # the first error says what happened
             graph.capture_end()
         # A capture that breaks off leaves its generators unusable, and with them the graphs that they are part of.
-        for lane in lanes:
+        for lane in drawing:
             lane.renew_generator()
             for site in lane.sites.values():
                 site.captures.clear()

@@ -72,8 +72,8 @@ class Device(Protocol):
         """The same function, made faster if that is asked for. It is called on these inputs, which change."""
         ...
 
-    def record(self, work: Work, lanes: Sequence[Lane]) -> Work | None:
-        """The work to be done again and again; none if it cannot be recorded."""
+    def record(self, work: Work, drawing: Sequence[Lane]) -> Work | None:
+        """The work, in which these lanes draw, to be done again and again; none if it cannot be recorded."""
         ...
 
     def settle(self) -> None:
@@ -221,7 +221,8 @@ class Together:
                     window = self._feed.take(lanes * batches * size).view(lanes, batches, size)
                 function, _ = self._known(size)
                 self._compiled[size] = self._device.compiled(function, self._arguments(lanes, size, window))
-            return self._device.record(work, self._lanes[:lanes]) or work
+            _, draws = self._known(size)
+            return self._device.record(work, self._lanes[:lanes] if draws else []) or work
 
     def _steps(self, lanes: int, size: int, count: int, batches: int) -> None:
         function, _ = self._known(size)

@@ -72,7 +72,7 @@ class Recorder:
     least = 64
 
     def __init__(self):
-        self.feeds, self.refused, self.separated, self.kinds, self.replays = [], [], [], set(), 0
+        self.feeds, self.refused, self.separated, self.replays = [], [], [], 0
 
     def feed(self, capacity):
         self.feeds.append(Feed(max(self.least, capacity)))
@@ -81,8 +81,7 @@ class Recorder:
     def compiled(self, function, inputs):
         return function
 
-    def record(self, work, lanes):
-        self.kinds.add(len(lanes))
+    def record(self, work, drawing):
         with self.feeds[-1].undone():
             work()  # warm-up
         with Recording() as recording:
