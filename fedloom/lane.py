@@ -219,10 +219,12 @@ class Lane:
 
     def load(self, message: Mapping[str, Tensor], memory: State | None) -> None:
         """Makes this lane a client's: initial values ← received ← memory."""
-        values = self.initial | dict(message)
-        copy_all_(list(self._received.values()), [values[name] for name in self._received])
-        values |= memory or {}
-        copy_all_(list(self.tensors.values()), [values[name] for name in self.tensors])
+        received = self.initial | dict(message)
+        own = received | (memory or {})
+        copy_all_(
+            [*self._received.values(), *self.tensors.values()],
+            [*(received[name] for name in self._received), *(own[name] for name in self.tensors)],
+        )
 
     def parameters(self, paths: tuple[str, ...]) -> list[Tensor]:
         """Trainable tensors under these paths (asked for in every step, so found once)."""

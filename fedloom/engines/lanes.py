@@ -176,7 +176,7 @@ class Lanes(Engine):
                     for given in {id(event): event for *_, event in items}.values():
                         stream.wait_event(given)
                     attempts = attempts or self._worker(shared, stream, nearly_done, ending)
-                    with self._turn.of(jobs[0].kind):
+                    with self._turn.of(jobs[0].kind, len(jobs)):
                         results = attempts(jobs)
                         ready = torch.cuda.Event(blocking=True)
                         for (turn, *_), outcome, result in zip(items, outcomes, results, strict=True):

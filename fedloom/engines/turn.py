@@ -7,7 +7,7 @@ from threading import Lock, get_ident
 from time import perf_counter
 
 LONG = 0.005
-"""Seconds after which a turn was not only giving out work, but waiting for it as well."""
+"""Seconds per job after which a turn was not only giving out work, but waiting for it as well."""
 PATIENCE = 16
 """So many long turns of a kind, one after another, and that kind of work goes without turns from then on."""
 
@@ -22,8 +22,8 @@ class Turn:
         self._long: Counter[str] = Counter()
 
     @contextmanager
-    def of(self, kind: str) -> Iterator[None]:
-        """Has the turn, unless this kind of work is known to wait: others need not wait with it."""
+    def of(self, kind: str, jobs: int = 1) -> Iterator[None]:
+        """Has the turn for so many jobs, unless this kind is known to wait: others need not wait with it."""
         if self._long[kind] >= PATIENCE:
             yield
             return
@@ -32,7 +32,7 @@ class Turn:
             yield
         finally:
             if self._holder == get_ident():  # not after the end
-                self._long[kind] = self._long[kind] + 1 if perf_counter() - self._since > LONG else 0
+                self._long[kind] = self._long[kind] + 1 if perf_counter() - self._since > LONG * jobs else 0
                 self._give()
 
     def end(self) -> None:
