@@ -219,7 +219,7 @@ class Lane:
 
     def load(self, message: Mapping[str, Tensor], memory: State | None) -> None:
         """Makes this lane a client's: initial values ← received ← memory."""
-        received = self.initial | dict(message)
+        received = self.initial | dict(message.items())
         own = received | (memory or {})
         copy_all_(
             [*self._received.values(), *self.tensors.values()],

@@ -74,13 +74,15 @@ def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
             torch._foreach_copy_(mine, theirs)
 
 
-@torch.no_grad()
 def copies(tensors: Mapping[str, Tensor]) -> State:
     """Copies of tensors, all of them in few operations."""
+    if not tensors:
+        return {}
     floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-    # times one changes no number, and makes all copies at once
-    made = dict(zip(floats, torch._foreach_mul(list(floats.values()), 1.0), strict=True)) if floats else {}
-    return {name: made[name] if name in made else tensor.clone() for name, tensor in tensors.items()}
+    with torch.no_grad():
+        # times one changes no number, and makes all copies at once
+        made = dict(zip(floats, torch._foreach_mul(list(floats.values()), 1.0), strict=True)) if floats else {}
+        return {name: made[name] if name in made else tensor.clone() for name, tensor in tensors.items()}
 
 
 @torch.no_grad()

@@ -128,7 +128,7 @@ WORKS = {
         ),
         Work(
             "B", "100 even clients, cnn2, batch 16", 100, 45_000, 16, "cnn2", _CNN2,
-            variants=_SMALL, peers=("pfllib",),
+            variants=(*_SMALL, "lanes-bf16-compile-cohort50"), peers=("pfllib",),
         ),
         Work("C", "10 clients, ResNet-18, batch 64", 10, 12_800, 64, "resnet18", variants=_LARGE),
         Work(

@@ -4,7 +4,6 @@ A method knows nothing of it: each client's code runs by itself up to a `fit`, a
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
 from itertools import takewhile
 
 import torch
@@ -25,8 +24,8 @@ class Seat:
 
     fixed_memory = True
 
-    def __init__(self, setting: Callable[[], AbstractContextManager[object]]):
-        self.strand = Strand(setting)
+    def __init__(self) -> None:
+        self.strand = Strand()
         self.request: Request | None = None
         self.result: Result | None = None
         self.error: Exception | None = None
@@ -65,21 +64,16 @@ class Cohort:
         new_lane: Callable[[Stepper], Lane],
         new_stepper: Callable[[], Stepper],
         device: Device,
-        setting: Callable[[], AbstractContextManager[object]],
     ):
         self._device = device
-        self._seats = [Seat(setting) for _ in range(many)]
+        self._seats = [Seat() for _ in range(many)]
         self._blocks: Blocks = {}
         self._calls: dict[Hashable, Together | None] = {}
-        try:
-            self._alone = [new_stepper() for _ in range(many)]
-            self.lanes = [new_lane(seat) for seat in self._seats]
-            for get in (lambda lane: lane.parts, lambda lane: lane.received):
-                for tensors in zip(*(tensors_of(get(lane)) for lane in self.lanes), strict=True):
-                    self._blocks[id(tensors[0])] = tensors[0], as_rows(tensors)
-        except BaseException:
-            self.close()
-            raise
+        self._alone = [new_stepper() for _ in range(many)]
+        self.lanes = [new_lane(seat) for seat in self._seats]
+        for get in (lambda lane: lane.parts, lambda lane: lane.received):
+            for tensors in zip(*(tensors_of(get(lane)) for lane in self.lanes), strict=True):
+                self._blocks[id(tensors[0])] = tensors[0], as_rows(tensors)
         for lane in self.lanes:
             lane.moved()  # from now on parts stay where they are
 
@@ -104,11 +98,6 @@ class Cohort:
         for seat in seats:
             seat.result = None
         return results
-
-    def close(self) -> None:
-        """Ends the lanes' threads."""
-        for seat in self._seats:
-            seat.strand.close()
 
     def _serve(self, requests: list[tuple[int, Request]]) -> None:
         """Those of the first lanes that come to the same call, in step; others one after another."""

@@ -5,7 +5,7 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from threading import Condition, Lock, Thread
@@ -165,7 +165,7 @@ class Lanes(Engine):
         """A lane's life, or a cohort's: jobs in, results out, until there are none."""
         stream = torch.cuda.Stream(self.device)
         nearly_done = torch.cuda.Event(blocking=True)
-        with ExitStack() as ending, self._setting(stream):
+        with self._setting(stream):
             attempts: Attempt | None = None
             while items := self._next(number):
                 jobs = [job for _, job, _ in items]
@@ -175,7 +175,7 @@ class Lanes(Engine):
                 try:
                     for given in {id(event): event for *_, event in items}.values():
                         stream.wait_event(given)
-                    attempts = attempts or self._worker(shared, stream, nearly_done, ending)
+                    attempts = attempts or self._worker(shared, stream, nearly_done)
                     with self._turn.of(jobs[0].kind, len(jobs)):
                         results = attempts(jobs)
                         ready = torch.cuda.Event(blocking=True)
@@ -190,7 +190,6 @@ class Lanes(Engine):
                 if isinstance(failed, torch.OutOfMemoryError):  # this lane gives its memory to the others
                     failed.with_traceback(None)  # whose frames hold it
                     attempts = results = None
-                    ending.close()
                     if self._made_room(number, items, shared):
                         continue
                 with self._lock:
@@ -208,9 +207,7 @@ class Lanes(Engine):
         with torch.cuda.stream(stream):
             yield
 
-    def _worker(
-        self, shared: Shared, stream: torch.cuda.Stream, nearly_done: torch.cuda.Event, ending: ExitStack
-    ) -> Attempt:
+    def _worker(self, shared: Shared, stream: torch.cuda.Stream, nearly_done: torch.cuda.Event) -> Attempt:
         """A new lane, or a cohort of them."""
 
         def stepper() -> Graphs:
@@ -220,9 +217,7 @@ class Lanes(Engine):
             lane = self._new_lane(stepper())
             return lambda jobs: [attempt(lane, job) for job in jobs]
         device = CohortGraphs(shared, stream, nearly_done)
-        cohort = Cohort(self._each, self._new_lane, stepper, device, lambda: self._setting(stream))
-        ending.callback(cohort.close)
-        return cohort.attempt
+        return Cohort(self._each, self._new_lane, stepper, device).attempt
 
     def _new_lane(self, stepper: Stepper) -> Lane:
         return Lane(

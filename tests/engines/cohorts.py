@@ -1,6 +1,6 @@
 """A cohort on a CPU, on a device that does as CUDA graphs do: work is recorded once and replayed in the same memory."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import islice
 
 import numpy as np
@@ -107,7 +107,7 @@ class Recorder:
 
 
 def cohort_of(setup, many=3, stepper=Replay, device=None):
-    return Cohort(many, lambda seat: Lane(setup, stepper=seat), stepper, device or Recorder(), nullcontext)
+    return Cohort(many, lambda seat: Lane(setup, stepper=seat), stepper, device or Recorder())
 
 
 class CohortEngine(Engine):
@@ -123,16 +123,12 @@ class CohortEngine(Engine):
         def new_lane(seat):
             return Lane(setup, stepper=seat, built=self.home.parts, numbers=self.numbers)
 
-        self.cohort = Cohort(settings.workers, new_lane, Replay, self.device_, nullcontext)
+        self.cohort = Cohort(settings.workers, new_lane, Replay, self.device_)
 
     def run(self, jobs):
         waiting = iter(jobs)
         while wave := list(islice(waiting, self.settings.workers)):
             yield from self.cohort.attempt(wave)
-
-    def close(self):
-        self.cohort.close()
-        super().close()
 
 
 def updates(setup, clients, round=1):

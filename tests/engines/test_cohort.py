@@ -1,9 +1,7 @@
 """Clients that take their steps together end where each of them ends alone: every method, on any machine."""
 
 import gc
-import threading
 import weakref
-from contextlib import nullcontext
 from dataclasses import replace
 from threading import Thread
 
@@ -16,7 +14,6 @@ from torch.nn.functional import conv2d, cross_entropy
 
 from fedloom.data import Federation
 from fedloom.engines.batching import batched
-from fedloom.engines.cohort import Cohort
 from fedloom.job import Job, perform
 from fedloom.lane import Eager, Lane
 from fedloom.message import Message
@@ -88,7 +85,6 @@ def test_alone_and_together_in_any_order():
     cohort = cohort_of(setup)
     for round, clients in enumerate(([1], [0, 1, 2], [2, 0], [3], [4, 1, 5], [5, 5, 1], [0, 1, 2]), start=1):
         check(setup, cohort, updates(setup, clients, round))
-    cohort.close()
 
 
 @pytest.mark.parametrize("stepper", [Eager, None])
@@ -100,7 +96,6 @@ def test_features_that_outgrow_their_memory(stepper):
         groups = enumerate([(0,), (1,), third])
         jobs = [Job("generalise", 1, message, client=i, clients=group, keep_model=True) for i, group in groups]
         check(setup, cohort, jobs)
-    cohort.close()
 
 
 @pytest.mark.usefixtures("registry")
@@ -119,7 +114,6 @@ def test_features_of_one_lane_grow():
     cohort = cohort_of(setup, stepper=Eager)
     for round in (1, 2, 3):
         check(setup, cohort, updates(setup, range(3), round))
-    cohort.close()
 
 
 @pytest.mark.usefixtures("registry")
@@ -135,7 +129,6 @@ def test_what_is_noted_may_depend_on_the_size_of_a_batch():
     for clients in ((0, 1, 2), (0, 0)):
         cohort = cohort_of(setup, len(clients))
         check(setup, cohort, updates(setup, clients))
-        cohort.close()
 
 
 @pytest.mark.usefixtures("registry")
@@ -151,7 +144,6 @@ def test_steps_that_cannot_be_recorded_are_taken_alone():
     for got, job in zip(cohort.attempt(jobs), jobs, strict=True):
         assert same_state(got.message.tensors, perform(Lane(setup), job).message.tensors)
     assert "reads a tensor's value on the host" in str(device.refused[0])
-    cohort.close()
 
 
 @pytest.mark.usefixtures("registry")
@@ -178,7 +170,6 @@ def test_steps_that_cannot_be_batched_are_taken_alone(of):
     check(setup, cohort, updates(setup, range(3)))
     assert device.separated
     assert not device.refused
-    cohort.close()
 
 
 @pytest.mark.usefixtures("registry")
@@ -198,7 +189,6 @@ def test_a_client_that_raises_leaves_the_others_alone():
         assert "no more" in failed.error.why
         for got, job in ((first, jobs[0]), (third, jobs[2])):
             close(got.message.tensors, perform(Lane(setup), job).message.tensors)
-    cohort.close()
 
 
 @pytest.mark.usefixtures("registry")
@@ -209,7 +199,6 @@ def test_a_step_that_raises_is_its_clients_failure():
 
     cohort = cohort_of(setup := setup_of(Failing))
     assert all("Python values" in result.error.why for result in cohort.attempt(updates(setup, range(3))))
-    cohort.close()
 
 
 @pytest.mark.usefixtures("registry")
@@ -221,7 +210,6 @@ def test_a_part_that_was_rebound_is_refused():
 
     cohort = cohort_of(setup := setup_of(Rebinding))
     assert all("was rebound" in result.error.why for result in cohort.attempt(updates(setup, range(3))))
-    cohort.close()
 
 
 def test_nothing_beyond_a_plan_is_read_while_recording():
@@ -234,7 +222,6 @@ def test_nothing_beyond_a_plan_is_read_while_recording():
     setup = replace(setup, task=task)
     cohort = cohort_of(setup, device=Exact())
     check(setup, cohort, updates(setup, range(3)))
-    cohort.close()
 
 
 def test_a_recording_that_fails_is_not_tried_again():
@@ -249,7 +236,6 @@ def test_a_recording_that_fails_is_not_tried_again():
     for round in range(1, 5):
         check(setup, cohort, updates(setup, range(3), round))
     assert 0 < device.tries <= 3
-    cohort.close()
 
 
 def test_a_generator_that_was_renewed_is_drawn_from():
@@ -261,7 +247,6 @@ def test_a_generator_that_was_renewed_is_drawn_from():
     for site in cohort.lanes[1].sites.values():
         site.captures.clear()
     check(setup, cohort, updates(setup, range(3), 3))
-    cohort.close()
 
 
 def test_two_cohorts_trace_at_once():
@@ -274,8 +259,6 @@ def test_two_cohorts_trace_at_once():
                 cohort.attempt(updates(setup, range(3)))
             except BaseException as error:
                 errors.append(error)
-            finally:
-                cohort.close()
 
     threads = [Thread(target=work) for _ in range(2)]
     for thread in threads:
@@ -309,25 +292,9 @@ def test_what_a_cohort_held_is_free_after_it_ran_out_of_memory(where):
     except torch.OutOfMemoryError as error:
         failed = error.with_traceback(None)
     assert failed is not None
-    cohort.close()
     del cohort
     gc.collect()
     assert held() is None
-
-
-def test_a_cohort_that_cannot_be_made_leaves_no_threads():
-    setup, made = setup_of(), []
-    before = threading.active_count()
-
-    def scarce(seat):
-        if len(made) == 2:
-            raise torch.OutOfMemoryError("so says the test")
-        made.append(seat)
-        return Lane(setup, stepper=seat)
-
-    with pytest.raises(torch.OutOfMemoryError):
-        Cohort(5, scarce, Eager, Recorder(), nullcontext)
-    assert threading.active_count() == before
 
 
 def applied(function, *blocks):

@@ -1,22 +1,13 @@
 """Strands: one stretch at a time, errors come out where it was resumed, and what is paused can be ended."""
 
-from contextlib import contextmanager, nullcontext
-
 import pytest
+import torch
 
 from fedloom.engines.strand import Strand
 
 
-def test_it_runs_from_pause_to_pause_in_its_setting():
-    told = []
-
-    @contextmanager
-    def setting():
-        told.append("in")
-        yield
-        told.append("out")
-
-    strand = Strand(setting)
+def test_it_runs_from_pause_to_pause():
+    told, strand = [], Strand()
 
     def work():
         for number in range(3):
@@ -29,12 +20,28 @@ def test_it_runs_from_pause_to_pause_in_its_setting():
     assert strand.resume()
     assert not strand.resume()
     assert not strand.begin(lambda: told.append("again"))
-    strand.close()
-    assert told == ["in", 0, "between", 1, 2, "again", "out"]
+    assert told == [0, "between", 1, 2, "again"]
+
+
+def test_whether_gradients_are_recorded_is_everybodys_own():
+    modes, strand = [], Strand()
+
+    def work():
+        with torch.no_grad():
+            strand.pause()
+            modes.append(torch.is_grad_enabled())
+        strand.pause()
+
+    strand.begin(work)
+    modes.append(torch.is_grad_enabled())
+    with torch.no_grad():
+        strand.resume()
+        modes.append(torch.is_grad_enabled())
+    assert modes == [True, False, False]
 
 
 def test_an_error_is_raised_where_it_was_resumed():
-    strand = Strand(nullcontext)
+    strand = Strand()
 
     def work():
         strand.pause()
@@ -44,12 +51,11 @@ def test_an_error_is_raised_where_it_was_resumed():
     with pytest.raises(ValueError, match="no more"):
         strand.resume()
     assert not strand.begin(lambda: None)
-    strand.close()
 
 
 def test_what_is_paused_can_be_ended_and_cleans_up():
     told = []
-    strand = Strand(nullcontext)
+    strand = Strand()
 
     def work():
         try:
@@ -63,13 +69,13 @@ def test_what_is_paused_can_be_ended_and_cleans_up():
     strand.cancel()  # nothing to end any more
     assert told == ["cleaned up"]
     assert strand.begin(work)
-    strand.close()
+    strand.cancel()
     assert told == ["cleaned up"] * 2
 
 
 def test_what_cleaning_up_raises_is_nobodys_answer():
     told = []
-    strand = Strand(nullcontext)
+    strand = Strand()
 
     def work():
         try:
@@ -86,17 +92,3 @@ def test_what_cleaning_up_raises_is_nobodys_answer():
     assert strand.begin(other)
     assert not strand.resume()
     assert told == ["done"]
-    strand.close()
-
-
-def test_a_setting_that_cannot_be_is_told():
-    @contextmanager
-    def nowhere():
-        raise RuntimeError("no device")
-        yield
-
-    strand = Strand(nowhere)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="no device"):
-            strand.begin(lambda: None)
-    strand.close()
