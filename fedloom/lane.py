@@ -159,6 +159,8 @@ class Lane:
         self.tensors = self.parts.named_tensors()
         """Every tensor of the parts by name. The tree never changes, only what is in it."""
         self.initial = copies(self.tensors)
+        self.holds: Mapping[str, Tensor] | None = None
+        """A message that has been put into this lane already, without any client's memory."""
         self.sites: dict[Hashable, Site] = {}
         self._received = self.received.named_tensors()
         self._parameters: dict[tuple[str, ...], list[Tensor]] = {}
@@ -219,12 +221,22 @@ class Lane:
 
     def load(self, message: Mapping[str, Tensor], memory: State | None) -> None:
         """Makes this lane a client's: initial values ← received ← memory."""
+        held, self.holds = self.holds, None
+        own = memory or {}
+        if held is message:  # only what the client keeps is missing
+            kept = [name for name in own if name in self.tensors]
+            copy_all_([self.tensors[name] for name in kept], [own[name] for name in kept])
+            return
         received = self.initial | dict(message.items())
-        own = received | (memory or {})
+        own = received | own
         copy_all_(
             [*self._received.values(), *self.tensors.values()],
             [*(received[name] for name in self._received), *(own[name] for name in self.tensors)],
         )
+
+    def named_memory(self) -> list[tuple[str, Tensor]]:
+        """What `load` fills, by name: what is received, and the parts."""
+        return [*self._received.items(), *self.tensors.items()]
 
     def parameters(self, paths: tuple[str, ...]) -> list[Tensor]:
         """Trainable tensors under these paths (asked for in every step, so found once)."""

@@ -80,6 +80,7 @@ class Cohort:
     def attempt(self, jobs: Sequence[Job]) -> list[Result]:
         """All jobs' results; the longest first, so that the others fall out of step one after another."""
         seats = self._seats[: len(jobs)]
+        self._spread(jobs)
         try:
             for seat, lane, job in zip(seats, self.lanes, jobs, strict=False):
                 seat.begin(lane, job)
@@ -98,6 +99,17 @@ class Cohort:
         for seat in seats:
             seat.result = None
         return results
+
+    @torch.no_grad()
+    def _spread(self, jobs: Sequence[Job]) -> None:
+        """A message that all of them get is put into all lanes at once."""
+        message, first = jobs[0].message, self.lanes[0]
+        common = all(job.message is message for job in jobs)
+        for lane in self.lanes:
+            lane.holds = message if common else None
+        for name, tensor in first.named_memory() if common else ():
+            _, block = self._blocks[id(tensor)]
+            block.copy_(message.get(name, first.initial[name]))
 
     def _serve(self, requests: list[tuple[int, Request]]) -> None:
         """Those of the first lanes that come to the same call, in step; others one after another."""

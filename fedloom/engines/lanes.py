@@ -179,8 +179,8 @@ class Lanes(Engine):
                     with self._turn.of(jobs[0].kind, len(jobs)):
                         results = attempts(jobs)
                         ready = torch.cuda.Event(blocking=True)
-                        for (turn, *_), outcome, result in zip(items, outcomes, results, strict=True):
-                            self._notes.write(turn, result)
+                        self._notes.write([turn for turn, *_ in items], results)
+                        for outcome, result in zip(outcomes, results, strict=True):
                             outcome.result, outcome.ready = result, ready
                         ready.record(stream)
                 except BaseException as error:

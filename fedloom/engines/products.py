@@ -23,7 +23,7 @@ class Products:
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes) -> Tensor:
         """As aten::convolution."""
         patches = self._patches(x, weight, stride, padding)
-        rows = patches.flatten(0, 2) @ _as_patches(weight).t()
+        rows = patches.flatten(0, 2) @ _aligned(_as_patches(weight)).t()
         if bias is not None:
             rows = rows + bias
         return rows.unflatten(0, patches.shape[:3]).permute(0, 3, 1, 2)
@@ -40,17 +40,18 @@ class Products:
         if wanted[1]:
             patches = self._patches(x, weight, stride, padding).flatten(0, 2)
             height, width = weight.shape[2:]
-            to_weight = (rows.t() @ patches).unflatten(1, (height, width, -1)).permute(0, 3, 1, 2)
+            seen = height * width * x.shape[1]
+            to_weight = (rows.t() @ patches)[:, :seen].unflatten(1, (height, width, -1)).permute(0, 3, 1, 2)
         return to_input, to_weight, rows.sum(0) if wanted[2] else None
 
     def _patches(self, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes) -> Tensor:
-        """[images, rows, columns, what the kernel sees there: its rows, columns and channels]."""
+        """[images, rows, columns, what the kernel sees there: its rows, columns and channels; zeros up to eight]."""
         key = (id(x), (*weight.shape[2:], *stride, *padding))
         if key not in self._known:
             height, width = weight.shape[2:]
             padded = pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
             windows = padded.unfold(2, height, stride[0]).unfold(3, width, stride[1])
-            self._known[key] = x, windows.permute(0, 2, 3, 4, 5, 1).flatten(3)
+            self._known[key] = x, _aligned(windows.permute(0, 2, 3, 4, 5, 1).flatten(3))
         return self._known[key][1]
 
 
@@ -72,3 +73,9 @@ def _overlaid(patches: Tensor, image: Sizes, stride: Sizes, padding: Sizes) -> T
 
 def _as_patches(weight: Tensor) -> Tensor:
     return weight.permute(0, 2, 3, 1).flatten(1)
+
+
+def _aligned(rows: Tensor) -> Tensor:
+    """With zeros at the end of rows up to a multiple of eight: products of other lengths take slow ways."""
+    missing = -rows.shape[-1] % 8
+    return pad(rows, (0, missing)) if missing else rows

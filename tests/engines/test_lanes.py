@@ -95,13 +95,15 @@ def test_a_client_does_not_depend_on_its_lane_or_the_other_clients():
 @pytest.mark.parametrize("fields", [{}, {"engine__channels_last": True}, {"engine__compile": True}])
 def test_two_cohorts_with_convolutions_and_dropout(method, fields):
     task = replace(tiny_task("cnn2", dropout=0.3), dataset=tiny_dataset(shape=(3, 22, 22)))
-    # At five times this rate the last digit moves weights by 1%; at this one other dropout masks move them by 13%.
-    common = {"task": task, "training__epochs": 6, "training__fraction": 1.0, "training__optimizer__lr": 0.01}
+    # So short that the last digit stays the last digit; noise of 0.051 instead of 0.05 moves weights by 0.9% (FedAvg)
+    # and 8% (FedCRL), longer training by other layouts alone 8% (FedCRL, 3 rounds of 6 epochs, on a CPU).
+    common = {"task": task, "training__rounds": 2, "training__epochs": 3, "training__fraction": 1.0}
+    common["training__optimizer__lr"] = 0.01
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="engine.compile|engine.cohort|a training step cannot be captured")
         got = on_gpu(method, workers=2, engine__cohort=2, **common, **fields)
     layout = {name: value for name, value in fields.items() if name == "engine__channels_last"}
-    assert furthest(got.server.state, on_gpu(method, "inline", **common, **layout).server.state) < 1e-2
+    assert furthest(got.server.state, on_gpu(method, "inline", **common, **layout).server.state) < 2e-3
 
 
 @needs_gpu
