@@ -35,7 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", metavar="NAME",
         help="plain, pfllib, fluke, flower, inline, or patterns; "
-        "lanes-PRECISION[-cl][-compile][-deterministic][-cohortK][@N]",
+        "lanes-PRECISION[-cl][-compile][-deterministic][-cohortK][@N]; B:NAME is for work B alone",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5, help="that count; 3 at most for all but lanes")
     parser.add_argument("--warmup", type=int, default=3, help="rounds before them; 1 for all but lanes")
@@ -84,8 +84,9 @@ def contestants(work: Work, options: argparse.Namespace) -> list[str]:
     usual = ["plain", *work.peers, "inline", *work.variants]
     if not options.only:
         return usual if options.pfllib else [name for name in usual if name != "pfllib"]
-    asked = [name for name in options.only if name.startswith("lanes-") and "*" not in name]
-    return list(dict.fromkeys([n for n in usual if any(fnmatch(n, pattern) for pattern in options.only)] + asked))
+    here = [only.removeprefix(f"{work.letter}:") for only in options.only if only[1:2] != ":" or only[0] == work.letter]
+    asked = [name for name in here if name.startswith("lanes-") and "*" not in name]
+    return list(dict.fromkeys([n for n in usual if any(fnmatch(n, pattern) for pattern in here)] + asked))
 
 
 def rounds(name: str, options: argparse.Namespace) -> dict[str, int]:
