@@ -49,7 +49,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=240, help="seconds that one contestant may take")
     parser.add_argument("--json", type=Path, metavar="FILE", help="written anew after every contestant")
     parser.add_argument("--show", type=Path, metavar="FILE", help="print such a file's tables and end")
-    return parser.parse_args()
+    options = parser.parse_args()
+    for only in options.only or ():
+        if only[1:2] == ":" and only[0] not in options.works:
+            parser.error(f"--only {only}: {only[0]} is none of --works {' '.join(options.works)}")
+    return options
 
 
 def main() -> None:

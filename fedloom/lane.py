@@ -234,8 +234,8 @@ class Lane:
             [*(received[name] for name in self._received), *(own[name] for name in self.tensors)],
         )
 
-    def named_memory(self) -> list[tuple[str, Tensor]]:
-        """What `load` fills, by name: what is received, and the parts."""
+    def filled(self) -> list[tuple[str, Tensor]]:
+        """What `load` writes, by name: what is received, and the parts."""
         return [*self._received.items(), *self.tensors.items()]
 
     def parameters(self, paths: tuple[str, ...]) -> list[Tensor]:

@@ -236,6 +236,8 @@ class Worker:
         kept: str | None = None,
         at_least: int = 0,
     ) -> Told:
+        if self._inside:
+            raise RuntimeError("a step calls fit or steps, which no recorded step can hold: call descend inside it")
         lane, training = self._lane, self._lane.setup.training
         epochs = training.epochs if epochs is None else epochs
         size = batch_size or training.batch_size

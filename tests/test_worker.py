@@ -115,6 +115,13 @@ def test_python_values_cannot_be_read_inside_a_step(name):
         client.fit("model", reads[name])
 
 
+def test_a_fit_inside_a_step_is_refused():
+    client = client_of()
+    with pytest.raises(RuntimeError, match="a step calls fit or steps"):
+        client.steps(lambda client, batch: client.fit("model", plain), train="model")
+    client.fit("model", plain)  # the next one is none
+
+
 def test_parts_cannot_be_rebound():
     client = client_of()
     with pytest.raises(AttributeError, match="write in place"):

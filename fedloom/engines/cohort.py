@@ -13,7 +13,7 @@ from fedloom.engines.lockstep import pieces, samples
 from fedloom.engines.recording import CaptureError, NoPythonReads, Watch, owned, refuse_rebound_parts, undone
 from fedloom.engines.strand import Strand
 from fedloom.engines.together import Blocks, Device, Request, Together, stacked
-from fedloom.job import Job, Result, attempt
+from fedloom.job import WIRED, Job, Result, attempt
 from fedloom.lane import Lane, Site, Stepper
 from fedloom.parts import tensors_of
 from fedloom.plan import Indices, Plan
@@ -24,7 +24,9 @@ class Seat:
 
     fixed_memory = True
 
-    def __init__(self) -> None:
+    def __init__(self, alone: Stepper):
+        self.alone = alone
+        """Takes steps that do not go with others'."""
         self.strand = Strand()
         self.request: Request | None = None
         self.result: Result | None = None
@@ -34,6 +36,9 @@ class Seat:
     def run(self, lane: Lane, site: Site, step: Callable[[Indices], None], plan: Plan) -> None:
         """A lane's stepper: waits until the steps have been taken."""
         if not plan.sizes:
+            return
+        if _inside_a_context(lane):
+            self.alone.run(lane, site, step, plan)
             return
         refuse_rebound_parts(lane)
         self.request = Request(lane, site, step, plan)
@@ -66,10 +71,9 @@ class Cohort:
         device: Device,
     ):
         self._device = device
-        self._seats = [Seat() for _ in range(many)]
+        self._seats = [Seat(new_stepper()) for _ in range(many)]
         self._blocks: Blocks = {}
         self._calls: dict[Hashable, Together | None] = {}
-        self._alone = [new_stepper() for _ in range(many)]
         self.lanes = [new_lane(seat) for seat in self._seats]
         for get in (lambda lane: lane.parts, lambda lane: lane.received):
             for tensors in zip(*(tensors_of(get(lane)) for lane in self.lanes), strict=True):
@@ -80,8 +84,8 @@ class Cohort:
     def attempt(self, jobs: Sequence[Job]) -> list[Result]:
         """All jobs' results; the longest first, so that the others fall out of step one after another."""
         seats = self._seats[: len(jobs)]
-        self._spread(jobs)
         try:
+            self._spread(jobs)
             for seat, lane, job in zip(seats, self.lanes, jobs, strict=False):
                 seat.begin(lane, job)
             while waiting := [(n, seat, seat.request) for n, seat in enumerate(seats) if seat.request is not None]:
@@ -94,6 +98,9 @@ class Cohort:
                 seat.request = seat.error = None
                 seat.strand.cancel()
             raise
+        finally:
+            for lane in self.lanes:
+                lane.holds = None
         results = [seat.result for seat in seats if seat.result is not None]
         assert len(results) == len(jobs)
         for seat in seats:
@@ -102,14 +109,21 @@ class Cohort:
 
     @torch.no_grad()
     def _spread(self, jobs: Sequence[Job]) -> None:
-        """A message that all of them get is put into all lanes at once."""
-        message, first = jobs[0].message, self.lanes[0]
-        common = all(job.message is message for job in jobs)
-        for lane in self.lanes:
-            lane.holds = message if common else None
-        for name, tensor in first.named_memory() if common else ():
+        """A message that all of them get is put into all their lanes at once, if it is theirs as it is."""
+        message, first, lanes = jobs[0].message, self.lanes[0], self.lanes[: len(jobs)]
+        values = [(tensor, message.get(name, first.initial[name])) for name, tensor in first.filled()]
+        if (
+            any(job.message is not message for job in jobs)
+            or (jobs[0].kind in WIRED and first.setup.wire.down is not None)
+            or any(value.shape != tensor.shape for tensor, value in values)  # whoever loads it says so
+            or any(lane.moved() for lane in lanes)
+        ):
+            return
+        for tensor, value in values:
             _, block = self._blocks[id(tensor)]
-            block.copy_(message.get(name, first.initial[name]))
+            block[: len(jobs)].copy_(value)
+        for lane in lanes:
+            lane.holds = message
 
     def _serve(self, requests: list[tuple[int, Request]]) -> None:
         """Those of the first lanes that come to the same call, in step; others one after another."""
@@ -128,7 +142,7 @@ class Cohort:
         if seat.error is not None:
             return
         try:
-            self._alone[number].run(request.lane, request.site, request.step, plan)
+            seat.alone.run(request.lane, request.site, request.step, plan)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -177,3 +191,13 @@ class Cohort:
         self._device.settle()
         stacked(self.lanes, sites, self._blocks)
         return Together(self._device, self.lanes, sites, self._blocks)
+
+
+def _inside_a_context(lane: Lane) -> bool:
+    """Whether something of torch's is open that belongs to the thread, and would be the other clients' as well."""
+    return (
+        torch.is_autocast_enabled(lane.device.type)
+        or torch.is_inference_mode_enabled()
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._len_torch_dispatch_stack() > 0
+    )

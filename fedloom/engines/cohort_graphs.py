@@ -27,13 +27,15 @@ class CohortGraphs:
         """By torch's inductor, with `engine.compile`."""
         if not self._shared.compile:
             return function
-        with self._shared.turn.aside(), self._shared.capturing:
-            compiled = attempted(lambda: compile_batched(function, inputs))
-            if compiled is None:
-                return function
+
+        def made() -> Function:
+            compiled = compile_batched(function, inputs)
             with torch.no_grad():
                 compiled(*inputs)  # warm-up: the first call tunes kernels
             return compiled
+
+        with self._shared.turn.aside(), self._shared.capturing:
+            return attempted(made) or function
 
     def record(self, work: Callable[[], None], drawing: Sequence[Lane]) -> Callable[[], None] | None:
         """The work as a graph; none, and a warning, if that is not possible."""

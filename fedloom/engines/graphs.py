@@ -158,14 +158,20 @@ class Graphs:
         if not self._shared.compile:
             return step
         key = (site.where, len(indices[0]), None if site.data is None else site.data[0].shape)
+
+        def made() -> Compiled:
+            compiled = compile_step(lane, site, step, indices)
+            compiled.bind(lane, site)(indices)  # warm-up: the first call tunes kernels
+            return compiled
+
         with self._shared.capturing:
             if key not in self._shared.compiled and count > 1:
-                self._shared.compiled[key] = attempted(lambda: compile_step(lane, site, step, indices))
+                self._shared.compiled[key] = attempted(made)
             compiled = self._shared.compiled.get(key)
             if compiled is None:
                 return step
             bound = compiled.bind(lane, site)
-            bound(indices)  # warm-up: the first call tunes kernels
+            bound(indices)  # warm-up: libraries load what they need in this thread
         return bound
 
 

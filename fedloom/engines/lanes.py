@@ -5,7 +5,6 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from threading import Condition, Lock, Thread
@@ -165,7 +164,9 @@ class Lanes(Engine):
         """A lane's life, or a cohort's: jobs in, results out, until there are none."""
         stream = torch.cuda.Stream(self.device)
         nearly_done = torch.cuda.Event(blocking=True)
-        with self._setting(stream):
+        torch.cuda.set_device(self.device)
+        torch.autograd.set_multithreading_enabled(False)  # a backward pass belongs into its own lane's thread
+        with torch.cuda.stream(stream):
             attempts: Attempt | None = None
             while items := self._next(number):
                 jobs = [job for _, job, _ in items]
@@ -198,14 +199,6 @@ class Lanes(Engine):
                     if self._awaited in self._done:
                         self._news.notify()
                 nearly_done.synchronize()  # whoever took two jobs at once would keep one from an idle lane
-
-    @contextmanager
-    def _setting(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """What a thread that computes needs."""
-        torch.cuda.set_device(self.device)
-        torch.autograd.set_multithreading_enabled(False)  # a backward pass belongs into its own lane's thread
-        with torch.cuda.stream(stream):
-            yield
 
     def _worker(self, shared: Shared, stream: torch.cuda.Stream, nearly_done: torch.cuda.Event) -> Attempt:
         """A new lane, or a cohort of them."""

@@ -16,7 +16,7 @@ class Notes:
     def __init__(self, turns: int, sent: Message):
         self._names = list(sent.numbers)
         dtype = magnitudes(sent.numbers.values())[0].dtype if self._names else torch.float32
-        pinned = torch.cuda.is_available()
+        pinned = torch.cuda.is_available()  # not in tests
         self._rows = torch.zeros(turns, len(self._names) + 1, dtype=dtype, pin_memory=pinned)
         self._values: np.ndarray = self._rows.numpy()
 

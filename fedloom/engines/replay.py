@@ -34,10 +34,11 @@ class Tape(Watch):
     @torch.no_grad()
     def replay(self) -> None:
         """The same operations on whatever the memory holds now."""
-        for func, args, kwargs, fresh in self.operations:
-            again = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if isinstance(leaf, Tensor)]
-            for i, tensor in fresh:
-                tensor.detach().copy_(again[i])
+        with torch.autocast("cpu", enabled=False):  # a method's own, around a fit, is in the operations already
+            for func, args, kwargs, fresh in self.operations:
+                again = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if isinstance(leaf, Tensor)]
+                for i, tensor in fresh:
+                    tensor.detach().copy_(again[i])
 
 
 class Replay:

@@ -3,13 +3,15 @@
 from collections.abc import Callable
 
 import torch
-from greenlet import GreenletExit, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 
 
 class Strand:
     """Work that pauses wherever it is, and goes on when it is resumed; all in one thread.
 
-    Threads that wake each other would do as well, but go from core to core, and find their caches cold.
+    Threads that wake each other go from core to core, and find their caches cold. What torch keeps per thread is then
+    everybody's in turn: whether gradients are recorded is put back at every switch, other contexts (autocast, modes)
+    must not be open at a pause.
     """
 
     def __init__(self) -> None:
@@ -23,6 +25,7 @@ class Strand:
     def resume(self) -> bool:
         """Goes on until the next pause (true) or the end (false)."""
         assert self._work is not None
+        self._work.parent = getcurrent()
         with _own_mode():
             self._work.switch()
         return self._paused
@@ -38,6 +41,7 @@ class Strand:
         """If it is in a pause, it does not go on from there."""
         while self._paused:
             assert self._work is not None
+            self._work.parent = getcurrent()
             try:
                 with _own_mode():
                     self._work.throw(GreenletExit)

@@ -176,10 +176,6 @@ class Together:
     def fill(self, pieces: list[np.ndarray]) -> None:
         """The samples of all pieces that follow."""
         values = np.concatenate([piece.ravel() for piece in pieces]) if pieces else np.empty(0, np.int64)
-        generators = [lane.generator for lane in self._lanes]
-        if generators != self._generators:  # a capture broke off since: recordings draw from the old ones
-            self._forget()
-            self._generators = generators
         if self._feed.capacity < len(values):
             self._forget()
             self._feed = self._device.feed(2 * len(values))
@@ -195,6 +191,10 @@ class Together:
 
     def _do(self, lanes: int, size: int, count: int, batches: int) -> None:
         """So many steps, recorded at once unless it is a single one of a new kind."""
+        generators = [lane.generator for lane in self._lanes]
+        if generators != self._generators:  # a capture broke off since: recordings draw from the old ones
+            self._forget()
+            self._generators = generators
         key = (lanes, size, count)
 
         def work() -> None:

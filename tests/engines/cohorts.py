@@ -70,6 +70,8 @@ class Recorder:
     """The device; it remembers what it was asked for."""
 
     least = 64
+    lanes = ()
+    """Of the cohort, once it is there: who draws must have been named."""
 
     def __init__(self):
         self.feeds, self.refused, self.separated, self.replays = [], [], [], 0
@@ -82,8 +84,11 @@ class Recorder:
         return function
 
     def record(self, work, drawing):
+        others = [lane.generator for lane in self.lanes if lane not in drawing]
+        states = [generator.get_state() for generator in others]
         with self.feeds[-1].undone():
             work()  # warm-up
+        assert all(torch.equal(g.get_state(), before) for g, before in zip(others, states, strict=True))
         with Recording() as recording:
             work()  # a capture would not do it; what it does is undone
 
@@ -107,7 +112,10 @@ class Recorder:
 
 
 def cohort_of(setup, many=3, stepper=Replay, device=None):
-    return Cohort(many, lambda seat: Lane(setup, stepper=seat), stepper, device or Recorder())
+    device = device or Recorder()
+    cohort = Cohort(many, lambda seat: Lane(setup, stepper=seat), stepper, device)
+    device.lanes = cohort.lanes
+    return cohort
 
 
 class CohortEngine(Engine):
@@ -124,6 +132,7 @@ class CohortEngine(Engine):
             return Lane(setup, stepper=seat, built=self.home.parts, numbers=self.numbers)
 
         self.cohort = Cohort(settings.workers, new_lane, Replay, self.device_)
+        self.device_.lanes = self.cohort.lanes
 
     def run(self, jobs):
         waiting = iter(jobs)

@@ -212,6 +212,58 @@ def test_a_part_that_was_rebound_is_refused():
     assert all("was rebound" in result.error.why for result in cohort.attempt(updates(setup, range(3))))
 
 
+def test_what_was_rebound_after_the_last_fit_does_not_outlive_its_client():
+    class Rebinding(FedAvg):
+        def update(self, client):
+            super().update(client)
+            client.model.head.bias.data = client.model.head.bias + 1
+
+    cohort = cohort_of(setup := setup_of(Rebinding))
+    cohort.attempt(updates(setup, range(3)))
+    message = Message(Lane(setup).downward())
+    for got in cohort.attempt([Job("global", 2, message, clients=(client,)) for client in range(3)]):
+        alone = perform(Lane(setup), Job("global", 2, message, clients=(got.scores[0].client,)))
+        assert got.scores[0].loss == pytest.approx(alone.scores[0].loss)
+
+
+@pytest.mark.parametrize("context", [lambda: torch.autocast("cpu"), lambda: torch.device("meta")])
+def test_what_is_open_around_a_fit_is_that_clients_alone(context):
+    class Around(FedAvg):
+        def update(self, client):
+            product = client.model.head.weight @ client.model.head.weight.t()
+            assert product.dtype == torch.float32
+            assert torch.empty(0).device.type == "cpu"
+            with context():
+                super().update(client)
+
+    cohort = cohort_of(setup := setup_of(Around))
+    check(setup, cohort, updates(setup, range(3)))
+    assert torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (5,)])
+def test_a_message_of_other_shapes_is_its_clients_failure(shape):
+    cohort = cohort_of(setup := setup_of())
+    jobs = updates(setup, range(3))
+    message = Message(jobs[0].message.tensors | {"model.head.bias": torch.zeros(shape)})
+    results = cohort.attempt([replace(job, message=message) for job in jobs])
+    assert all(result.error is not None for result in results)
+    check(setup, cohort, jobs)
+
+
+def test_a_common_message_is_let_go_of_and_reaches_those_who_work():
+    cohort = cohort_of(setup := setup_of())
+    check(setup, cohort, updates(setup, range(3)))
+    jobs = updates(setup, range(2), 2)
+    jobs[1] = replace(jobs[1], fault="drop")
+    first, second = cohort.attempt(jobs)
+    assert second.error is not None
+    close(first.message.tensors, perform(Lane(setup), jobs[0]).message.tensors)
+    assert all(lane.holds is None for lane in cohort.lanes)
+    check(setup, cohort, updates(setup, range(3), 3))
+
+
 def test_nothing_beyond_a_plan_is_read_while_recording():
     class Exact(Recorder):
         least = 2 * 3 * 12  # as many as two steps of three lanes
@@ -228,7 +280,7 @@ def test_a_recording_that_fails_is_not_tried_again():
     class Unable(Recorder):
         tries = 0
 
-        def record(self, work, lanes):
+        def record(self, work, drawing):
             self.tries += 1
 
     setup, device = setup_of(), Unable()
@@ -247,6 +299,28 @@ def test_a_generator_that_was_renewed_is_drawn_from():
     for site in cohort.lanes[1].sites.values():
         site.captures.clear()
     check(setup, cohort, updates(setup, range(3), 3))
+
+
+def test_a_generator_that_is_renewed_in_the_middle_of_a_fit():
+    task = replace(tiny_task("cnn2", dropout=0.3), dataset=tiny_dataset(shape=(1, 16, 16)))
+    setup, breaks = setup_of(task=task, training__epochs=3), []
+
+    class Breaking(Eager):  # as where the capture of a remainder breaks off
+        fixed_memory = True
+
+        def run(self, lane, site, step, plan):
+            if breaks and lane is cohort.lanes[1]:
+                breaks.clear()
+                state = lane.generator.get_state()
+                lane.renew_generator()
+                lane.generator.set_state(state)
+            super().run(lane, site, step, plan)
+
+    cohort = cohort_of(setup, stepper=Breaking)
+    for round in range(1, 4):
+        breaks += [round] if round == 3 else []
+        check(setup, cohort, updates(setup, range(3), round))
+    assert not breaks
 
 
 def test_two_cohorts_trace_at_once():
@@ -272,10 +346,10 @@ def test_two_cohorts_trace_at_once():
 @pytest.mark.parametrize("where", ["steps", "client"])
 def test_what_a_cohort_held_is_free_after_it_ran_out_of_memory(where):
     class Scarce(Recorder):
-        def record(self, work, lanes):
+        def record(self, work, drawing):
             if where == "steps":
                 raise torch.OutOfMemoryError("so says the test")
-            return super().record(work, lanes)
+            return super().record(work, drawing)
 
     class Large(FedAvg):
         def update(self, client):

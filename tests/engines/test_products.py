@@ -30,3 +30,26 @@ def test_what_is_not_wanted_is_not_computed():
     x, weight = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3)
     gradient = torch.randn(2, 4, 3, 3)
     assert Products().backward(gradient, x, weight, [1, 1], [0, 0], [False] * 3) == (None, None, None)
+
+
+def test_uneven_kernels_strides_and_paddings():
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 11, 7, dtype=torch.double, requires_grad=True)
+    weight = torch.randn(4, 3, 3, 2, dtype=torch.double, requires_grad=True)
+    expected = conv2d(x, weight, None, (2, 3), (1, 2))
+    gradient = torch.randn_like(expected)
+    expected.backward(gradient)
+    with torch.no_grad():
+        products = Products()
+        torch.testing.assert_close(products.forward(x, weight, None, (2, 3), (1, 2)), expected)
+        to_input, to_weight, _ = products.backward(gradient, x, weight, (2, 3), (1, 2), [True, True, False])
+    torch.testing.assert_close(to_input, x.grad)
+    torch.testing.assert_close(to_weight, weight.grad)
+
+
+def test_halves_are_added_up_in_full_precision():
+    gradient = torch.ones(1, 1, 20, 20, dtype=torch.bfloat16)
+    weight = torch.full((1, 1, 17, 17), 1 / 256, dtype=torch.bfloat16)
+    x = torch.zeros(1, 1, 36, 36, dtype=torch.bfloat16)
+    to_input, _, _ = Products().backward(gradient, x, weight, (1, 1), (0, 0), [True, False, False])
+    assert to_input[0, 0, 18, 18] == torch.tensor(17 * 17 / 256, dtype=torch.bfloat16)  # in halves it stops at 1

@@ -92,3 +92,30 @@ def test_what_cleaning_up_raises_is_nobodys_answer():
     assert strand.begin(other)
     assert not strand.resume()
     assert told == ["done"]
+
+
+def test_ending_leaves_the_mode_of_whoever_ends_it():
+    strand = Strand()
+
+    def work():
+        torch.set_grad_enabled(False)
+        strand.pause()
+
+    strand.begin(work)
+    strand.cancel()
+    assert torch.is_grad_enabled()
+
+
+def test_a_pause_goes_back_to_whoever_resumed_it():
+    told, inner, outer = [], Strand(), Strand()
+
+    def begins():
+        inner.begin(lambda: (inner.pause(), told.append("inner")))
+        outer.pause()
+        told.append("outer")
+
+    outer.begin(begins)
+    inner.resume()
+    told.append("here")
+    outer.resume()
+    assert told == ["inner", "here", "outer"]

@@ -77,3 +77,22 @@ def test_an_abandoned_generator_does_not_keep_its_turn():
     beside(update)
     assert done.wait(5)
     abandoned.close()  # whose turn it is not any more: nothing is given twice
+
+
+def test_a_turn_of_many_jobs_may_take_as_much_longer(monkeypatch):
+    monkeypatch.setattr(module, "LONG", 0.01)
+    monkeypatch.setattr(module, "PATIENCE", 1)
+    turn = Turn()
+    with turn.of("update", 50):
+        sleep(0.03)
+    entered = Event()
+
+    def other():
+        with turn.of("update", 50):
+            entered.set()
+
+    with turn.of("update", 50):
+        thread = beside(other)
+        assert not entered.wait(0.05)  # it still takes turns
+    thread.join(5)
+    assert entered.is_set()
