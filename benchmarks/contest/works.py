@@ -130,14 +130,17 @@ WORKS = {
             "B", "100 even clients, cnn2, batch 16", 100, 45_000, 16, "cnn2", _CNN2,
             variants=(*_SMALL, "lanes-bf16-compile-cohort50"), peers=("pfllib",),
         ),
-        Work("C", "10 clients, ResNet-18, batch 64", 10, 12_800, 64, "resnet18", variants=_LARGE),
+        Work(
+            "C", "10 clients, ResNet-18, batch 64", 10, 12_800, 64, "resnet18",
+            variants=(*_LARGE, "lanes-bf16-cl-compile"),
+        ),
         Work(
             "D", "4 clients, ResNet-34 with RepPer's SupCon, batch 2 × 256", 4, 10_240, 256, "resnet34",
             method="repper", lr=0.05, views=2, variants=_LARGE,
         ),
         Work(
             "E", "10 clients, FedIntR's cnn3 with its regulariser, batch 512", 10, 51_200, 512, "cnn3",
-            method="fedintr", variants=("lanes-float32", "lanes-tf32", "lanes-bf16-cl"),
+            method="fedintr", variants=("lanes-float32", "lanes-tf32-cl", "lanes-bf16-cl", "lanes-tf32-cl-compile"),
         ),
     )
 }  # fmt: skip
