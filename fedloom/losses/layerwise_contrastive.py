@@ -40,8 +40,7 @@ def layerwise_contrastive(
         raise UserError(f"similarity '{similarity}' is unknown: {nearest(similarity, ['sample', 'batch'])}")
     if weights not in ("softmax", "average"):
         raise UserError(f"weights '{weights}' is unknown: {nearest(weights, ['softmax', 'average'])}")
-    to_global = _cosines(zs, zs_global)
-    to_previous = _cosines(zs, zs_previous)
+    to_global, to_previous = _cosines(zs, zs_global, zs_previous)
     if similarity == "batch":
         to_global, to_previous = to_global.mean(1, keepdim=True), to_previous.mean(1, keepdim=True)
     losses = -F.logsigmoid((to_global - to_previous) / tau)  # Eq. 2
@@ -51,6 +50,10 @@ def layerwise_contrastive(
     return (alpha * losses).sum(0).mean()  # Eq. 5
 
 
-def _cosines(zs: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """Cosine per layer and sample [K, B] (Eq. 3)."""
-    return torch.stack([F.cosine_similarity(z, other, dim=1) for z, other in zip(zs, others, strict=True)])
+def _cosines(zs: Sequence[Tensor], *others: Sequence[Tensor]) -> Tensor:
+    """Cosines with the others' layers [others, K, B] (Eq. 3); of layers of one width all at once, being so small."""
+    if len({z.shape[1] for z in zs}) > 1:
+        each = [[F.cosine_similarity(z, o, dim=1) for z, o in zip(zs, other, strict=True)] for other in others]
+        return torch.stack([torch.stack(rows) for rows in each])
+    theirs = torch.stack([z for other in others for z in other]).view(len(others), len(zs), *zs[0].shape)
+    return F.cosine_similarity(torch.stack(tuple(zs)), theirs, dim=3)

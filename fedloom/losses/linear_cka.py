@@ -19,19 +19,16 @@ def linear_cka(a: Tensor, b: Tensor) -> Tensor:
         b: activations of the same samples [N, E].
     """
     a, b = _centred(a), _centred(b)
+    if a.shape[1] * b.shape[1] <= len(a) ** 2:  # through whichever products are smaller: over features, or over samples
+        own_a, own_b, common = (m.square().sum() for m in (a.T @ a, b.T @ b, b.T @ a))
+    else:
+        kernel, other = a @ a.T, b @ b.T
+        own_a, own_b, common = (m.sum() for m in (kernel * kernel, other * other, kernel * other))
     # Clamped before the root, whose gradient at zero is infinite; on unit scale the product is ≥ 1/(D·E).
-    norms = (_squared_product(a, a) * _squared_product(b, b)).clamp_min(1e-16).sqrt()
-    return _squared_product(a, b) / norms
+    return common / (own_a * own_b).clamp_min(1e-16).sqrt()
 
 
 def _centred(a: Tensor) -> Tensor:
     """Centred columns on unit scale: CKA does not see the scale, and fourth powers of it could overflow."""
     a = a - a.mean(0)
     return a / torch.linalg.vector_norm(a).clamp_min(1e-8)
-
-
-def _squared_product(a: Tensor, b: Tensor) -> Tensor:
-    """‖BᵀA‖_F², through whichever of the products is smaller: over features, or over samples."""
-    if a.shape[1] * b.shape[1] <= len(a) ** 2:
-        return (b.T @ a).square().sum()
-    return ((a @ a.T) * (b @ b.T)).sum()

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -34,8 +35,7 @@ def model_contrastive(
     """
     if similarity not in ("sample", "batch"):
         raise UserError(f"similarity '{similarity}' is unknown: {nearest(similarity, ['sample', 'batch'])}")
-    to_global = F.cosine_similarity(z, z_global, dim=1)
-    to_previous = F.cosine_similarity(z, z_previous, dim=1)
+    to_global, to_previous = F.cosine_similarity(z, torch.stack((z_global, z_previous)), dim=2)
     if similarity == "batch":
         to_global, to_previous = to_global.mean(), to_previous.mean()
     return -F.logsigmoid((to_global - to_previous) / tau).mean()
