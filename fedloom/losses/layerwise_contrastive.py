@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.errors import UserError, nearest
+from fedloom.losses.cosines import cosines
 from fedloom.losses.precision import in_float32
 
 
@@ -50,10 +51,9 @@ def layerwise_contrastive(
     return (alpha * losses).sum(0).mean()  # Eq. 5
 
 
-def _cosines(zs: Sequence[Tensor], *others: Sequence[Tensor]) -> Tensor:
-    """Cosines with the others' layers [others, K, B] (Eq. 3); of layers of one width all at once, being so small."""
-    if len({z.shape[1] for z in zs}) > 1:
-        each = [[F.cosine_similarity(z, o, dim=1) for z, o in zip(zs, other, strict=True)] for other in others]
-        return torch.stack([torch.stack(rows) for rows in each])
-    theirs = torch.stack([z for other in others for z in other]).view(len(others), len(zs), *zs[0].shape)
-    return F.cosine_similarity(torch.stack(tuple(zs)), theirs, dim=3)
+def _cosines(zs: Sequence[Tensor], *others: Sequence[Tensor]) -> list[Tensor]:
+    """Cosines with each of the others' layers [K, B] (Eq. 3); of layers of one width all at once, being so small."""
+    if len({z.shape[1] for z in zs}) == 1:
+        return cosines(torch.stack(tuple(zs)), *(torch.stack(tuple(other)) for other in others))
+    each = [cosines(z, *theirs) for z, *theirs in zip(zs, *others, strict=True)]
+    return [torch.stack(rows) for rows in zip(*each, strict=True)]

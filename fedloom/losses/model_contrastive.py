@@ -2,11 +2,11 @@
 
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.errors import UserError, nearest
+from fedloom.losses.cosines import cosines
 from fedloom.losses.precision import in_float32
 
 
@@ -35,7 +35,7 @@ def model_contrastive(
     """
     if similarity not in ("sample", "batch"):
         raise UserError(f"similarity '{similarity}' is unknown: {nearest(similarity, ['sample', 'batch'])}")
-    to_global, to_previous = F.cosine_similarity(z, torch.stack((z_global, z_previous)), dim=2)
+    to_global, to_previous = cosines(z, z_global, z_previous)
     if similarity == "batch":
         to_global, to_previous = to_global.mean(), to_previous.mean()
     return -F.logsigmoid((to_global - to_previous) / tau).mean()
