@@ -12,8 +12,8 @@ WIDTHS = (3, 7, 4)
 SAMPLES = 5
 
 
-def three_models():
-    return [[torch.randn(SAMPLES, d, dtype=torch.float64) for d in WIDTHS] for _ in range(3)]
+def three_models(widths=WIDTHS):
+    return [[torch.randn(SAMPLES, d, dtype=torch.float64) for d in widths] for _ in range(3)]
 
 
 def cosines(zs, others):
@@ -34,18 +34,20 @@ def regulariser(to_global, to_previous, weights):
     return float(sum(a * loss for a, loss in zip(alpha, losses, strict=True)))
 
 
+@pytest.mark.parametrize("widths", [WIDTHS, (4, 4, 4)])
 @pytest.mark.parametrize("weights", ["softmax", "average"])
-def test_per_sample_it_equals_a_numpy_loop(weights):
-    zs, received, previous = three_models()
+def test_per_sample_it_equals_a_numpy_loop(weights, widths):
+    zs, received, previous = three_models(widths)
     to_global, to_previous = cosines(zs, received), cosines(zs, previous)
     expected = np.mean([regulariser(to_global[:, b], to_previous[:, b], weights) for b in range(SAMPLES)])
     value = layerwise_contrastive(zs, received, previous, TAU, weights=weights)
     assert value.item() == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("widths", [WIDTHS, (4, 4, 4)])
 @pytest.mark.parametrize("weights", ["softmax", "average"])
-def test_per_batch_it_equals_a_numpy_loop(weights):
-    zs, received, previous = three_models()
+def test_per_batch_it_equals_a_numpy_loop(weights, widths):
+    zs, received, previous = three_models(widths)
     expected = regulariser(cosines(zs, received).mean(1), cosines(zs, previous).mean(1), weights)
     value = layerwise_contrastive(zs, received, previous, TAU, similarity="batch", weights=weights)
     assert value.item() == pytest.approx(expected, rel=1e-9)
