@@ -111,13 +111,11 @@ class Cohort:
     def _spread(self, jobs: Sequence[Job]) -> None:
         """A message that all of them get is put into all their lanes at once, if it is theirs as it is."""
         message, first, lanes = jobs[0].message, self.lanes[0], self.lanes[: len(jobs)]
+        encoded = jobs[0].kind in WIRED and first.setup.wire.down is not None
+        if encoded or any(job.message is not message for job in jobs) or any(lane.moved() for lane in lanes):
+            return
         values = [(tensor, message.get(name, first.initial[name])) for name, tensor in first.filled()]
-        if (
-            any(job.message is not message for job in jobs)
-            or (jobs[0].kind in WIRED and first.setup.wire.down is not None)
-            or any(value.shape != tensor.shape for tensor, value in values)  # whoever loads it says so
-            or any(lane.moved() for lane in lanes)
-        ):
+        if any(value.shape != tensor.shape for tensor, value in values):  # whoever loads it says so
             return
         for tensor, value in values:
             _, block = self._blocks[id(tensor)]
