@@ -1,6 +1,7 @@
 """Convolutions as matrix products: for many small ones at once, each with its own weights, GPUs have nothing faster."""
 
 from collections.abc import Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -49,26 +50,50 @@ class Products:
         key = (id(x), (*weight.shape[2:], *stride, *padding))
         if key not in self._known:
             height, width = weight.shape[2:]
-            padded = pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
-            windows = padded.unfold(2, height, stride[0]).unfold(3, width, stride[1])
-            self._known[key] = x, _aligned(windows.permute(0, 2, 3, 4, 5, 1).flatten(3))
+            self._known[key] = x, _aligned(_windows(x, (height, width), stride, padding).flatten(3))
         return self._known[key][1]
+
+
+def _windows(x: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
+    """What the kernel sees: [images, rows, columns, kernel's rows, its columns, channels].
+
+    A view of pixels that are written first: a compiler that took `unfold` for an operation like any other would work a
+    pixel out (crop, flip, scale) for each window that it is in.
+    """
+    padded = pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
+    pixels = padded.permute(0, 2, 3, 1).contiguous()
+    count, *sides, channels = pixels.shape
+    places = [(side - seen) // step + 1 for side, seen, step in zip(sides, kernel, stride, strict=True)]
+    image, row, pixel, channel = pixels.stride()
+    steps = (image, stride[0] * row, stride[1] * pixel, row, pixel, channel)
+    return pixels.as_strided((count, *places, *kernel, channels), steps)
 
 
 def _overlaid(patches: Tensor, image: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
     """Images of which patches [images, rows, columns, kernel's rows, its columns, channels] are added up.
 
-    One sum for each place of the kernel: as col2im does it, pixel by pixel, it takes several times as long.
+    A sum over the kernel's places, which a compiler makes one kernel of; col2im, pixel by pixel, takes several times as
+    long.
     """
-    count, down, across, height, width, channels = patches.shape
-    (top, left), (rows, columns) = padding, image
     exact = torch.promote_types(patches.dtype, torch.float32)
-    total = patches.new_zeros(count, rows + 2 * top, columns + 2 * left, channels, dtype=exact)
-    for i in range(height):
-        for j in range(width):
-            place = total[:, i : i + stride[0] * down : stride[0], j : j + stride[1] * across : stride[1]]
-            place.add_(patches[:, :, :, i, j])
-    return total[:, top : top + rows, left : left + columns].permute(0, 3, 1, 2).to(patches.dtype)
+    apart = _apart(_apart(patches, 1, stride[0]), 2, stride[1])
+    _, down, across, height, width, _ = apart.shape
+    (top, left), (rows, columns) = padding, image
+    total = None
+    for i, j in product(range(height), range(width)):
+        around = (0, 0, j - left, columns + left - j - across, i - top, rows + top - i - down)
+        part = pad(apart[:, :, :, i, j], around).to(exact)
+        total = part if total is None else total + part
+    assert total is not None
+    return total.permute(0, 3, 1, 2).to(patches.dtype)
+
+
+def _apart(patches: Tensor, dim: int, stride: int) -> Tensor:
+    """With zeros between them, so that they stand where the kernel stood."""
+    if stride == 1:
+        return patches
+    spaced = pad(patches.movedim(dim, -1).unsqueeze(-1), (0, stride - 1)).flatten(-2)
+    return spaced[..., : 1 - stride].movedim(-1, dim)
 
 
 def _as_patches(weight: Tensor) -> Tensor:

@@ -53,3 +53,11 @@ def test_halves_are_added_up_in_full_precision():
     x = torch.zeros(1, 1, 36, 36, dtype=torch.bfloat16)
     to_input, _, _ = Products().backward(gradient, x, weight, (1, 1), (0, 0), [True, False, False])
     assert to_input[0, 0, 18, 18] == torch.tensor(17 * 17 / 256, dtype=torch.bfloat16)  # in halves it stops at 1
+
+
+def test_whichever_dimension_the_lanes_are_in():
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 4, 3, 7, 6), torch.randn(4, 5, 3, 3, 3)  # four lanes
+    got = torch.func.vmap(lambda a, b: Products().forward(a, b, None, (1, 1), (1, 1)), in_dims=(1, 0))(x, weight)
+    for lane, mine in enumerate(got):
+        torch.testing.assert_close(mine, conv2d(x[:, lane], weight[lane], padding=1))
