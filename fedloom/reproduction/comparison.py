@@ -82,8 +82,14 @@ def order(lines: Sequence[Line]) -> str:
         if _printed(one) != _printed(other)
     ]
     against = [(better, worse) for better, worse in pairs if _here(better) < _here(worse)]
-    if not against:
+    level = [(better, worse) for better, worse in pairs if _here(better) == _here(worse)]
+    if not against and not level:
         return f"The paper's order of methods is confirmed ({len(pairs)} of {len(pairs)} pairs)."
+    agreeing = len(pairs) - len(against) - len(level)
+    confirmed = f"The paper's order of methods: {agreeing} of {len(pairs)} pairs confirmed"
+    ties = f", {len(level)} level" if level else ""
+    if not against:
+        return f"{confirmed}{ties}."
     against.sort(key=lambda pair: _printed(pair[1]) - _printed(pair[0]))
     told = "; ".join(
         f"{better.cell.name} is {_printed(better) - _printed(worse):.2f} above {worse.cell.name} in the paper, here "
@@ -91,10 +97,7 @@ def order(lines: Sequence[Line]) -> str:
         for better, worse in against[:4]
     )
     more = f"; and {len(against) - 4} more" if len(against) > 4 else ""
-    return (
-        f"The paper's order of methods: {len(pairs) - len(against)} of {len(pairs)} pairs confirmed, {len(against)} "
-        f"contradicted: {told}{more}."
-    )
+    return f"{confirmed}{ties}, {len(against)} contradicted: {told}{more}."
 
 
 def _printed(line: Line) -> float:

@@ -5,7 +5,7 @@ import pytest
 from fedloom.checking import checked
 from fedloom.errors import UserError
 from fedloom.recipe import Recipe
-from fedloom.reproduction.comparison import Line
+from fedloom.reproduction.comparison import Line, order
 from fedloom.reproduction.cost import image_steps, passes
 from fedloom.reproduction.results import Result
 from fedloom.reproduction.running import runs_of
@@ -145,3 +145,14 @@ def test_rows_of_another_table_come_with_its_figures_at_the_same_places() -> Non
     assert len(again) == len(there) == 32
     assert {key: c.printed for key, c in again.items()} == {key: c.printed for key, c in there.items()}
     assert all(c.recipe().training.optimizer.name == "sgd" for c in again.values())
+
+
+def test_methods_that_are_level_confirm_no_order() -> None:
+    rows = {"fedavg": 60.0, "fedprox": 60.0, "moon": 61.0, "fedintr": 59.0}
+    lines = []
+    for row, here in rows.items():
+        one = cell("fedintr/table3", row, dataset="cifar10", beta=0.1)  # in the paper: 55.62, 56.55, 57.60, 58.32
+        lines.append(Line(one, (Result(one.key, seed=0, rounds=100, figures={one.measure: here / 100}),)))
+    assert order(lines[:2]) == "The paper's order of methods: 0 of 1 pairs confirmed, 1 level."
+    assert order(lines[:3]).endswith("2 of 3 pairs confirmed, 1 level.")
+    assert "2 of 6 pairs confirmed, 1 level, 3 contradicted" in order(lines)
