@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.feed import Feed
-from fedloom.engines.graphs import SMALLEST, Shared, attempted, capture
+from fedloom.engines.graphs import SMALLEST, Pool, Shared, attempted, capture
 from fedloom.engines.tracing import Function, compile_batched
 from fedloom.lane import Lane, Site
 
@@ -17,7 +17,7 @@ class CohortGraphs:
 
     def __init__(self, shared: Shared, stream: torch.cuda.Stream, nearly_done: torch.cuda.Event):
         self._shared, self._stream, self._event = shared, stream, nearly_done
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = Pool()
 
     def feed(self, capacity: int) -> Feed:
         """Room for so many samples."""

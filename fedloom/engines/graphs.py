@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from threading import RLock
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -65,7 +66,7 @@ class Graphs:
     def __init__(self, shared: Shared, stream: torch.cuda.Stream, nearly_done: torch.cuda.Event):
         self._shared = shared
         self._stream = stream
-        self._pool: Any = None
+        self._pool = Pool()
         self._feeds: dict[Hashable, Feed] = {}
         self._nearly_done = nearly_done
 
@@ -150,7 +151,6 @@ class Graphs:
             for part in piece.split(feed.take(piece.samples)):
                 step(part)
 
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
         return capture(steps, drawing, self._pool)
 
     def _compiled(self, lane: Lane, site: Site, step: Step, indices: Indices, count: int) -> Step:
@@ -186,24 +186,48 @@ def attempted(compile_: Callable[[], T]) -> T | None:
         return None
 
 
-def capture(work: Callable[[], None], drawing: Sequence[Lane], pool: Any) -> torch.cuda.CUDAGraph:
+class Pool:
+    """Memory that graphs have in common. Once none of them is left torch gives it up: the next one begins anew."""
+
+    def __init__(self) -> None:
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+        self._handle: Any = None
+
+    def handle(self) -> Any:
+        """Where to capture."""
+        if not self._graphs:
+            self._handle = torch.cuda.graph_pool_handle()
+        return self._handle
+
+    def add(self, graph: torch.cuda.CUDAGraph) -> None:
+        """One that was captured there."""
+        self._graphs.add(graph)
+
+
+def capture(work: Callable[[], None], drawing: Sequence[Lane], pool: Pool) -> torch.cuda.CUDAGraph:
     """The work as a graph, in whose random numbers these lanes' generators go on: each costs two calls per replay."""
     graph = torch.cuda.CUDAGraph()
     for lane in drawing:
         graph.register_generator_state(lane.generator)
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
-        work()
-    except BaseException:
-        with suppress(RuntimeError):  # the first error says what happened
-            graph.capture_end()
+        graph.capture_begin(pool=pool.handle(), capture_error_mode="thread_local")
+        try:
+            work()
+        except BaseException:
+            with suppress(RuntimeError):  # the first error says what happened
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    except BaseException as error:
         # A capture that breaks off leaves its generators unusable, and with them the graphs that they are part of.
         for lane in drawing:
             lane.renew_generator()
             for site in lane.sites.values():
                 site.captures.clear()
+        if "CUDA error: out of memory" in str(error):  # not from torch's allocator, which has an error of its own
+            raise torch.OutOfMemoryError(str(error)) from error
         raise
-    graph.capture_end()
+    pool.add(graph)
     return graph
 
 
