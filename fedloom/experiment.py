@@ -32,6 +32,7 @@ from fedloom.runs.resuming import ended, fingerprint, refuse_other_data, tell_ot
 from fedloom.sampling import Sampling
 from fedloom.server import Server
 from fedloom.storage.checkpoint import Checkpoints
+from fedloom.storage.due import Due
 from fedloom.storage.folder import SUMMARY, RunFolder, holds_run, without_nan
 from fedloom.storage.memory import ClientStore
 from fedloom.task import EVERYONE, Task
@@ -106,6 +107,7 @@ class Experiment:
             self.ledger = Ledger()
             self.ledger.describe(engine.home, self.recipe)
             self.checkpoints = Checkpoints(self.folder.path / "checkpoints")
+            self._due = Due(self.recipe.storage.checkpoint_every, self.recipe.storage.checkpoint_seconds)
             self._begun = perf_counter()
             if resume:
                 self._restore(engine.home.device)
@@ -128,8 +130,7 @@ class Experiment:
                 writers(record)
                 if self.on_round is not None:
                     self.on_round(record)
-                every = self.recipe.storage.checkpoint_every
-                if every and round % every == 0 and round < self.recipe.training.rounds:
+                if round < self.recipe.training.rounds and self._due(round):
                     self._save()
             return self._finish(engine.home.unshared())
 
@@ -139,7 +140,8 @@ class Experiment:
             "task": self._fingerprint, "seconds": self._seconds, "history": self.history,
             "ledger": self.ledger.to_json(),
         }  # fmt: skip
-        self.checkpoints.save(len(self.history), self.server.saved(), self._stores, notes)
+        with self._due.writing():
+            self.checkpoints.save(len(self.history), self.server.saved(), self._stores, notes)
         self.folder.write_json(LEDGER, self.ledger.to_json())
 
     def _restore(self, device: torch.device) -> None:

@@ -173,6 +173,9 @@ class StorageSettings(Section):
     memory_mb: int = Field(1024, ge=1, description="RAM for clients' memory; what exceeds it spills to disk")
     personal_models: bool = Field(True, description="write what is personal of every client's model at the end")
     checkpoint_every: int = Field(10, ge=0, description="rounds between checkpoints; 0: only when a run is stopped")
+    checkpoint_seconds: float = Field(
+        60, ge=0, description="where rounds are long: seconds between checkpoints; 0: by rounds alone"
+    )
 
 
 class Recipe(Section):

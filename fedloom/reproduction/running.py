@@ -21,7 +21,7 @@ from fedloom.runs.resuming import is_free
 
 RUNS = Path("runs") / "reproduce"
 KEPT: dict[str, Any] = {"storage.personal_models": False, "storage.checkpoint_every": 25}
-"""Models are not what is wanted, and stopping writes a checkpoint anyway."""
+"""Models are not what is wanted; stopping writes a checkpoint anyway, and so does the clock."""
 
 Watch = Callable[[Recipe], Callable[[dict[str, Any]], None]]
 

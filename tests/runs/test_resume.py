@@ -18,6 +18,7 @@ import fedloom
 from fedloom.errors import UserError
 from fedloom.methods import REGISTRY
 from fedloom.runs.interrupts import Interrupted
+from fedloom.storage import due
 from fedloom.storage.lock import NAME as LOCK
 
 METHODS = [*sorted(name for name, method in REGISTRY.items() if method.__module__.startswith("fedloom.")), "fedavg+ft"]
@@ -176,6 +177,36 @@ def test_checkpoints_are_as_far_apart_as_the_recipe_says(tmp_path) -> None:
             ).run()
         found[every] = sorted(int(path.stem[-6:]) for path in (out / "checkpoints").glob("*.json"))
     assert found == {0: [0], 1: [3, 4], 2: [2, 4]}
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(0, [0]), (50, [0, 3]), (15, [4, 5])])
+def test_where_rounds_are_long_the_clock_says_when(tmp_path, monkeypatch, seconds, found) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(due, "perf_counter", lambda: clock[0])
+
+    def slow(record) -> None:
+        clock[0] += 20  # seconds that a round takes
+        crash_in(6)(record)
+
+    with pytest.raises(CrashError):
+        tiny_experiment(
+            "fedavg", out=str(tmp_path / "run"), on_round=slow, training__rounds=6,
+            storage__checkpoint_every=10, storage__checkpoint_seconds=seconds,
+        ).run()  # fmt: skip
+    assert sorted(int(path.stem[-6:]) for path in (tmp_path / "run" / "checkpoints").glob("*.json")) == found
+
+
+def test_checkpoints_by_the_clock_take_a_small_share_of_the_time(monkeypatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(due, "perf_counter", lambda: clock[0])
+    is_due = due.Due(rounds=1000, seconds=60)
+    with is_due.writing():
+        clock[0] += 10
+    asked = []
+    for _ in range(5):
+        clock[0] += 50
+        asked.append(is_due(7))
+    assert asked == [False, False, False, True, True]  # 20 times the 10 seconds
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
