@@ -22,6 +22,8 @@ from fedloom.job import Job, Result, attempt
 from fedloom.lane import Lane, Setup, Stepper
 from fedloom.message import Message
 
+CONNECTIONS, QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", 32
+"""Queues to the GPU, which streams share; by default there are 8."""
 LANES, LARGE_LANES, LARGE = 8, 4, 4_000_000
 """How many lanes there are by default: a GPU is filled by many small networks, or by few of LARGE parameters."""
 COHORTS = 2
@@ -62,8 +64,8 @@ class Lanes(Engine):
     gpu: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, settings: EngineSettings):
-        if not torch.cuda.is_initialized():  # by default all streams share 8 queues to the GPU
-            os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        if not torch.cuda.is_initialized():
+            os.environ.setdefault(CONNECTIONS, str(QUEUES))
         super().__init__(setup, settings)
         self._todo: deque[Given] = deque()
         self._done: dict[int, Outcome] = {}

@@ -81,6 +81,8 @@ def order(lines: Sequence[Line]) -> str:
         for one, other in combinations(known, 2)
         if _printed(one) != _printed(other)
     ]
+    if not pairs:
+        return ""
     against = [(better, worse) for better, worse in pairs if _here(better) < _here(worse)]
     level = [(better, worse) for better, worse in pairs if _here(better) == _here(worse)]
     if not against and not level:

@@ -1,6 +1,5 @@
 """Runs cells: resumable run folders, a time limit that ends between two rounds with a checkpoint, several at once."""
 
-import os
 import shlex
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from fedloom.raw import assign
 from fedloom.recipe import Recipe
 from fedloom.reproduction.results import BESIDE, RESULTS, Result, note_machine, read, result_of, store
 from fedloom.reproduction.table import Cell, cells_of, load_table, recipe_key, run_name, table_names
+from fedloom.runs.beside import environment
 from fedloom.runs.interrupts import Interrupted
 from fedloom.runs.resuming import is_free
 
@@ -155,8 +155,9 @@ def run_side_by_side(commands: list[list[str]], many: int, plan: Plan, tell: Cal
             command = [sys.executable, "-m", "fedloom", *waiting.pop(0)]
             if plan.deadline is not None:
                 command += ["--limit-seconds", f"{plan.left:.0f}"]
-            environment = os.environ | {BESIDE: str(min(many, len(commands)))}
-            working.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment))
+            beside = min(many, len(commands))
+            own = environment(beside) | {BESIDE: str(beside)}
+            working.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, env=own))
         if plan.left <= 0 and waiting:
             tell(f"time is up: {len(waiting)} runs were not begun")
             waiting = []

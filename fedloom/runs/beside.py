@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from fedloom.engines.lanes import CONNECTIONS, QUEUES
 from fedloom.errors import RunError
 from fedloom.recipe import Recipe
 from fedloom.runs.interrupts import Interrupts
@@ -43,7 +44,7 @@ def run_beside(
                     for run in running:
                         run.process.send_signal(interrupts.asked)
                 while waiting and len(running) < count and not failed and not asked:
-                    running.append(_start(waiting.popleft(), Path(folder) / str(len(waiting))))
+                    running.append(_start(waiting.popleft(), Path(folder) / str(len(waiting)), count))
                 sleep(0.05)
                 for run in [run for run in running if run.process.poll() is not None]:
                     running.remove(run)
@@ -57,7 +58,12 @@ def run_beside(
             _end(running)
 
 
-def _start(recipe: Recipe, place: Path) -> _Run:
+def environment(count: int) -> dict[str, str]:
+    """Of one of so many processes: a thread, and a share of the queues to a GPU, of which MPS has few for them all."""
+    return {CONNECTIONS: str(max(1, QUEUES // count))} | os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def _start(recipe: Recipe, place: Path, count: int) -> _Run:
     """A session of its own: Ctrl-C in a terminal reaches it once, through us."""
     values: dict[str, Any] = recipe.model_dump(mode="json", exclude_unset=True)
     place.with_suffix(".yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
@@ -68,7 +74,7 @@ def _start(recipe: Recipe, place: Path) -> _Run:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=said,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=environment(count),
             start_new_session=True,
         )
     return _Run(recipe, process, place.with_suffix(".txt"))

@@ -140,7 +140,7 @@ def pretend(monkeypatch):
     """Runs that are small scripts: what matters here is who is started, asked and waited for."""
 
     def use(script):
-        def start(recipe, place):
+        def start(recipe, place, count):
             place.with_suffix(".txt").touch()
             with place.with_suffix(".txt").open("wb") as said:
                 command = [sys.executable, "-c", script, str(recipe.out)]
@@ -242,3 +242,13 @@ def test_the_table_has_means_and_deviations_over_seeds():
 def test_every_kind_of_sweep_has_a_picture(chosen):
     plot_sweep([summary(one, 0, 0.1 * i, None) for i, one in enumerate(chosen)], "p.png")
     assert len(Image.open("p.png").convert("RGB").getcolors(10**7)) > 50
+
+
+def test_processes_beside_each_other_have_one_thread_and_share_the_queues_to_a_gpu(monkeypatch):
+    monkeypatch.delenv(beside.CONNECTIONS, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    for count, queues in ((1, "32"), (4, "8"), (100, "1")):
+        own = beside.environment(count)
+        assert (own[beside.CONNECTIONS], own["OMP_NUM_THREADS"]) == (queues, "1")
+    monkeypatch.setenv(beside.CONNECTIONS, "3")  # whoever sets it means it
+    assert beside.environment(4)[beside.CONNECTIONS] == "3"
