@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from torch import Tensor, nn
 
@@ -106,25 +106,29 @@ def _network(name: str) -> type[SplitModel]:
     return found
 
 
-def _options(network: type[SplitModel]) -> dict[str, Any]:
-    """The network's own options with their defaults."""
+def _options(network: type[SplitModel]) -> dict[str, inspect.Parameter]:
+    """The network's own options."""
     parameters = inspect.signature(network).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def check(model: str, options: Mapping[str, Any]) -> None:
     """Refuses an unknown model, an unknown option or a wrong value, before anything is built."""
-    defaults = _options(_network(model))
+    known = _options(_network(model))
     for option, value in options.items():
-        if option not in defaults:
-            hint = nearest(option, defaults) if defaults else "it has none"
+        if option not in known:
+            hint = nearest(option, known) if known else "it has none"
             raise UserError(f"model '{model}' has no option '{option}': {hint}")
-        if wanted := _wanted(value, defaults[option]):
+        if wanted := _wanted(value, known[option]):
             raise UserError(f"option '{option}' of model '{model}' is {wanted}, not {value!r}")
 
 
-def _wanted(value: Any, default: Any) -> str | None:
-    """What a value should have been, told by the option's default: a switch, a width or a probability."""
+def _wanted(value: Any, option: inspect.Parameter) -> str | None:
+    """What a value should have been, told by the option's type or default: a choice, a switch, a width, a share."""
+    if get_origin(option.annotation) is Literal:
+        choices = get_args(option.annotation)
+        return None if value in choices else " or ".join(map(str, choices))
+    default = option.default
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(default, bool):
         return None if isinstance(value, bool) else "true or false"

@@ -1,6 +1,6 @@
 """ResNet-18 and ResNet-34 in the ImageNet layout (He et al., 2016, Table 1)."""
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import nn
 
@@ -12,7 +12,8 @@ class ResNet(SplitModel):
     """Four stages of basic blocks (64, 128, 256, 512), a stride of two and a projection between stages.
 
     Images under 64 px get a 3×3 stem without stride and without max-pooling: the usual one would leave 32×32
-    images one pixel for the last stage.
+    images one pixel for the last stage. `stem`, large or small, is one of them whatever the size: libraries that take
+    torchvision's network have the large one.
     """
 
     blocks: ClassVar[tuple[int, int, int, int]]
@@ -24,16 +25,16 @@ class ResNet(SplitModel):
         "extractor.stage4",
     )
 
-    def __init__(self, shape: Shape, classes: int):
+    def __init__(self, shape: Shape, classes: int, *, stem: Literal["auto", "small", "large"] = "auto"):
         super().__init__()
         channels, height, width = shape
-        small = min(height, width) < 64
-        stem = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        small = min(height, width) < 64 if stem == "auto" else stem == "small"
+        first = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
         if not small:
-            stem = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+            first = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
         self.features = 512
         self.extractor = nn.Sequential()
-        self.extractor.add_module("conv1", stem)
+        self.extractor.add_module("conv1", first)
         self.extractor.add_module("bn1", nn.BatchNorm2d(64))
         self.extractor.add_module("relu1", nn.ReLU())
         if not small:

@@ -68,3 +68,8 @@ def test_the_same_seed_gives_the_same_weights():
     torch.manual_seed(3)
     second = build("mlp", shape=(1, 8, 8), classes=10)
     assert all(a.equal(b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_a_choice_names_what_there_is_to_choose():
+    with pytest.raises(UserError, match="'stem' of model 'resnet18' is auto or small or large, not 'tiny'"):
+        build("resnet18", shape=(3, 32, 32), classes=10, stem="tiny")

@@ -114,6 +114,14 @@ def test_taps_have_the_sizes_of_the_papers_layers(name, shape, widths):
     assert [layer.shape[1] for layer in layers] == widths
 
 
+def test_a_resnets_stem_can_be_chosen():
+    with torch.device("meta"):
+        large = build("resnet18", shape=(3, 32, 32), classes=1000, stem="large")
+        assert parameters(large) == 11_689_512
+        assert large.extractor.stage4(large.extractor[:-3](torch.rand(2, 3, 32, 32))).shape == (2, 512, 1, 1)
+        assert parameters(build("resnet18", shape=(3, 64, 64), classes=1000, stem="small")) == 11_689_512 - 7_680
+
+
 @pytest.mark.parametrize("name", ["resnet18", "resnet20"])
 def test_residual_networks_start_from_he_initialisation(name):
     torch.manual_seed(0)
