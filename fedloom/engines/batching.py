@@ -46,10 +46,14 @@ class _Batchable(fx.Interpreter):
         self._products = Products()
 
     def run_node(self, n: fx.Node) -> Any:
-        """One node: what it does may depend on what others do to its input."""
-        first = n.args[0] if n.args else None
-        self._may_change = isinstance(first, fx.Node) and _base(first) in self._changing
+        """One node: what it does may depend on what others do to its inputs."""
+        self._node = n
         return super().run_node(n)
+
+    def _may_change(self, argument: int) -> bool:
+        """Whether this argument of the node is written in place, here or there."""
+        node = self._node.args[argument]
+        return isinstance(node, fx.Node) and _base(node) in self._changing
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """One operation of the graph."""
@@ -57,18 +61,21 @@ class _Batchable(fx.Interpreter):
         if name.startswith("aten::_foreach_"):
             done = _at_once(target, args, kwargs)
             return self._one_by_one(name.removeprefix("aten::_foreach_"), args, kwargs) if done is None else done
-        if name == "aten::view" and not self._may_change:  # products come with their channels last
+        if name == "aten::view" and not self._may_change(0):  # products come with their channels last
             return args[0].reshape(args[1])
         if name == "aten::convolution":
             x, weight, bias, stride, padding, dilation, transposed, _, groups = args
             if Products.can(x, dilation, transposed, groups):
-                products = Products() if self._may_change else self._products
-                return products.forward(x, weight, bias, stride, padding)
+                return self._of(0).forward(x, weight, bias, stride, padding)
         if name == "aten::convolution_backward":
             gradient, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = args
             if Products.can(x, dilation, transposed, groups):
-                return self._products.backward(gradient, x, weight, stride, padding, wanted)
+                return self._of(1).backward(gradient, x, weight, stride, padding, wanted)
         return self._do(target, args, kwargs)
+
+    def _of(self, images: int) -> Products:
+        """Knows the patches of this argument already, unless that may have changed."""
+        return Products() if self._may_change(images) else self._products
 
     def _one_by_one(self, name: str, args: Any, kwargs: Any) -> list[Any]:
         """An operation on lists, which vmap does not know, tensor by tensor."""
@@ -105,10 +112,15 @@ def _changing(graph: fx.GraphModule) -> set[fx.Node]:
 
 
 def _base(node: fx.Node) -> fx.Node:
-    """What a view, or a view of a view, is a view of."""
-    while node.target is getitem or getattr(node.target, "is_view", False):
+    """What a view, or a view of a view, is a view of; and what an operation in place hands on."""
+    while node.target is getitem or getattr(node.target, "is_view", False) or _in_place(node.target):
         node = node.args[0]  # type: ignore[assignment]
     return node
+
+
+def _in_place(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and schema.name.endswith("_") and bool(schema.returns)
 
 
 def _at_once(target: Any, args: Any, kwargs: Any) -> list[Tensor] | None:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from fedloom.engines.capture import Pool, capture
 from fedloom.engines.feed import Feed
-from fedloom.engines.graphs import SMALLEST, Pool, Shared, attempted, capture
+from fedloom.engines.graphs import SMALLEST, Shared, attempted
 from fedloom.engines.tracing import Function, compile_batched
 from fedloom.lane import Lane, Site
 

@@ -1,17 +1,16 @@
 """Training steps as CUDA graphs: captured once per lane, call site and batch size, replayed over the same memory."""
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from threading import RLock
-from typing import Any, TypeVar
-from weakref import WeakSet
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from fedloom.engines.capture import Pool, capture
 from fedloom.engines.feed import Feed
 from fedloom.engines.recording import CaptureError, NoPythonReads, Watch, owned, refuse_rebound_parts, undone
 from fedloom.engines.tracing import Compiled, compile_step
@@ -184,51 +183,6 @@ def attempted(compile_: Callable[[], T]) -> T | None:
     except Exception as error:
         warnings.warn(f"engine.compile: a training step runs uncompiled: {error}", stacklevel=2)
         return None
-
-
-class Pool:
-    """Memory that graphs have in common. Once none of them is left torch gives it up: the next one begins anew."""
-
-    def __init__(self) -> None:
-        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
-        self._handle: Any = None
-
-    def handle(self) -> Any:
-        """Where to capture."""
-        if not self._graphs:
-            self._handle = torch.cuda.graph_pool_handle()
-        return self._handle
-
-    def add(self, graph: torch.cuda.CUDAGraph) -> None:
-        """One that was captured there."""
-        self._graphs.add(graph)
-
-
-def capture(work: Callable[[], None], drawing: Sequence[Lane], pool: Pool) -> torch.cuda.CUDAGraph:
-    """The work as a graph, in whose random numbers these lanes' generators go on: each costs two calls per replay."""
-    graph = torch.cuda.CUDAGraph()
-    for lane in drawing:
-        graph.register_generator_state(lane.generator)
-    try:
-        graph.capture_begin(pool=pool.handle(), capture_error_mode="thread_local")
-        try:
-            work()
-        except BaseException:
-            with suppress(RuntimeError):  # the first error says what happened
-                graph.capture_end()
-            raise
-        graph.capture_end()
-    except BaseException as error:
-        # A capture that breaks off leaves its generators unusable, and with them the graphs that they are part of.
-        for lane in drawing:
-            lane.renew_generator()
-            for site in lane.sites.values():
-                site.captures.clear()
-        if "CUDA error: out of memory" in str(error):  # not from torch's allocator, which has an error of its own
-            raise torch.OutOfMemoryError(str(error)) from error
-        raise
-    pool.add(graph)
-    return graph
 
 
 def pieces(sizes: list[int]) -> Iterator[tuple[int, int]]:

@@ -1,7 +1,6 @@
 """Many clients at once on one GPU: every lane is a thread with its own stream, whose training steps are CUDA graphs."""
 
 import gc
-import os
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +11,7 @@ from typing import ClassVar
 
 import torch
 
+from fedloom.engines import queues
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.cohort import Cohort
 from fedloom.engines.cohort_graphs import CohortGraphs
@@ -22,8 +22,6 @@ from fedloom.job import Job, Result, attempt
 from fedloom.lane import Lane, Setup, Stepper
 from fedloom.message import Message
 
-CONNECTIONS, QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS", 32
-"""Queues to the GPU, which streams share; by default there are 8."""
 LANES, LARGE_LANES, LARGE = 8, 4, 4_000_000
 """How many lanes there are by default: a GPU is filled by many small networks, or by few of LARGE parameters."""
 COHORTS = 2
@@ -64,8 +62,7 @@ class Lanes(Engine):
     gpu: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, settings: EngineSettings):
-        if not torch.cuda.is_initialized():
-            os.environ.setdefault(CONNECTIONS, str(QUEUES))
+        queues.ask()
         super().__init__(setup, settings)
         self._todo: deque[Given] = deque()
         self._done: dict[int, Outcome] = {}
@@ -191,7 +188,7 @@ class Lanes(Engine):
                 if failed is not None:
                     outcomes = [Outcome(job, error=failed) for job in jobs]
                 if isinstance(failed, torch.OutOfMemoryError):  # this lane gives its memory to the others
-                    failed.with_traceback(None)  # whose frames hold it
+                    failed.with_traceback(None).__cause__ = failed.__context__ = None  # whose frames hold it
                     attempts = results = None
                     if self._made_room(number, items, shared):
                         continue

@@ -72,20 +72,20 @@ def _windows(x: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
 def _overlaid(patches: Tensor, image: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
     """Images of which patches [images, rows, columns, kernel's rows, its columns, channels] are added up.
 
-    A sum over the kernel's places, which a compiler makes one kernel of; col2im, pixel by pixel, takes several times as
-    long.
+    A sum over the kernel's places, which a compiler makes one operation of: col2im, pixel by pixel, takes several times
+    as long. Uncompiled it takes more memory and time than sums in place would.
     """
     exact = torch.promote_types(patches.dtype, torch.float32)
-    apart = _apart(_apart(patches, 1, stride[0]), 2, stride[1])
-    _, down, across, height, width, _ = apart.shape
     (top, left), (rows, columns) = padding, image
-    total = None
-    for i, j in product(range(height), range(width)):
-        around = (0, 0, j - left, columns + left - j - across, i - top, rows + top - i - down)
-        part = pad(apart[:, :, :, i, j], around).to(exact)
+    total: Tensor | None = None
+    for i, j in product(range(patches.shape[3]), range(patches.shape[4])):
+        place = _apart(_apart(patches[:, :, :, i, j], 1, stride[0]), 2, stride[1])
+        _, down, across, _ = place.shape
+        frame = (0, 0, j, columns + 2 * left - j - across, i, rows + 2 * top - i - down)
+        part = pad(place, frame).to(exact)
         total = part if total is None else total + part
     assert total is not None
-    return total.permute(0, 3, 1, 2).to(patches.dtype)
+    return total[:, top : top + rows, left : left + columns].permute(0, 3, 1, 2).to(patches.dtype)
 
 
 def _apart(patches: Tensor, dim: int, stride: int) -> Tensor:

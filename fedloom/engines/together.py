@@ -191,10 +191,7 @@ class Together:
 
     def _do(self, lanes: int, size: int, count: int, batches: int) -> None:
         """So many steps, recorded at once unless it is a single one of a new kind."""
-        generators = [lane.generator for lane in self._lanes]
-        if generators != self._generators:  # a capture broke off since: recordings draw from the old ones
-            self._forget()
-            self._generators = generators
+        self._forget_old_generators()
         key = (lanes, size, count)
 
         def work() -> None:
@@ -222,7 +219,9 @@ class Together:
                 function, _ = self._known(size)
                 self._compiled[size] = self._device.compiled(function, self._arguments(lanes, size, window))
             _, draws = self._known(size)
-            return self._device.record(work, self._lanes[:lanes] if draws else []) or work
+            recorded = self._device.record(work, self._lanes[:lanes] if draws else [])
+        self._forget_old_generators()
+        return recorded or work
 
     def _steps(self, lanes: int, size: int, count: int, batches: int) -> None:
         function, _ = self._known(size)
@@ -249,6 +248,13 @@ class Together:
     def _undone(self, undo: ExitStack) -> None:
         for lane, site in zip(self._lanes, self._sites, strict=True):
             undo.enter_context(undone(lane, site))
+
+    def _forget_old_generators(self) -> None:
+        """A capture that breaks off renews them: what was recorded before draws from those that were."""
+        generators = [lane.generator for lane in self._lanes]
+        if generators != self._generators:
+            self._forget()
+            self._generators = generators
 
     def _forget(self) -> None:
         self._device.settle()

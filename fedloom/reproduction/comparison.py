@@ -109,4 +109,4 @@ def _printed(line: Line) -> float:
 
 def _here(line: Line) -> float:
     assert line.here is not None
-    return line.here
+    return round(line.here, 2)  # as it is printed

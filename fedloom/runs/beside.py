@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from fedloom.engines.lanes import CONNECTIONS, QUEUES
+from fedloom.engines import queues
 from fedloom.errors import RunError
 from fedloom.recipe import Recipe
 from fedloom.runs.interrupts import Interrupts
@@ -34,6 +34,7 @@ def run_beside(
 ) -> None:
     """Runs them, `count` at a time. Returns when all are done, or when it was interrupted and all have stopped."""
     waiting, running = deque(recipes), list[_Run]()
+    count = min(count, len(waiting))
     failed: _Run | None = None
     asked = False
     with TemporaryDirectory(prefix="fedloom-") as folder:
@@ -59,8 +60,8 @@ def run_beside(
 
 
 def environment(count: int) -> dict[str, str]:
-    """Of one of so many processes: a thread, and a share of the queues to a GPU, of which MPS has few for them all."""
-    return {CONNECTIONS: str(max(1, QUEUES // count))} | os.environ | {"OMP_NUM_THREADS": "1"}
+    """Of one of so many processes: one thread, and a share of the queues to a GPU."""
+    return os.environ | queues.share(count) | {"OMP_NUM_THREADS": "1"}
 
 
 def _start(recipe: Recipe, place: Path, count: int) -> _Run:

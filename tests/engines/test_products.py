@@ -7,14 +7,10 @@ from torch.nn.functional import conv2d
 from fedloom.engines.products import Products
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("padding", [0, 1])
-@pytest.mark.parametrize("kernel", [1, 3, 5])
-def test_a_convolution_and_its_gradients(stride, padding, kernel):
-    torch.manual_seed(0)
-    x = torch.randn(3, 4, 9, 8, dtype=torch.double, requires_grad=True)
-    weight = torch.randn(5, 4, kernel, kernel, dtype=torch.double, requires_grad=True)
-    bias = torch.randn(5, dtype=torch.double, requires_grad=True)
+def compared(x, weight, stride, padding):
+    """With torch's own, in double precision: what comes out, and the gradients of image, weight and bias."""
+    x, weight = x.double().requires_grad_(), weight.double().requires_grad_()
+    bias = torch.randn(len(weight), dtype=torch.double, requires_grad=True)
     expected = conv2d(x, weight, bias, stride, padding)
     gradient = torch.randn_like(expected)
     expected.backward(gradient)
@@ -24,6 +20,22 @@ def test_a_convolution_and_its_gradients(stride, padding, kernel):
         got = products.backward(gradient, x, weight, *sizes, [True] * 3)
     for mine, tensor in zip(got, (x, weight, bias), strict=True):
         torch.testing.assert_close(mine, tensor.grad)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+def test_a_convolution_and_its_gradients(stride, padding, kernel):
+    torch.manual_seed(0)
+    compared(torch.randn(3, 4, 9, 8), torch.randn(5, 4, kernel, kernel), stride, padding)
+
+
+@pytest.mark.parametrize(
+    ("side", "kernel", "stride", "padding"),
+    [(1, 5, 1, 2), (2, 5, 2, 2), (1, 7, 1, 3), (2, 7, 1, 3), (2, 7, 2, 3), (1, 4, 2, 2), (1, 1, 7, 3), (9, 3, 4, 0)],
+)
+def test_kernels_that_reach_beyond_small_images_or_leave_some_out(side, kernel, stride, padding):
+    compared(torch.randn(2, 3, side, side), torch.randn(4, 3, kernel, kernel), stride, padding)
 
 
 def test_what_is_not_wanted_is_not_computed():
@@ -57,7 +69,17 @@ def test_halves_are_added_up_in_full_precision():
 
 def test_whichever_dimension_the_lanes_are_in():
     torch.manual_seed(0)
-    x, weight = torch.randn(2, 4, 3, 7, 6), torch.randn(4, 5, 3, 3, 3)  # four lanes
-    got = torch.func.vmap(lambda a, b: Products().forward(a, b, None, (1, 1), (1, 1)), in_dims=(1, 0))(x, weight)
-    for lane, mine in enumerate(got):
-        torch.testing.assert_close(mine, conv2d(x[:, lane], weight[lane], padding=1))
+    x, weight, gradient = torch.randn(2, 4, 3, 7, 6), torch.randn(4, 5, 3, 3, 3), torch.randn(2, 5, 4, 7, 6)
+
+    def both(x, weight, gradient):
+        sizes = (1, 1), (1, 1)
+        to_input, to_weight, _ = Products().backward(gradient, x, weight, *sizes, [True, True, False])
+        return Products().forward(x, weight, None, *sizes), to_input, to_weight
+
+    got = torch.func.vmap(both, in_dims=(1, 0, 2))(x, weight, gradient)
+    for lane in range(4):
+        images, kernel = x[:, lane].clone().requires_grad_(), weight[lane].clone().requires_grad_()
+        expected = conv2d(images, kernel, padding=1)
+        expected.backward(gradient[:, :, lane])
+        for mine, theirs in zip(got, (expected, images.grad, kernel.grad), strict=True):
+            torch.testing.assert_close(mine[lane], theirs, rtol=1e-4, atol=1e-4)

@@ -154,6 +154,8 @@ def test_methods_that_are_level_confirm_no_order() -> None:
         one = cell("fedintr/table3", row, dataset="cifar10", beta=0.1)  # in the paper: 55.62, 56.55, 57.60, 58.32
         lines.append(Line(one, (Result(one.key, seed=0, rounds=100, figures={one.measure: here / 100}),)))
     assert order(lines[:2]) == "The paper's order of methods: 0 of 1 pairs confirmed, 1 level."
+    nearly = Result(lines[1].cell.key, seed=0, rounds=100, figures={lines[1].cell.measure: 0.6 + 1e-12})
+    assert "1 level" in order([lines[0], Line(lines[1].cell, (nearly,))])  # as they are printed
     assert order([lines[0], lines[0]]) == ""  # no pair that differs in the paper
     assert order(lines[:3]).endswith("2 of 3 pairs confirmed, 1 level.")
     assert "2 of 6 pairs confirmed, 1 level, 3 contradicted" in order(lines)

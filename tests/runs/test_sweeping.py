@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import fedloom
 from fedloom import cli
 from fedloom.checking import checked
+from fedloom.engines import queues
 from fedloom.errors import RunError, UserError
 from fedloom.raw import read_yaml
 from fedloom.recipe import Recipe
@@ -245,10 +246,30 @@ def test_every_kind_of_sweep_has_a_picture(chosen):
 
 
 def test_processes_beside_each_other_have_one_thread_and_share_the_queues_to_a_gpu(monkeypatch):
-    monkeypatch.delenv(beside.CONNECTIONS, raising=False)
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    for count, queues in ((1, "32"), (4, "8"), (100, "1")):
+    monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "8"})
+    monkeypatch.setattr(queues, "_asked", set())
+    for count, each in ((1, "32"), (4, "8"), (100, "1")):
         own = beside.environment(count)
-        assert (own[beside.CONNECTIONS], own["OMP_NUM_THREADS"]) == (queues, "1")
-    monkeypatch.setenv(beside.CONNECTIONS, "3")  # whoever sets it means it
-    assert beside.environment(4)[beside.CONNECTIONS] == "3"
+        assert (own[queues.NAME], own["OMP_NUM_THREADS"]) == (each, "1")
+    queues.ask()  # as lanes in this process do
+    assert beside.environment(4)[queues.NAME] == "8"
+    os.environ[queues.NAME] = "3"  # whoever sets it means it
+    assert beside.environment(4)[queues.NAME] == "3"
+
+
+def test_no_more_processes_share_the_queues_than_there_are(monkeypatch):
+    monkeypatch.delenv(queues.NAME, raising=False)
+    found = []
+
+    class Process:
+        returncode = 0
+
+        def __init__(self, command, env, **_):
+            found.append(env[queues.NAME])
+
+        def poll(self):
+            return 0
+
+    monkeypatch.setattr(beside.subprocess, "Popen", Process)
+    beside.run_beside([Recipe.parse({"out": name}) for name in ("one", "other")], 16, Interrupts())
+    assert found == ["16", "16"]

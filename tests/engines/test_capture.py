@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedloom.engines.graphs import Pool, capture
+from fedloom.engines.capture import Pool, capture
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -13,8 +13,10 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 class Graph:
     """Stands in for torch's: breaks where it is told to."""
 
-    breaks: tuple[str, str] | None = None
+    breaks: tuple[str, ...] = ()
+    error = "broken"
     pools: list[object]
+    ended: list[object]
 
     def register_generator_state(self, generator):
         pass
@@ -27,15 +29,17 @@ class Graph:
         self._at("end")
 
     def _at(self, place):
-        if self.breaks and self.breaks[0] == place:
-            raise RuntimeError(self.breaks[1])
+        if place in self.breaks:
+            raise RuntimeError(self.error)
 
 
 @pytest.fixture
 def graphs(monkeypatch):
-    kind = type("Told", (Graph,), {"pools": []})
+    kind = type("Told", (Graph,), {"pools": [], "ended": []})
     monkeypatch.setattr(torch.cuda, "CUDAGraph", kind)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda _, pool: kind.ended.append(pool), raising=False)
     return kind
 
 
@@ -65,24 +69,40 @@ def test_graphs_share_memory_as_long_as_one_of_them_lives(graphs):
     assert len(set(graphs.pools)) == 2
 
 
-@pytest.mark.parametrize("place", ["begin", "work", "end"])
-def test_a_capture_that_breaks_off_anywhere_leaves_a_lane_that_can_draw(graphs, place):
+@pytest.mark.parametrize("places", [("begin",), ("work",), ("end",), ("work", "end")])
+def test_a_capture_that_breaks_off_anywhere_leaves_a_lane_that_can_draw(graphs, places):
     def work():
-        if place == "work":
-            raise RuntimeError("broken")
+        if "work" in places:
+            raise RuntimeError("broken work")
 
-    graphs.breaks = (place, "broken")
+    graphs.breaks = places
     lane = Drawing()
-    with pytest.raises(RuntimeError, match="broken"):
+    with pytest.raises(RuntimeError, match="broken work" if "work" in places else "broken"):
         capture(work, [lane], Pool())
     assert lane.generator is not lane.first
     assert not lane.sites["fit"].captures
 
 
-def test_a_graph_for_which_there_is_no_memory_is_told_as_such(graphs):
-    graphs.breaks = ("end", "CUDA error: out of memory\nSearch for …")
-    with pytest.raises(torch.OutOfMemoryError):
+def test_where_a_capture_broke_off_none_is_tried_again(graphs):
+    pool = Pool()
+    living = capture(nothing, [], pool)
+    graphs.breaks = ("end",)
+    with pytest.raises(RuntimeError, match="broken"):
+        capture(nothing, [], pool)
+    graphs.breaks = ()
+    after = [capture(nothing, [], pool), capture(nothing, [], pool), living]
+    first, spoilt, *others = graphs.pools
+    assert first is spoilt
+    assert len(after) == 3
+    assert graphs.ended == [spoilt]
+    assert others[0] is others[1] is not spoilt
+
+
+def test_a_graph_for_which_there_is_no_memory_is_told_as_such_and_holds_none(graphs):
+    graphs.breaks, graphs.error = ("end",), "CUDA error: out of memory\nSearch for …"
+    with pytest.raises(torch.OutOfMemoryError) as told:
         capture(nothing, [], Pool())
+    assert told.value.__cause__ is told.value.__context__ is None
 
 
 @needs_gpu
