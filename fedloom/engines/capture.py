@@ -30,7 +30,7 @@ class Pool:
     def spoiled(self) -> None:
         """A capture broke off there: the next begins elsewhere, and torch is told if it believes to be capturing."""
         self._graphs = WeakSet()
-        with suppress(RuntimeError):  # it knows
+        with suppress(RuntimeError, AttributeError):  # it knows; or is older and has another name for it
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._handle)
 
 
