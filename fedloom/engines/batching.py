@@ -94,7 +94,7 @@ class _Batchable(fx.Interpreter):
         name = getattr(getattr(target, "_schema", None), "name", "")
         if kwargs.get("memory_format") == torch.channels_last:  # products have a layout of their own
             kwargs = {key: value for key, value in kwargs.items() if key != "memory_format"}
-        if not name.endswith("_") or _has_rule(target):
+        if not _in_place(target) or _has_rule(target):
             return super().call_function(target, tuple(args), kwargs)
         elsewhere = getattr(getattr(torch.ops.aten, name.removeprefix("aten::").rstrip("_")), target._overloadname)
         return args[0].copy_(elsewhere(*args, **kwargs))
@@ -119,8 +119,9 @@ def _base(node: fx.Node) -> fx.Node:
 
 
 def _in_place(target: Any) -> bool:
-    schema = getattr(target, "_schema", None)
-    return schema is not None and schema.name.endswith("_") and bool(schema.returns)
+    """Whether it writes to its first argument and hands that on."""
+    handed_on = [made.alias_info for made in target._schema.returns] if hasattr(target, "_schema") else []
+    return bool(handed_on) and handed_on[0] is not None and handed_on[0].is_write
 
 
 def _at_once(target: Any, args: Any, kwargs: Any) -> list[Tensor] | None:
