@@ -15,7 +15,7 @@ from fedloom.cli.base import app, err, out, show_json, watching
 from fedloom.cli.options import DataDir, EngineFlag, Json, Set, fields_of
 from fedloom.errors import UserError, nearest
 from fedloom.reproduction import cost
-from fedloom.reproduction.comparison import Line, changes_in_words, compared, order
+from fedloom.reproduction.comparison import Line, changes_in_words, compared, order, setting_in_words
 from fedloom.reproduction.report import chosen_lines, command, flags, report
 from fedloom.reproduction.results import RESULTS, Result, stored
 from fedloom.reproduction.running import Plan, recipe_of, run_cells, run_side_by_side, runs_of
@@ -196,7 +196,7 @@ def _show(tables: dict[str, Table], lines: list[Line]) -> None:
             for head in ("method", "paper", "here", "difference", "setting"):
                 grid.add_column(head, justify="left" if head in ("method", "setting") else "right")
             for line in column:
-                setting = changes_in_words(line.changes, line.cell) or "the paper's" if line.results else "not run yet"
+                setting = setting_in_words(line) if line.results else "not run yet"
                 figures = (line.cell.printed, line.here, line.difference)
                 paper, here, difference = ("–" if value is None else f"{value:.2f}" for value in figures)
                 grid.add_row(line.cell.name, paper, here, difference, setting)

@@ -66,9 +66,17 @@ def _best(results: Sequence[Result]) -> tuple[Result, ...]:
 
 
 def changes_in_words(changes: Mapping[str, Any], cell: Cell) -> str:
-    """`50 of 100 rounds, data.limit 6000`; nothing for the paper's setting."""
+    """`50 of 100 rounds, data.limit 6000`; nothing where nothing was changed."""
     words = [f"{changes['training.rounds']} of {cell.rounds} rounds"] if "training.rounds" in changes else []
     return ", ".join(words + [f"{path} {value}" for path, value in changes.items() if path != "training.rounds"])
+
+
+def setting_in_words(line: Line) -> str:
+    """`the paper's`; `ours, 50 of 100 rounds`."""
+    changes = changes_in_words(line.changes, line.cell)
+    if line.cell.ours:
+        return f"ours, {changes}" if changes else "ours"
+    return changes or "the paper's"
 
 
 def order(lines: Sequence[Line]) -> str:

@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fedloom.reproduction.comparison import Line, changes_in_words, compared, order
+from fedloom.reproduction.comparison import Line, compared, order, setting_in_words
 from fedloom.reproduction.pictures import PICTURES
 from fedloom.reproduction.results import Result, stored
 from fedloom.reproduction.table import PAPERS, Cell, Table, cells_of, load_table, table_names
@@ -16,9 +16,9 @@ HEAD = """\
 
 Made by `fedloom reproduce --report` out of the tables in `fedloom/recipes` (settings and the papers' figures) and the
 results in `docs/reproduction` (a small file for each run). Accuracies in percent; "difference" is ours less the
-paper's. Where a run was shorter or smaller than the paper's, its row says so, and it is no result of the paper's
-setting. A cell is run by the command of its column with its method added, `--methods fedavg`; what is stored already
-needs `--again`.
+paper's. Where a run was shorter or smaller than the paper's, or its setting is one of ours, its row says so, and it is
+no result of the paper's setting. A cell is run by the command of its column with its method added,
+`--methods fedavg`; what is stored already needs `--again`.
 """
 
 
@@ -38,7 +38,7 @@ def _overview(tables: dict[str, Table], lines: dict[str, list[Line]]) -> Iterato
     yield "|---|---|---|---|---|"
     for name, table in tables.items():
         run = [line for line in lines[name] if line.here is not None]
-        judged = [line.near for line in run if line.near is not None and not line.changes]
+        judged = [line.near for line in run if line.near is not None and not (line.changes or line.cell.ours)]
         near = f"{sum(judged)} of {len(judged)}" if judged else ""
         short = sum(bool(line.changes) for line in run)
         some = f"{len(run)}" + (f" ({short} shortened)" if short else "") if run else "not run yet"
@@ -88,8 +88,8 @@ def _row(line: Line) -> str:
     seeds = ", ".join(str(r.seed) for r in line.results)
     took = ", ".join(f"{r.seconds:.0f}" + (f" ({r.beside} runs at once)" if r.beside > 1 else "") for r in line.results)
     machines = ", ".join(dict.fromkeys(_computer(r) for r in line.results))
-    words = changes_in_words(line.changes, line.cell)
-    setting = f"{words} (`{' '.join(flags(line.changes, line.cell))}`)" if words else "the paper's"
+    shortened = " ".join(flags(line.changes, line.cell))
+    setting = setting_in_words(line) + (f" (`{shortened}`)" if shortened else "")
     return f"| {line.cell.name} | {paper} | {here} | {difference} | {setting} | {seeds} | {took} | {machines} |"
 
 

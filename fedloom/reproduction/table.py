@@ -48,6 +48,7 @@ class Row(Section):
     recipe: dict[str, Any] = Field({}, description="fields that differ for this method, by path")
     measure: str | None = Field(None, description="what is compared; the column's by default")
     first: bool = Field(True, description="whether it is among the first where the column is")
+    ours: bool = Field(False, description="not in the paper: it shows what a choice is worth")
     figures: list[Figure]
 
 
@@ -57,6 +58,7 @@ class Table(Section):
     title: str
     setting: str = Field(description="the setting in words")
     recipe: dict[str, Any] = Field({}, description="fields over the paper's setting.yaml, by path")
+    ours: bool = Field(False, description="the setting is not the paper's, though its figures stand beside ours")
     reduced: dict[str, Any] = Field({}, description="a smaller setting for little time, by path; told in the report")
     axes: dict[str, Axis] = Field(description="what a place on an axis sets: a template, or fields for each value")
     measure: str = "global_accuracy"
@@ -92,6 +94,8 @@ class Cell:
     printed: float | None
     """the paper's figure"""
     first: bool
+    ours: bool
+    """the setting is not the paper's"""
 
     @property
     def paper(self) -> str:
@@ -200,6 +204,7 @@ def cells_of(name: str, table: Table) -> list[Cell]:
             measure=row.measure or column.measure or table.measure,
             printed=_percent(row.figures[index], table.unit),
             first=column.first and row.first,
+            ours=table.ours or row.ours,
         )
         for index, column in enumerate(table.columns)
         for key, row in table.rows.items()

@@ -5,7 +5,7 @@ import pytest
 from fedloom.checking import checked
 from fedloom.errors import UserError
 from fedloom.recipe import Recipe
-from fedloom.reproduction.comparison import Line, order
+from fedloom.reproduction.comparison import Line, order, setting_in_words
 from fedloom.reproduction.cost import image_steps, passes
 from fedloom.reproduction.results import Result
 from fedloom.reproduction.running import runs_of
@@ -159,3 +159,21 @@ def test_methods_that_are_level_confirm_no_order() -> None:
     assert order([lines[0], lines[0]]) == ""  # no pair that differs in the paper
     assert order(lines[:3]).endswith("2 of 3 pairs confirmed, 1 level.")
     assert "2 of 6 pairs confirmed, 1 level, 3 contradicted" in order(lines)
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "words"),
+    [
+        ("fedcrl/table2", "fedavg", "the paper's"),
+        ("fedcrl/table2-sgd", "fedavg", "ours"),  # the table's setting is another
+        ("repper/table2", "repper", "the paper's"),
+        ("repper/table2", "repper-large-stem", "ours"),  # the row is not in the paper
+    ],
+)
+def test_what_is_not_the_papers_setting_does_not_pass_for_it(table: str, row: str, words: str) -> None:
+    one = next(c for c in cells(table) if c.row == row)
+    whole = Result(one.key, seed=0, rounds=one.rounds, figures={})
+    half = Result(one.key, seed=0, rounds=one.rounds // 2, figures={}, changes={"training.rounds": one.rounds // 2})
+    assert setting_in_words(Line(one, (whole,))) == words
+    short = f"{one.rounds // 2} of {one.rounds} rounds"
+    assert setting_in_words(Line(one, (half,))) == (f"ours, {short}" if words == "ours" else short)
