@@ -1,9 +1,14 @@
 """What the README shows works as it stands there."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+from typer.testing import CliRunner
+
+from fedloom import cli
 
 README = Path(__file__).parent.parent / "README.md"
 PROMISES = README.parent / "docs" / "promises.md"
@@ -30,6 +35,20 @@ def test_the_method_in_fifteen_lines_as_a_script():
 def test_pictures_and_pages_that_it_links_are_there():
     for link in re.findall(r"\]\(([^)#]+)\)", README.read_text(encoding="utf-8")):
         assert (README.parent / link).exists(), link
+
+
+def test_the_papers_figures_and_ours_are_those_that_are_stored():
+    """The command shows what is stored; had it to run anything, it would fail for want of CIFAR-10."""
+    section = README.read_text(encoding="utf-8").partition("## The papers, run")[2].partition("\n## ")[0]
+    rows = re.findall(r"\| ([\d., ]+) \| ([\d., ]+) \| `(.+)` \|", section)
+    assert len(rows) >= 5
+    for paper, here, command in rows:
+        results = ["--results", str(README.parent / "docs" / "reproduction"), "--json"]
+        said = CliRunner(env={"FEDLOOM_DATA": "nowhere"}).invoke(cli.app, ["reproduce", *command.split(), *results])
+        assert said.exception is None, said.output
+        cells = [cell for cell in json.loads(said.stdout.splitlines()[-1])["cells"] if "what" not in cell["column"]]
+        shown = [", ".join(f"{cell[key]:.2f}" for cell in cells) for key in ("paper", "here")]
+        assert shown == [paper, here], command
 
 
 def test_tests_that_the_page_of_promises_names_are_there():
