@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from time import monotonic
@@ -21,6 +22,7 @@ from fedloom.reproduction.results import RESULTS, Result, stored
 from fedloom.reproduction.running import Plan, recipe_of, run_cells, run_side_by_side, runs_of
 from fedloom.reproduction.speed import measured
 from fedloom.reproduction.table import PAPERS, Cell, Table, cells_of, load_table, table_names
+from fedloom.runs.interrupts import Interrupts
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="TABLE", help="repper/table2, or a paper: fedcrc.")]
 
@@ -88,12 +90,16 @@ def reproduce(
         for one, run in runs:
             _show_plan(one, run)
         return
-    found = _run_here(runs) if parallel == 1 else _run_beside(runs, parallel, plan)
+    found = _run_here(runs) if parallel == 1 else []
+    well = parallel == 1 or _run_beside(runs, parallel, plan)
     lines = _lines(cells, found, results)
     if as_json:
         show_json({"cells": [_as_json(line) for line in lines]})
-        return
-    _show(chosen, lines)
+    else:
+        _show(chosen, lines)
+    if not well:
+        err.print("some runs failed: see above", highlight=False)
+        raise typer.Exit(1)
 
 
 def _tables(names: Sequence[str]) -> dict[str, Table]:
@@ -165,8 +171,8 @@ def _run_here(runs: list[tuple[Plan, list[Cell]]]) -> list[Result]:
     return found
 
 
-def _run_beside(runs: list[tuple[Plan, list[Cell]]], many: int, plan: Plan) -> list[Result]:
-    """Each run by its own command; results come back through their files."""
+def _run_beside(runs: list[tuple[Plan, list[Cell]]], many: int, plan: Plan) -> bool:
+    """Each run by its own command; results come back through their files. Whether none failed."""
     if any(recipe_of(run[0], one)[1] for one, run in runs):
         raise UserError("--parallel: a trial (--set of what the figures depend on) is not stored; run it without")
     settings = [f"--set={path}={value}" for path, value in plan.trial.items()]
@@ -175,10 +181,13 @@ def _run_beside(runs: list[tuple[Plan, list[Cell]]], many: int, plan: Plan) -> l
         line = [*command(run[0])[1:], "--seed", str(one.seed), "--scale", f"{one.scale}", "--results", str(one.results)]
         line += ["--reduced"] * bool(one.shortened) + ["--again"] * one.again
         commands.append(line + settings)
-    well = run_side_by_side(commands, many, plan, lambda text: err.print(text, highlight=False, markup=False))
-    if not well:
-        err.print("some runs failed: see above", highlight=False)
-    return []
+    with Interrupts() as interrupts:
+        tell = partial(err.print, highlight=False, markup=False, soft_wrap=True)
+        well = run_side_by_side(commands, many, plan, interrupts, tell)
+    if interrupts.asked is not None:
+        tell("stopped: the same command goes on")
+        raise typer.Exit(128 + interrupts.asked)
+    return well
 
 
 def _lines(cells: list[Cell], found: list[Result], results: Path) -> list[Line]:

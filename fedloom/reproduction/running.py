@@ -2,12 +2,11 @@
 
 import shlex
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 from fedloom import api
@@ -15,8 +14,8 @@ from fedloom.raw import assign
 from fedloom.recipe import Recipe
 from fedloom.reproduction.results import BESIDE, RESULTS, Result, note_machine, read, result_of, store
 from fedloom.reproduction.table import Cell, cells_of, load_table, recipe_key, run_name, table_names
-from fedloom.runs.beside import environment
-from fedloom.runs.interrupts import Interrupted
+from fedloom.runs.beside import Process, fedloom_process, keep_busy
+from fedloom.runs.interrupts import Interrupted, Interrupts
 from fedloom.runs.resuming import is_free
 
 RUNS = Path("runs") / "reproduce"
@@ -138,31 +137,32 @@ def _sharing(cell: Cell) -> list[Cell]:
     return [cell, *others]
 
 
-def run_side_by_side(commands: list[list[str]], many: int, plan: Plan, tell: Callable[[str], None]) -> bool:
+def run_side_by_side(
+    commands: Sequence[Sequence[str]], many: int, plan: Plan, interrupts: Interrupts, tell: Callable[[str], None]
+) -> bool:
     """Commands of `fedloom` in processes of their own, so many at a time; none is begun after the deadline.
 
-    Whether all of them ended well.
+    Whether none of them failed.
     """
-    waiting, well = list(commands), True
-    working: list[subprocess.Popen[bytes]] = []
-    while waiting or working:
-        for process in [p for p in working if p.poll() is not None]:
-            working.remove(process)
-            if process.returncode:
-                well = False
-                tell(f"exit code {process.returncode}: {shlex.join(process.args)}")  # type: ignore[arg-type]
-        while waiting and len(working) < many and plan.left > 0:
-            command = [sys.executable, "-m", "fedloom", *waiting.pop(0)]
-            if plan.deadline is not None:
-                command += ["--limit-seconds", f"{plan.left:.0f}"]
-            beside = min(many, len(commands))
-            own = environment(beside) | {BESIDE: str(beside)}
-            working.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, env=own))
-        if plan.left <= 0 and waiting:
+    waiting, failed = deque(commands), list[Process]()
+    many = min(many, len(waiting))
+
+    def begin() -> Process | None:
+        if waiting and plan.left <= 0:
             tell(f"time is up: {len(waiting)} runs were not begun")
-            waiting = []
-        sleep(0.2)
-    return well
+            waiting.clear()
+        if not waiting:
+            return None
+        limit = [] if plan.deadline is None else ["--limit-seconds", f"{plan.left:.0f}"]
+        return fedloom_process([*waiting.popleft(), *limit], many, own={BESIDE: str(many)})
+
+    def end(process: Process) -> None:
+        if process.returncode and interrupts.asked is None:
+            failed.append(process)
+            tell(f"exit code {process.returncode}: {shlex.join(process.args)}")  # type: ignore[arg-type]
+
+    keep_busy(begin, many, interrupts, end)
+    return not failed
 
 
 def _field(values: Mapping[str, Any], path: str) -> Any:

@@ -1,9 +1,13 @@
 """`fedloom reproduce`, through the command line, on a CIFAR-10 of 300 images."""
 
 import json
+import os
 import pickle
 import re
 import shutil
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +105,31 @@ def test_runs_side_by_side_store_their_results(data: Path, monkeypatch: pytest.M
     cells = [*CELLS[:-1], "local", "--scale", "0.005", "--data-dir", str(data), "--engine", "inline"]
     assert all(cell["here"] is not None for cell in cells_of(reproduce(*cells, "--parallel", "2", "--json")))
     assert len(stored()) == 1
+
+
+def test_runs_side_by_side_stop_together_with_checkpoints_and_are_gone(data: Path) -> None:
+    options = ["--data-dir", str(data), "--engine", "inline", "--parallel", "2"]
+    command = [sys.executable, "-m", "fedloom", "reproduce", *CELLS, *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    deadline = time.monotonic() + 100
+    while len(rounds := [f for f in Path("runs/reproduce").glob("*/*/metrics.jsonl") if f.stat().st_size]) < 2:
+        assert time.monotonic() < deadline and process.poll() is None, process.communicate()[1]
+        time.sleep(0.05)
+    process.terminate()
+    said = process.communicate(timeout=60)[1]  # to its end: whoever still ran would hold the pipe
+    assert process.returncode == 143
+    assert "stopped: the same command goes on" in said
+    for path in rounds:
+        last = json.loads(path.read_text().splitlines()[-1])["round"]
+        assert last < 200 and (path.parent / f"checkpoints/round-{last:06d}.json").exists()
+
+
+def test_a_run_that_fails_beside_others_is_told_and_so_is_the_exit_code(data: Path) -> None:
+    (data / "cifar-10-batches-py" / "data_batch_3").unlink()
+    command = ["reproduce", *CELLS, "--data-dir", str(data), "--engine", "inline", "--parallel", "2"]
+    result = CliRunner(env={"PYTHONPATH": str(ROOT)}).invoke(cli.app, command)
+    assert result.exit_code == 1
+    assert result.stderr.count("exit code 2: ") == 2 and "not run yet" in result.stdout
 
 
 def test_the_list_tells_what_tables_would_take_here(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
