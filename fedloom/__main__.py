@@ -3,10 +3,13 @@
 from contextlib import suppress
 
 from fedloom.completion import outline
+from fedloom.runs.following import follow, follows
 
 
 def main() -> None:
     """The command line; help and what a shell asks for at Tab are told without loading it, but for the first time."""
+    if follows():
+        follow()
     wanted = outline.enough()
     if wanted and (app := outline.kept()):
         with suppress(outline.MoreIsWanted):

@@ -91,15 +91,15 @@ def reproduce(
             _show_plan(one, run)
         return
     found = _run_here(runs) if parallel == 1 else []
-    well = parallel == 1 or _run_beside(runs, parallel, plan)
+    failed = 0 if parallel == 1 else _run_beside(runs, parallel, plan)
     lines = _lines(cells, found, results)
     if as_json:
         show_json({"cells": [_as_json(line) for line in lines]})
     else:
         _show(chosen, lines)
-    if not well:
+    if failed:
         err.print("some runs failed: see above", highlight=False)
-        raise typer.Exit(1)
+        raise typer.Exit(failed)
 
 
 def _tables(names: Sequence[str]) -> dict[str, Table]:
@@ -171,8 +171,8 @@ def _run_here(runs: list[tuple[Plan, list[Cell]]]) -> list[Result]:
     return found
 
 
-def _run_beside(runs: list[tuple[Plan, list[Cell]]], many: int, plan: Plan) -> bool:
-    """Each run by its own command; results come back through their files. Whether none failed."""
+def _run_beside(runs: list[tuple[Plan, list[Cell]]], many: int, plan: Plan) -> int:
+    """Each run by its own command; results come back through their files. The exit code of one that failed, or 0."""
     if any(recipe_of(run[0], one)[1] for one, run in runs):
         raise UserError("--parallel: a trial (--set of what the figures depend on) is not stored; run it without")
     settings = [f"--set={path}={value}" for path, value in plan.trial.items()]
@@ -181,13 +181,9 @@ def _run_beside(runs: list[tuple[Plan, list[Cell]]], many: int, plan: Plan) -> b
         line = [*command(run[0])[1:], "--seed", str(one.seed), "--scale", f"{one.scale}", "--results", str(one.results)]
         line += ["--reduced"] * bool(one.shortened) + ["--again"] * one.again
         commands.append(line + settings)
-    with Interrupts() as interrupts:
+    with watching(), Interrupts() as interrupts:
         tell = partial(err.print, highlight=False, markup=False, soft_wrap=True)
-        well = run_side_by_side(commands, many, plan, interrupts, tell)
-    if interrupts.asked is not None:
-        tell("stopped: the same command goes on")
-        raise typer.Exit(128 + interrupts.asked)
-    return well
+        return run_side_by_side(commands, many, plan, interrupts, tell)
 
 
 def _lines(cells: list[Cell], found: list[Result], results: Path) -> list[Line]:
@@ -205,7 +201,7 @@ def _show(tables: dict[str, Table], lines: list[Line]) -> None:
             for head in ("method", "paper", "here", "difference", "setting"):
                 grid.add_column(head, justify="left" if head in ("method", "setting") else "right")
             for line in column:
-                setting = setting_in_words(line) if line.results else "not run yet"
+                setting = setting_in_words(line)
                 figures = (line.cell.printed, line.here, line.difference)
                 paper, here, difference = ("–" if value is None else f"{value:.2f}" for value in figures)
                 grid.add_row(line.cell.name, paper, here, difference, setting)
@@ -269,7 +265,7 @@ def _as_json(line: Line) -> dict[str, Any]:
     cell = line.cell
     return {
         "table": cell.table, "column": cell.column.at, "row": cell.row, "measure": cell.measure, "paper": cell.printed,
-        "here": line.here, "difference": line.difference, "changes": dict(line.changes),
+        "here": line.here, "difference": line.difference, "ours": cell.ours, "changes": dict(line.changes),
         "seeds": [result.seed for result in line.results],
         "command": shlex.join([*command(cell), *flags(line.changes, cell)]),
     }  # fmt: skip

@@ -72,11 +72,11 @@ def changes_in_words(changes: Mapping[str, Any], cell: Cell) -> str:
 
 
 def setting_in_words(line: Line) -> str:
-    """`the paper's`; `ours, 50 of 100 rounds`."""
-    changes = changes_in_words(line.changes, line.cell)
+    """`the paper's`; `ours, 50 of 100 rounds`; `not run yet`."""
+    told = changes_in_words(line.changes, line.cell) if line.results else "not run yet"
     if line.cell.ours:
-        return f"ours, {changes}" if changes else "ours"
-    return changes or "the paper's"
+        return f"ours, {told}" if told else "ours"
+    return told or "the paper's"
 
 
 def order(lines: Sequence[Line]) -> str:

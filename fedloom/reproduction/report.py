@@ -81,7 +81,7 @@ def _column(lines: list[Line]) -> Iterator[str]:
 def _row(line: Line) -> str:
     paper = _number(line.cell.printed)
     if not line.results:
-        return f"| {line.cell.name} | {paper} | not run yet | | | | | |"
+        return f"| {line.cell.name} | {paper} | {setting_in_words(line)} | | | | | |"
     spread = f" ± {line.spread:.2f}" if line.spread is not None else ""
     here = f"{line.here:.2f}{spread}" if line.here is not None else "not reached"
     difference = f"{line.difference:+.2f}" if line.difference is not None else ""
@@ -102,6 +102,7 @@ def _not_run(columns: list[list[Line]]) -> Iterator[str]:
     """The paper's figures alone."""
     yield "Not run yet (the paper's figures):"
     yield ""
+    columns = [[line for line in column if not (line.cell.ours and line.cell.printed is None)] for column in columns]
     names = list(dict.fromkeys(line.cell.name for column in columns for line in column))
     printed = [{line.cell.name: _number(line.cell.printed) for line in column} for column in columns]
     yield "| | " + " | ".join(names) + " |"

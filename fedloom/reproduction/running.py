@@ -5,6 +5,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,10 +18,14 @@ from fedloom.reproduction.table import Cell, cells_of, load_table, recipe_key, r
 from fedloom.runs.beside import Process, fedloom_process, keep_busy
 from fedloom.runs.interrupts import Interrupted, Interrupts
 from fedloom.runs.resuming import is_free
+from fedloom.storage.folder import finished
 
 RUNS = Path("runs") / "reproduce"
 KEPT: dict[str, Any] = {"storage.personal_models": False, "storage.checkpoint_every": 25}
 """Models are not what is wanted; stopping writes a checkpoint anyway, and so does the clock."""
+
+SAME = "the same command"
+"""Goes on with what was stopped, and stores its result."""
 
 Watch = Callable[[Recipe], Callable[[dict[str, Any]], None]]
 
@@ -40,7 +45,7 @@ class Plan:
     deadline: float | None = None
     """monotonic time"""
     again: bool = False
-    """also run what is stored already"""
+    """also run what is stored already, and anew what is finished"""
 
     def changes(self, cell: Cell) -> dict[str, Any]:
         """What differs from the cell's recipe."""
@@ -84,12 +89,14 @@ def run_cells(cells: list[Cell], plan: Plan, watch: Watch | None = None) -> Outc
         result = read(kept)
         return Outcome(result, result.rounds, result.rounds, stored_before=True)
     assert recipe.out is not None
+    if plan.again and finished(recipe.out):
+        _set_aside(recipe.out)
     told = _Rounds(plan, recipe, watch(recipe) if watch else None)
     try:
         api.run(recipe, on_round=told, resume=True)
-    except Interrupted:
+    except Interrupted as stopped:
         if not told.is_up:
-            raise
+            raise Interrupted(stopped.when, SAME, stopped.signal) from None
         return Outcome(None, told.round, recipe.training.rounds, is_trial)
     result = result_of(recipe.out, _sharing(cell), recipe, plan.changes(cell))
     if is_trial:
@@ -108,6 +115,11 @@ def recipe_of(cell: Cell, plan: Plan) -> tuple[Recipe, bool]:
     is_trial = recipe_key(values) != key
     folder = RUNS / cell.paper / ("trial" if is_trial else "") / run_name(values, plan.seed)
     return Recipe.parse(values | {"seed": plan.seed, "out": str(folder)}), is_trial
+
+
+def _set_aside(folder: Path) -> None:
+    """Under a name that is free: `….1`."""
+    folder.rename(next(place for n in count(1) if not (place := folder.with_name(f"{folder.name}.{n}")).exists()))
 
 
 class _Rounds:
@@ -139,12 +151,12 @@ def _sharing(cell: Cell) -> list[Cell]:
 
 def run_side_by_side(
     commands: Sequence[Sequence[str]], many: int, plan: Plan, interrupts: Interrupts, tell: Callable[[str], None]
-) -> bool:
+) -> int:
     """Commands of `fedloom` in processes of their own, so many at a time; none is begun after the deadline.
 
-    Whether none of them failed.
+    The exit code of the first that failed, or 0.
     """
-    waiting, failed = deque(commands), list[Process]()
+    waiting, ended = deque(commands), list[int]()
     many = min(many, len(waiting))
 
     def begin() -> Process | None:
@@ -157,12 +169,14 @@ def run_side_by_side(
         return fedloom_process([*waiting.popleft(), *limit], many, own={BESIDE: str(many)})
 
     def end(process: Process) -> None:
+        ended.append(process.returncode)
         if process.returncode and interrupts.asked is None:
-            failed.append(process)
             tell(f"exit code {process.returncode}: {shlex.join(process.args)}")  # type: ignore[arg-type]
 
     keep_busy(begin, many, interrupts, end)
-    return not failed
+    if interrupts.asked is not None and (waiting or any(ended)):
+        raise Interrupted("stopped", SAME, interrupts.asked)
+    return abs(next(filter(None, ended), 0))
 
 
 def _field(values: Mapping[str, Any], path: str) -> Any:

@@ -16,6 +16,7 @@ import yaml
 from fedloom.engines import queues
 from fedloom.errors import RunError
 from fedloom.recipe import Recipe
+from fedloom.runs import following
 from fedloom.runs.interrupts import Interrupts
 
 Process = subprocess.Popen[bytes]
@@ -46,7 +47,7 @@ def keep_busy(
                 asked = True
                 for process in running:
                     process.send_signal(interrupts.asked)
-            while not asked and len(running) < count and (begun := begin()) is not None:
+            while interrupts.asked is None and len(running) < count and (begun := begin()) is not None:
                 running.append(begun)
             if not running:
                 return
@@ -63,14 +64,14 @@ def fedloom_process(
 ) -> Process:
     """A command of `fedloom`, one of so many, with variables of its `own`; what it tells goes into `said`, or on.
 
-    A session of its own: Ctrl-C in a terminal reaches it once, through us.
+    A session of its own: Ctrl-C in a terminal reaches it once, through us; and it stops when we are gone.
     """
     return subprocess.Popen(
         [sys.executable, "-m", "fedloom", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=said,
-        env=environment(count) | dict(own or {}),
+        env=environment(count) | {following.NAME: str(os.getpid())} | dict(own or {}),
         start_new_session=True,
     )
 

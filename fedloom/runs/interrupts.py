@@ -3,10 +3,15 @@
 import os
 import signal
 import threading
+from time import monotonic
 from types import FrameType
 from typing import Any
 
+from fedloom.runs.following import follows
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+TWO_WAYS = 1.0
+"""Seconds in which a process that follows another takes a second signal for the first: it may have come to both."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -31,6 +36,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.asked: int | None = None
         self._before: dict[int, Any] = {}
+        self._since = 0.0
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():  # nobody else may set handlers
@@ -45,9 +51,15 @@ class Interrupts:
                 outer.asked = self.asked
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = number
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self.asked is not None and monotonic() - self._since < TWO_WAYS:
+            return
+        if self.asked is not None or not follows():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self.asked is not None:
+            signal.raise_signal(number)
+            return
+        self.asked, self._since = number, monotonic()
         # not print: the signal may have come in the middle of one
         os.write(2, b"\nfinishing this round, then a checkpoint; a second Ctrl-C (or SIGTERM) leaves at once\n")
 

@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -94,6 +95,17 @@ def test_an_uninterrupted_run_gives_the_same_figures(data: Path) -> None:
     assert cells_of(reproduce(*scaled, "--results", "two")) == whole
 
 
+def test_again_is_run_again_and_the_run_before_is_set_aside(data: Path) -> None:
+    one = [*CELLS[:-1], "local", "--scale", "0.005", "--data-dir", str(data), "--engine", "inline"]
+    for _ in range(3):
+        reproduce(*one, "--again")
+    folders = sorted(path for path in Path("runs/reproduce/fedcrl").iterdir())
+    assert [path.name for path in folders] == [folders[0].name + end for end in ("", ".1", ".2")]
+    begun = [(path / "metrics.jsonl").stat().st_mtime for path in folders]
+    assert begun[1] < begun[2] < begun[0]  # three runs, the last in its place
+    assert len(stored()) == 1
+
+
 def test_a_trial_is_shown_and_not_stored(data: Path) -> None:
     result = reproduce(*CELLS[:-1], "local", "--scale", "0.005", "--data-dir", str(data), "--set", "model.features=8")
     assert "1 of 200 rounds, model.features 8" in " ".join(result.stdout.split())
@@ -107,18 +119,34 @@ def test_runs_side_by_side_store_their_results(data: Path, monkeypatch: pytest.M
     assert len(stored()) == 1
 
 
-def test_runs_side_by_side_stop_together_with_checkpoints_and_are_gone(data: Path) -> None:
+@pytest.mark.parametrize(
+    ("by", "everyone", "code"),
+    [
+        (signal.SIGTERM, False, 143),
+        (signal.SIGTERM, True, 143),  # as a scheduler does; to the runs it comes twice
+        (signal.SIGHUP, False, -signal.SIGHUP),
+        (signal.SIGKILL, False, -signal.SIGKILL),
+    ],
+)
+def test_runs_side_by_side_stop_together_with_checkpoints_and_are_gone(
+    data: Path, by: int, everyone: bool, code: int
+) -> None:
     options = ["--data-dir", str(data), "--engine", "inline", "--parallel", "2"]
     command = [sys.executable, "-m", "fedloom", "reproduce", *CELLS, *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
     deadline = time.monotonic() + 100
-    while len(rounds := [f for f in Path("runs/reproduce").glob("*/*/metrics.jsonl") if f.stat().st_size]) < 2:
-        assert time.monotonic() < deadline and process.poll() is None, process.communicate()[1]
-        time.sleep(0.05)
-    process.terminate()
-    said = process.communicate(timeout=60)[1]  # to its end: whoever still ran would hold the pipe
-    assert process.returncode == 143
-    assert "stopped: the same command goes on" in said
+    try:
+        while len(rounds := [f for f in Path("runs/reproduce").glob("*/*/metrics.jsonl") if f.stat().st_size]) < 2:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        runs = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split() if everyone else []
+        for pid in (*map(int, runs), process.pid):
+            os.kill(pid, by)
+        said = process.communicate(timeout=60)[1]  # to its end: whoever still ran would hold the pipe
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert said.count("go on with: the same command") == (3 if code > 0 else 2)  # each run, and the whole
     for path in rounds:
         last = json.loads(path.read_text().splitlines()[-1])["round"]
         assert last < 200 and (path.parent / f"checkpoints/round-{last:06d}.json").exists()
@@ -128,7 +156,7 @@ def test_a_run_that_fails_beside_others_is_told_and_so_is_the_exit_code(data: Pa
     (data / "cifar-10-batches-py" / "data_batch_3").unlink()
     command = ["reproduce", *CELLS, "--data-dir", str(data), "--engine", "inline", "--parallel", "2"]
     result = CliRunner(env={"PYTHONPATH": str(ROOT)}).invoke(cli.app, command)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.count("exit code 2: ") == 2 and "not run yet" in result.stdout
 
 

@@ -175,5 +175,12 @@ def test_what_is_not_the_papers_setting_does_not_pass_for_it(table: str, row: st
     whole = Result(one.key, seed=0, rounds=one.rounds, figures={})
     half = Result(one.key, seed=0, rounds=one.rounds // 2, figures={}, changes={"training.rounds": one.rounds // 2})
     assert setting_in_words(Line(one, (whole,))) == words
+    assert setting_in_words(Line(one)) == ("ours, not run yet" if words == "ours" else "not run yet")
     short = f"{one.rounds // 2} of {one.rounds} rounds"
     assert setting_in_words(Line(one, (half,))) == (f"ours, {short}" if words == "ours" else short)
+
+
+def test_a_table_again_is_in_a_setting_of_ours() -> None:
+    tables = {name: load_table(name) for name in table_names()}
+    ours = {name for name, table in tables.items() if table.ours}
+    assert ours == {name for name, table in tables.items() if " again: " in table.title}
