@@ -124,8 +124,7 @@ def test_runs_side_by_side_store_their_results(data: Path, monkeypatch: pytest.M
     [
         (signal.SIGTERM, False, 143),
         (signal.SIGTERM, True, 143),  # as a scheduler does; to the runs it comes twice
-        (signal.SIGHUP, False, -signal.SIGHUP),
-        (signal.SIGKILL, False, -signal.SIGKILL),
+        (signal.SIGKILL, False, -signal.SIGKILL),  # as with a lost terminal, it can pass nothing on
     ],
 )
 def test_runs_side_by_side_stop_together_with_checkpoints_and_are_gone(
