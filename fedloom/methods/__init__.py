@@ -12,7 +12,8 @@ from pydantic import ConfigDict, create_model
 from fedloom import plugins
 from fedloom.checking import checked
 from fedloom.errors import UserError, nearest
-from fedloom.methods.base import REGISTRY, Method, field_docs, hyperparameters
+from fedloom.methods.base import REGISTRY, Method
+from fedloom.methods.declared import field_docs, hyperparameters
 from fedloom.methods.finetune import FineTuned
 from fedloom.methods.heads import Linear, LogReg, Mlp, Svm
 from fedloom.methods.probes import Probed

@@ -1,16 +1,11 @@
 """What a method is: which parts a client holds, what it shares and keeps, how it learns. Never where it runs."""
 
-import ast
 import importlib
-import inspect
-import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import reduce
-from itertools import pairwise
 from typing import Any, ClassVar, dataclass_transform
 
-import torch
 from torch import Tensor
 
 from fedloom.client import Client
@@ -165,31 +160,3 @@ def _again(plain: type[Method], extras: list[str], parameters: dict[str, Any]) -
 
 def _refuse(method: Method, attribute: str, value: object) -> None:
     raise AttributeError(f"a method is frozen: '{attribute}' changes, so it belongs into a part (see build)")
-
-
-@torch.no_grad()
-def class_means(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Mean representation and number of samples of every class ([C, k] and [C]; zeros for absent classes)."""
-    member = torch.nn.functional.one_hot(y, classes).to(z.dtype)
-    counts = member.sum(0)
-    return member.T @ z / counts.clamp_min(1)[:, None], counts
-
-
-def hyperparameters(method: type[Method]) -> dict[str, Any]:
-    """Names and defaults."""
-    return {f.name: f.default for f in fields(method)}
-
-
-def field_docs(method: type[Method]) -> dict[str, str]:
-    """The string below each hyperparameter in the source, by name."""
-    found: dict[str, str] = {}
-    for cls in reversed(method.__mro__):
-        try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-        except (OSError, TypeError):  # made at run time, or built in
-            continue
-        assert isinstance(body, ast.ClassDef)
-        for field, doc in pairwise(body.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(doc, ast.Expr):
-                found[field.target.id] = str(ast.literal_eval(doc.value))
-    return found

@@ -7,7 +7,8 @@ from torch.nn.functional import cross_entropy
 from fedloom.client import Client
 from fedloom.data.batch import Batch
 from fedloom.losses import info_nce
-from fedloom.methods.base import Method, class_means
+from fedloom.methods.base import Method
+from fedloom.methods.prototypes import class_means
 from fedloom.parts import Part, clamp_, copy_, lerp_
 from fedloom.task import Task
 

@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 from fedloom.client import Client
 from fedloom.data.batch import FeatureBatch
 from fedloom.message import Message
-from fedloom.methods.base import Method, class_means
+from fedloom.methods.base import Method
+from fedloom.methods.prototypes import class_means
 from fedloom.parts import Part, copy_
 from fedloom.server import Server
 from fedloom.task import Task

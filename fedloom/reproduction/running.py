@@ -176,7 +176,8 @@ def run_side_by_side(
     keep_busy(begin, many, interrupts, end)
     if interrupts.asked is not None and (waiting or any(ended)):
         raise Interrupted("stopped", SAME, interrupts.asked)
-    return abs(next(filter(None, ended), 0))
+    failed = next(filter(None, ended), 0)
+    return failed if failed >= 0 else 128 - failed  # by a signal: as a shell has it
 
 
 def _field(values: Mapping[str, Any], path: str) -> Any:

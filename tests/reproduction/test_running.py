@@ -19,9 +19,11 @@ from typer.testing import CliRunner, Result
 
 from fedloom import cli
 from fedloom.recipe import Recipe
+from fedloom.reproduction import running
 from fedloom.reproduction.cost import image_steps, in_words, speeds
 from fedloom.reproduction.report import report
 from fedloom.reproduction.results import Result as StoredResult
+from fedloom.runs.interrupts import Interrupts
 
 CELLS = ["fedcrl/table2", "--at", "dataset=cifar10,kind=practical", "--methods", "local,fedavg"]
 ROOT = Path(__file__).parents[2]
@@ -157,6 +159,15 @@ def test_a_run_that_fails_beside_others_is_told_and_so_is_the_exit_code(data: Pa
     result = CliRunner(env={"PYTHONPATH": str(ROOT)}).invoke(cli.app, command)
     assert result.exit_code == 2
     assert result.stderr.count("exit code 2: ") == 2 and "not run yet" in result.stdout
+
+
+def test_a_run_that_is_killed_gives_the_exit_code_that_a_shell_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import os; os.kill(os.getpid(), 9)"
+    killed = lambda *_, **__: subprocess.Popen([sys.executable, "-c", script])  # noqa: E731
+    monkeypatch.setattr(running, "fedloom_process", killed)
+    told: list[str] = []
+    assert running.run_side_by_side([["one"]], 2, running.Plan(), Interrupts(), told.append) == 137
+    assert told[0].startswith("exit code -9: ")
 
 
 def test_the_list_tells_what_tables_would_take_here(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
