@@ -1,10 +1,14 @@
 """What a model is here: an extractor, a head, names for the layers between; and how one is built by name."""
 
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from math import inf
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
+from pydantic import Field
+from pydantic.fields import FieldInfo
 from torch import Tensor, nn
 
 from fedloom import plugins
@@ -12,12 +16,17 @@ from fedloom.errors import UserError, nearest
 
 Shape = tuple[int, int, int]
 """Channels, height and width of one image."""
+Width = Annotated[int, Field(ge=1)]
+"""An option that counts units or channels."""
+Share = Annotated[float, Field(ge=0, lt=1)]
+"""An option that is a probability below one, such as dropout."""
 
 
 class SplitModel(nn.Module):
     """An extractor (input → representation) and a head (representation → logits).
 
-    A registered network takes `(shape, classes)` and its own options as keywords; every option has a default.
+    A registered network takes `(shape, classes)` and its own options as keywords; every option has a default. The
+    annotation of a number may bound it: `slope: Annotated[float, Field(gt=0)] = 0.2`, with pydantic's Field.
     """
 
     name: ClassVar[str] = ""
@@ -124,16 +133,32 @@ def check(model: str, options: Mapping[str, Any]) -> None:
 
 
 def _wanted(value: Any, option: inspect.Parameter) -> str | None:
-    """What a value should have been, told by the option's type or default: a choice, a switch, a width, a share."""
+    """What a value should have been, told by the option's annotation and default: a choice, a switch, a number."""
     if get_origin(option.annotation) is Literal:
         choices = get_args(option.annotation)
         return None if value in choices else " or ".join(map(str, choices))
     default = option.default
-    number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(default, bool):
         return None if isinstance(value, bool) else "true or false"
-    if isinstance(default, int):
-        return None if number and isinstance(value, int) and value >= 1 else "a whole number of at least 1"
-    if isinstance(default, float):
-        return None if number and 0 <= value < 1 else "a number in [0, 1)"
-    return None
+    if not isinstance(default, int | float):
+        return None
+    field = FieldInfo.from_annotation(option.annotation)
+    whole = isinstance(default, int) and field.annotation is not float
+    limits = {sign: getattr(limit, sign) for limit in field.metadata for sign in _SIGNS if hasattr(limit, sign)}
+    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and -inf < value < inf
+    if number and all(_SIGNS[sign](value, limit) for sign, limit in limits.items()):
+        return None
+    return ("a whole number" if whole else "a number") + _range(limits)
+
+
+_SIGNS: dict[str, Callable[[Any, Any], bool]] = {sign: getattr(operator, sign) for sign in ("ge", "gt", "le", "lt")}
+
+
+def _range(limits: Mapping[str, float]) -> str:
+    """Bounds in words: " of at least 1", " in [0, 1)"."""
+    if len(limits) == 2:
+        opening, closing = "[" if "ge" in limits else "(", "]" if "le" in limits else ")"
+        low, high = (limits.get(closed, limits.get(open)) for closed, open in (("ge", "gt"), ("le", "lt")))
+        return f" in {opening}{low}, {high}{closing}"
+    words = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
+    return "".join(f" {words[sign]} {limit}" for sign, limit in limits.items())

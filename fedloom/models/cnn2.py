@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from fedloom.models.base import Shape, SplitModel, register
+from fedloom.models.base import Shape, Share, SplitModel, Width, register
 from fedloom.randomness import Dropout
 
 
@@ -21,7 +21,9 @@ class CNN2(SplitModel):
     smallest = 16
     taps = ("extractor.pool1", "extractor.pool2", "extractor.relu3")
 
-    def __init__(self, shape: Shape, classes: int, *, features: int = 128, dropout: float = 0.3, signed: bool = False):
+    def __init__(
+        self, shape: Shape, classes: int, *, features: Width = 128, dropout: Share = 0.3, signed: bool = False
+    ):
         super().__init__()
         channels, height, width = shape
         self.features = features

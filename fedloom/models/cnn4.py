@@ -3,7 +3,7 @@
 from torch import nn
 
 from fedloom.errors import UserError
-from fedloom.models.base import Shape, SplitModel, register
+from fedloom.models.base import Shape, SplitModel, Width, register
 
 
 @register("cnn4")
@@ -19,7 +19,7 @@ class CNN4(SplitModel):
     smallest = 8
     taps = ("extractor.pool1", "extractor.pool2", "extractor.pool3", "extractor.flatten")
 
-    def __init__(self, shape: Shape, classes: int, *, norm: bool = False, flat: bool = False, width: int = 0):
+    def __init__(self, shape: Shape, classes: int, *, norm: bool = False, flat: bool = False, width: Width = 0):
         super().__init__()
         widths = (width,) * 4 if width else (32, 64, 128, 256)
         if flat and min(shape[1:]) < 16:

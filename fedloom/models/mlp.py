@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from fedloom.models.base import Shape, SplitModel, register
+from fedloom.models.base import Shape, SplitModel, Width, register
 
 
 @register("mlp")
@@ -14,7 +14,7 @@ class MLP(SplitModel):
 
     taps = ("extractor.relu1", "extractor.relu2")
 
-    def __init__(self, shape: Shape, classes: int, *, hidden: int = 128, features: int = 64, norm: bool = False):
+    def __init__(self, shape: Shape, classes: int, *, hidden: Width = 128, features: Width = 64, norm: bool = False):
         super().__init__()
         channels, height, width = shape
         self.features = features

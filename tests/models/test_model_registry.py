@@ -1,8 +1,12 @@
+from typing import Annotated
+
 import pytest
 import torch
+from pydantic import Field
 
 from fedloom.errors import UserError
-from fedloom.models import build, models, register
+from fedloom.models import SplitModel, build, models, register
+from fedloom.models.base import check
 
 
 def test_the_listing_has_every_network_with_a_line_about_it():
@@ -73,3 +77,41 @@ def test_the_same_seed_gives_the_same_weights():
 def test_a_choice_names_what_there_is_to_choose():
     with pytest.raises(UserError, match="'stem' of model 'resnet18' is auto or small or large, not 'tiny'"):
         build("resnet18", shape=(3, 32, 32), classes=10, stem="tiny")
+
+
+@pytest.fixture
+def numbers(monkeypatch):
+    """A user's network, whose options are numbers with and without bounds."""
+    monkeypatch.setattr("fedloom.models.base._registry", {})
+
+    @register("numbers")
+    class Numbers(SplitModel):
+        def __init__(
+            self, shape, classes, *, scale: float = 1, shift=0.5, offset: int = 3,
+            slope: Annotated[float, Field(gt=0)] = 0.2, momentum: Annotated[float, Field(gt=0, le=1)] = 0.1,
+        ):  # fmt: skip
+            super().__init__()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"scale": 20.5}, {"scale": -3}, {"shift": 1.5}, {"offset": -4}, {"offset": 0}, {"slope": 7.0}, {"momentum": 1}],
+)
+def test_a_number_is_bound_by_its_annotation_alone(numbers, options):
+    check("numbers", options)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"scale": float("inf")}, "'scale' of model 'numbers' is a number, not inf"),
+        ({"shift": float("nan")}, "'shift' of model 'numbers' is a number, not nan"),
+        ({"scale": True}, "'scale' of model 'numbers' is a number, not True"),
+        ({"offset": 1.5}, "'offset' of model 'numbers' is a whole number, not 1.5"),
+        ({"slope": 0}, "'slope' of model 'numbers' is a number above 0, not 0"),
+        ({"momentum": 0}, r"'momentum' of model 'numbers' is a number in \(0, 1\], not 0"),
+    ],
+)
+def test_a_number_outside_its_annotation_is_refused(numbers, options, wanted):
+    with pytest.raises(UserError, match=wanted):
+        check("numbers", options)
