@@ -104,8 +104,8 @@ def magnitudes(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
     """Tensors and JSON-able values as one safetensors blob (never pickle)."""
-    # contiguous() alone would keep a channels-last layout, which safetensors refuses
-    flat = {name: t.detach().cpu().contiguous(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+    # safetensors refuses tensors that are not contiguous, channels-last ones among them; contiguous() makes them so
+    flat = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     return safetensors.torch.save(flat, metadata={"fedloom": json.dumps(header)})
 
 

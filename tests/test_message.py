@@ -36,6 +36,14 @@ def test_what_crosses_is_no_pickle():
     assert unpack(data)[1] == {"x": 1}
 
 
+def test_a_channels_last_tensor_crosses_as_a_contiguous_one():
+    sent = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    assert not sent.is_contiguous()
+    assert pack({"a": sent}, {}) == pack({"a": sent.contiguous()}, {})
+    got = unpack(pack({"a": sent}, {}))[0]["a"]
+    assert got.is_contiguous() and torch.equal(got, sent)
+
+
 def test_a_job_survives_the_wire_and_a_known_message_is_not_sent_twice():
     message = Message({"model.w": torch.randn(1000)})
     job = Job("update", 4, message, client=2, memory={"model.head": torch.ones(3)})
