@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.experiment import Experiment
-from fedloom.raw import read_yaml
-from fedloom.recipe import Recipe
-from fedloom.runs.preparing import make_task
+from fedloom.config.loading import read_yaml
+from fedloom.config.recipe import Recipe
+from fedloom.experiment.build import make_task
+from fedloom.experiment.loop import Experiment
 
 RULES: dict[str, dict[str, Any] | None] = {
     "mean (no rule)": None,

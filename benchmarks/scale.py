@@ -117,15 +117,16 @@ def engines(options: argparse.Namespace) -> None:
     import numpy as np
     import torch
 
-    from fedloom import Task
+    from fedloom import Task, objectives
+    from fedloom.core.job import Job
+    from fedloom.core.message import Message
+    from fedloom.core.training import Training
+    from fedloom.core.workspace import Setup
     from fedloom.data import Dataset, Federation
     from fedloom.engines import EngineSettings, make_engine
     from fedloom.engines.processes import cores
-    from fedloom.job import Job
-    from fedloom.lane import Setup
-    from fedloom.message import Message
     from fedloom.methods import get
-    from fedloom.training import Training
+    from fedloom.models import Factory
 
     rng = np.random.default_rng(0)
     images = torch.from_numpy(rng.integers(0, 256, (4000, 1, 28, 28), dtype=np.uint8))
@@ -135,11 +136,11 @@ def engines(options: argparse.Namespace) -> None:
     print("{:<8}{:>14}{:>16}{:>16}{:>16}".format("model", "message MB", "inline", "processes", "ray"))
     for model in ("mlp", "cnn2"):
         held = [np.arange(i * 64, i * 64 + 64) for i in range(PER_ROUND)]
-        task = Task(dataset, Federation(held, held), model_name=model)
+        task = Task(dataset, Federation(held, held), Factory(model), objectives.get("labels"))
         setup = Setup(task, get("fedavg"), Training(batch_size=16), 0)
         names = ("inline", "processes", "ray")  # processes before Ray has threads: they are forked
         made = {name: make_engine(setup, EngineSettings(name=name, device="cpu")) for name in names}
-        message = Message(made["inline"].home.initial)
+        message = Message(made["inline"].server_workspace.initial)
         jobs = [Job("update", 1, message, client=client) for client in range(PER_ROUND)]
         taken: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(7):
@@ -156,10 +157,10 @@ def engines(options: argparse.Namespace) -> None:
 
 def bytes_of_methods(options: argparse.Namespace) -> None:
     from fedloom import Recipe
-    from fedloom.experiment import Experiment
-    from fedloom.lane import Lane
-    from fedloom.methods import REGISTRY
-    from fedloom.parts import nbytes, under
+    from fedloom.core.state import nbytes, under
+    from fedloom.core.workspace import Workspace
+    from fedloom.experiment.loop import Experiment
+    from fedloom.methods import METHODS as REGISTRY
 
     print("bytes of a client in a round (digits, 10 classes, mlp); θ = ϕ + π; Ω̄: a mean representation per class")
     print("{:<13}{:>9}{:>9}  {:<26}{:>9}{:>9}".format("method", "up", "down", "formula", "bytes", "beside"))
@@ -174,7 +175,7 @@ def bytes_of_methods(options: argparse.Namespace) -> None:
             experiment = Experiment(recipe)
             experiment.run()
             record = experiment.history[0]
-            parts = Lane(experiment.setup).tensors
+            parts = Workspace(experiment.setup).tensors
             theta = {n: t for n, t in parts.items() if under(n, ("model.extractor", "model.head"))}
             size = {
                 "θ": nbytes(theta),
@@ -213,17 +214,17 @@ def server(options: argparse.Namespace) -> None:
     import torch
 
     from fedloom import Task
+    from fedloom.core.message import Message
+    from fedloom.core.server import Server
+    from fedloom.core.training import Training
+    from fedloom.core.workspace import Setup, Workspace
     from fedloom.data import federate, load
-    from fedloom.lane import Lane, Setup
-    from fedloom.message import Message
     from fedloom.methods import get
-    from fedloom.server import Server
-    from fedloom.training import Training
 
     torch.set_num_threads(1)
     digits = load("digits")
     task = Task(digits, federate(digits, clients=4, partition="iid", seed=0))
-    home = Server(Lane(Setup(task, get("fedavg"), Training(), 0)), federation=4)
+    home = Server(Workspace(Setup(task, get("fedavg"), Training(), 0)), federation=4)
     source = {f"layer.{i}": torch.rand(2_500_000) for i in range(10)}
     size = 100_000_000
     print("averaging messages of 100 MB, made one by one; one core")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedloom.experiment import Experiment
-from fedloom.raw import read_yaml
-from fedloom.recipe import Recipe
+from fedloom.config.loading import read_yaml
+from fedloom.config.recipe import Recipe
+from fedloom.experiment.loop import Experiment
 
 FORMS = [
     ("none", "none"),

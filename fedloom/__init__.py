@@ -1,6 +1,6 @@
-"""fedloom: personalised, representation-based federated learning. One short file a method; any engine beneath it.
+"""fedloom: personalised, representation-based federated learning. One short file per method, any engine beneath it.
 
-What it gives is listed in `fedloom.public` and imported when it is asked for: Tab in a shell must not wait for torch.
+The public API is imported when it is first used: a shell's Tab must not wait for torch.
 """
 
 from importlib import import_module
@@ -8,16 +8,44 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedloom.public import *  # noqa: F403
+    from fedloom.config.recipe import Recipe
+    from fedloom.core.batches import Batch
+    from fedloom.core.client import Client
+    from fedloom.core.errors import UserError
+    from fedloom.core.message import Message
+    from fedloom.core.method import Method
+    from fedloom.core.server import Server
+    from fedloom.core.task import Task
+    from fedloom.experiment.loop import Experiment
+    from fedloom.inference.trained_model import load_model
+    from fedloom.inference.trained_run import load
+    from fedloom.methods import get as method
+    from fedloom.runs.compare import compare, resume_comparison, table
+    from fedloom.runs.run import resume, run
+    from fedloom.runs.sweep import sweep
+
+_MODULES = {
+    "Batch": "core.batches", "Client": "core.client", "Experiment": "experiment.loop", "Message": "core.message",
+    "Method": "core.method", "Recipe": "config.recipe", "Server": "core.server", "Task": "core.task",
+    "UserError": "core.errors", "compare": "runs.compare", "load": "inference.trained_run",
+    "load_model": "inference.trained_model", "method": "methods:get", "resume": "runs.run",
+    "resume_comparison": "runs.compare", "run": "runs.run", "sweep": "runs.sweep", "table": "runs.compare",
+}  # fmt: skip
+
+__all__ = [
+    "Batch", "Client", "Experiment", "Message", "Method", "Recipe", "Server", "Task", "UserError", "compare", "load",
+    "load_model", "method", "resume", "resume_comparison", "run", "sweep", "table",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__") and name != "__all__":
-        raise AttributeError(name)
-    if find_spec(f"{__name__}.{name}") is not None:
+    if name in _MODULES:
+        module, _, attribute = _MODULES[name].partition(":")
+        return getattr(import_module(f"{__name__}.{module}"), attribute or name)
+    if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
         return import_module(f"{__name__}.{name}")
-    return getattr(import_module("fedloom.public"), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *import_module("fedloom.public").__all__})
+    return sorted({*globals(), *__all__})

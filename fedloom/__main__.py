@@ -2,8 +2,8 @@
 
 from contextlib import suppress
 
-from fedloom.completion import outline
-from fedloom.runs.following import follow, follows
+from fedloom.cli.completion import outline
+from fedloom.core.signals import follow, follows
 
 
 def main() -> None:

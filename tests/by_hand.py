@@ -9,13 +9,13 @@ from tiny import tiny_task
 from torch import nn
 
 from fedloom import objectives
-from fedloom.client import Client
+from fedloom.core.client import Client
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.server import Server
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.data import Federation
-from fedloom.job import Job, perform
-from fedloom.lane import Lane, Setup
-from fedloom.message import Message
-from fedloom.server import Server
-from fedloom.training import Training
 
 
 class ByHand:
@@ -24,7 +24,7 @@ class ByHand:
         self.clients = list(range(self.task.clients)) if clients is None else clients
         values = {"batch_size": 16, "optimizer": {"lr": 0.05}} | training
         setup = Setup(self.task, method, Training.model_validate(values), seed=3)
-        self.lane, home = Lane(setup), Lane(setup)
+        self.lane, home = Workspace(setup), Workspace(setup)
         self.server = Server(home, federation=len(self.clients))
         self.memories, self.sent, self.told, self.rounds = {}, {}, {}, 0
 
@@ -54,7 +54,7 @@ class ByHand:
         if load:
             self.lane.load(Message(self.method.message_for(self.server, client)), memory)
         samples = self.task.samples(client)
-        return Client(self.lane, who=client, round=max(1, self.rounds), job=job, samples=samples, first=memory is None)
+        return Client(self.lane, id=client, round=max(1, self.rounds), job=job, samples=samples, first=memory is None)
 
 
 def parameters(part):

@@ -8,6 +8,8 @@ import numpy as np
 from flwr.app import Message as Parcel
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedloom.config.recipe import Recipe
+from fedloom.core.task import Task
 from fedloom.deploy.certificates import read_key, read_public_key
 from fedloom.deploy.engine import Flower
 from fedloom.deploy.fleet import Fleet
@@ -16,10 +18,8 @@ from fedloom.deploy.member import Member, load_member
 from fedloom.deploy.tasks import task_elsewhere
 from fedloom.deploy.terms import Federation
 from fedloom.deploy.worker import reply_to
-from fedloom.experiment import Experiment
-from fedloom.recipe import Recipe
-from fedloom.runs.preparing import make_task
-from fedloom.task import Task
+from fedloom.experiment.build import make_task
+from fedloom.experiment.loop import Experiment
 
 NAMES = ("north", "south", "west")
 

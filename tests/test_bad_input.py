@@ -15,8 +15,8 @@ from PIL import Image
 from using import refused
 
 from fedloom import cli
+from fedloom.config.recipe import Recipe
 from fedloom.data.sources.idx import FashionMnist
-from fedloom.recipe import Recipe
 
 X = np.random.default_rng(0).integers(0, 256, (24, 8, 8), dtype=np.uint8)
 Y = np.arange(24) % 3

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from using import last_line, refused
 
 from fedloom import cli, methods
-from fedloom.recipe import Recipe
+from fedloom.config.recipe import Recipe
 
 TINY = ["--data", "digits", "--clients", "4", "--rounds", "2", "--model", "mlp", "--set", "data.limit=200"]
 PROMISED = {
@@ -140,7 +140,7 @@ def test_methods_as_json_have_the_promised_shape() -> None:
     said = last_line(invoke("methods", "--json"))
     assert said.keys() == {"methods"}
     by_name = {method["name"]: method for method in said["methods"]}
-    assert by_name.keys() == methods.REGISTRY.keys() >= {"local", "centralized", "fedavg", "fedprox"}
+    assert by_name.keys() == methods.METHODS.keys() >= {"local", "centralized", "fedavg", "fedprox"}
     for method in said["methods"]:
         assert method.keys() >= {"name", "shares", "keeps", "paper", "parameters"}
         assert all(parameter.keys() >= {"name", "default"} for parameter in method["parameters"])

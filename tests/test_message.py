@@ -1,9 +1,9 @@
 import numpy as np
 import torch
 
-from fedloom.evaluation.scores import Scores
-from fedloom.job import Job, Result
-from fedloom.message import Message, pack, unpack
+from fedloom.core.job import Job, Result
+from fedloom.core.message import Message, pack, unpack
+from fedloom.core.scores import Scores
 
 
 def tensors():

@@ -11,9 +11,8 @@ import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from fedloom.envelope import HEADER_LIMIT, MessageError, signature
-from fedloom.job import Result
-from fedloom.message import Message, pack, unpack
+from fedloom.core.job import Result
+from fedloom.core.message import HEADER_LIMIT, Message, MessageError, pack, signature, unpack
 
 TENSORS = {
     "model.extractor.weight": torch.arange(12, dtype=torch.float32).reshape(3, 4),

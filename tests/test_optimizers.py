@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fedloom.optimizers import Optimizer, OptimizerSettings
+from fedloom.core.optimizers import Optimizer, OptimizerSettings
 
 SETTINGS = [
     OptimizerSettings(name="sgd", lr=0.1),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedloom import cli
-from fedloom.completion.commands import outline_of
+from fedloom.cli.completion.commands import outline_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -9,11 +9,12 @@ from tiny import same_state, tiny_experiment, tiny_run, tiny_task, without_times
 from typer.testing import CliRunner
 
 import fedloom
-from fedloom import cli, methods, objectives, plugins
+from fedloom import cli, methods, objectives
+from fedloom.config.recipe import Recipe
+from fedloom.core import registry as plugins
+from fedloom.core.errors import UserError
 from fedloom.data import load
-from fedloom.errors import UserError
 from fedloom.models import build
-from fedloom.recipe import Recipe
 
 METHOD = """
 from fedloom.methods.fedavg import FedAvg
@@ -70,9 +71,9 @@ def broken():
 @pytest.fixture(autouse=True)
 def _forget_afterwards(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    known = dict(methods.REGISTRY), dict(objectives.OBJECTIVES)
+    known = dict(methods.METHODS), dict(objectives.OBJECTIVES)
     yield
-    for registry, before in zip((methods.REGISTRY, objectives.OBJECTIVES), known, strict=True):
+    for registry, before in zip((methods.METHODS, objectives.OBJECTIVES), known, strict=True):
         registry.clear()
         registry.update(before)
 

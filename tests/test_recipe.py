@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import yaml
 
-from fedloom.api import compare, raw_recipe, run
-from fedloom.checking import checked
-from fedloom.errors import UserError
-from fedloom.raw import assign, read_assignment, read_yaml, shipped
-from fedloom.recipe import Recipe
-from fedloom.runs.sweeping import Sweep, settings
+from fedloom.config.loading import assign, raw_recipe, read_assignment, read_yaml, shipped
+from fedloom.config.recipe import Recipe
+from fedloom.core.checking import checked
+from fedloom.core.errors import UserError
+from fedloom.runs.compare import compare
+from fedloom.runs.run import run
+from fedloom.runs.sweep import Sweep, settings
 
 NAN, INF = float("nan"), float("inf")
 

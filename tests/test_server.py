@@ -6,18 +6,18 @@ import pytest
 import torch
 from tiny import tiny_run, tiny_task
 
+from fedloom.core.message import Message
+from fedloom.core.server import Server
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.data import Federation
-from fedloom.lane import Lane, Setup
-from fedloom.message import Message
 from fedloom.methods import get
-from fedloom.server import Server
-from fedloom.training import Training
 
 
 @pytest.fixture
 def server():
     setup = Setup(tiny_task(), get("fedavg"), Training(), seed=0)
-    server = Server(Lane(setup), federation=6)
+    server = Server(Workspace(setup), federation=6)
     server.state.clear()
     return server
 
@@ -81,7 +81,7 @@ def test_the_average_takes_one_pass_in_constant_memory(server, clients):
 @pytest.mark.parametrize("method", ["fedavg", "fedcrl", "scaffold"])
 def test_a_round_holds_as_many_messages_of_many_clients_as_of_few(method, monkeypatch):
     made, most = weakref.WeakSet(), []
-    outgoing = Lane.outgoing
+    outgoing = Workspace.outgoing
 
     def watched(lane):
         sent = outgoing(lane)
@@ -89,7 +89,7 @@ def test_a_round_holds_as_many_messages_of_many_clients_as_of_few(method, monkey
         most.append(len(made))
         return sent
 
-    monkeypatch.setattr(Lane, "outgoing", watched)
+    monkeypatch.setattr(Workspace, "outgoing", watched)
     positions = np.arange(4)
     task = replace(tiny_task(), federation=Federation([positions] * 40, [positions] * 40))
     for fraction in (0.1, 1.0):

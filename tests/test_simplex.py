@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fedloom.simplex import least_quadratic
+from fedloom.methods.fedpac import least_quadratic
 
 
 def on_a_grid(quadratic, steps):

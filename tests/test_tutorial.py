@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedloom import cli
-from fedloom.methods import REGISTRY
+from fedloom.methods import METHODS as REGISTRY
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -6,12 +6,11 @@ import torch
 from federated import NAMES, LoopGrid, make_experiment, make_federation, make_fleet, member, small_recipe
 from tiny import same_state, tiny_experiment, tiny_run, without_times
 
-from fedloom.envelope import MessageError
-from fedloom.errors import UserError
-from fedloom.experiment import Experiment
-from fedloom.message import Message
+from fedloom.core.codec import RESIDUAL, Codec, WireSettings, parse_encoding
+from fedloom.core.errors import UserError
+from fedloom.core.message import Message, MessageError
+from fedloom.experiment.loop import Experiment
 from fedloom.methods import get
-from fedloom.wire import RESIDUAL, Wire, WireSettings, parse_codec
 
 FORMS = ("fp16", "bf16", "int8", "topk:0.1")
 
@@ -21,7 +20,7 @@ def _random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def _there_and_back(form: str, tensor: torch.Tensor) -> torch.Tensor:
-    codec = parse_codec(form)
+    codec = parse_encoding(form)
     return codec.decode(codec.encode(tensor), tensor)
 
 
@@ -58,13 +57,13 @@ def test_what_is_not_finite_stays_so(form):
 
 
 def test_error_feedback_loses_nothing_it_only_comes_later():
-    wire = Wire(WireSettings(up="topk:0.05"), get("fedavg"))
+    wire = Codec(WireSettings(up="topk:0.05"), get("fedavg"))
     like, received = {"w": torch.zeros(100)}, {"w": _random(100, seed=9)}
     memory, arrived, changed = {}, torch.zeros(100), torch.zeros(100)
     for step in range(12):
         change = _random(100, seed=step)
-        sent, memory = wire.to_server(Message({"w": received["w"] + change}), received, memory)
-        arrived += wire.at_server(sent, received, like)["w"] - received["w"]
+        sent, memory = wire.encode_up(Message({"w": received["w"] + change}), received, memory)
+        arrived += wire.decode_up(sent, received, like)["w"] - received["w"]
         changed += change
         assert torch.allclose(arrived + memory[RESIDUAL + "w"], changed, atol=1e-4)
 
@@ -111,9 +110,9 @@ def test_methods_do_not_notice(method):
 
 
 def test_row_weights_travel_as_they_are():
-    wire = Wire(WireSettings(up="int8"), get("fedcrl"))
+    wire = Codec(WireSettings(up="int8"), get("fedcrl"))
     message = Message({"means": _random(10, 64), "counts": torch.arange(100.0)})
-    sent, _ = wire.to_server(message, {}, {})
+    sent, _ = wire.encode_up(message, {}, {})
     assert set(sent) == {"means#int8", "means#scale", "counts"}
     assert torch.equal(sent["counts"], message["counts"])
 
@@ -167,11 +166,11 @@ def test_nan_is_noticed_in_every_form(form):
     ],
 )
 def test_what_is_no_encoding_is_refused(parts, why):
-    wire = Wire(WireSettings(up="topk:0.02"), get("fedavg"))
+    wire = Codec(WireSettings(up="topk:0.02"), get("fedavg"))
     good = {"w#place": torch.tensor([5, 7], dtype=torch.int32), "w#value": torch.ones(2)}
-    assert wire.at_server(Message(good), {}, {"w": torch.zeros(100)})["w"].sum() == 2
+    assert wire.decode_up(Message(good), {}, {"w": torch.zeros(100)})["w"].sum() == 2
     with pytest.raises(MessageError, match=why):
-        wire.at_server(Message(good | parts), {}, {"w": torch.zeros(100)})
+        wire.decode_up(Message(good | parts), {}, {"w": torch.zeros(100)})
 
 
 @pytest.mark.parametrize(

@@ -4,22 +4,21 @@ import torch
 from tiny import same_state, tiny_task
 from torch.nn.functional import cross_entropy
 
-from fedloom.client import Client
-from fedloom.lane import Lane, Setup
+from fedloom.core.batches import shuffled
+from fedloom.core.client import Client, StaleValueError
+from fedloom.core.optimizers import OptimizerSettings
+from fedloom.core.state import copy_, snapshot
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get
-from fedloom.optimizers import OptimizerSettings
-from fedloom.parts import copy_, snapshot
-from fedloom.plan import shuffled
-from fedloom.training import Training
-from fedloom.worker import StaleValueError
 
 
 def client_of(task=None, who=0, method="fedavg", **training):
     training = {"batch_size": 16, "optimizer": OptimizerSettings(lr=0.1)} | training
     setup = Setup(task or tiny_task(augment=()), get(method), Training(**training), seed=0)
-    lane = Lane(setup)
+    lane = Workspace(setup)
     lane.load(snapshot(lane.parts), None)
-    return Client(lane, who=who, round=1, job="update", samples=setup.task.samples(who), first=True)
+    return Client(lane, id=who, round=1, job="update", samples=setup.task.samples(who), first=True)
 
 
 def plain(client, batch):
@@ -176,11 +175,11 @@ def test_the_optimizer_state_can_be_kept_between_rounds():
     assert kept
     assert all(name.startswith("optim.plain.model.") for name in kept)
     start = snapshot(client.parts)
-    fresh = Client(client._lane, who=0, round=2, job="update", samples=client._samples, first=False)
+    fresh = Client(client._lane, id=0, round=2, job="update", samples=client._samples, first=False)
     fresh.fit("model", plain)
     without = snapshot(client.parts)
     client._lane.load(start, None)
-    again = Client(client._lane, who=0, round=2, job="update", samples=client._samples, first=False, kept=kept)
+    again = Client(client._lane, id=0, round=2, job="update", samples=client._samples, first=False, kept=kept)
     again.fit("model", plain, keep_optimizer=True)
     assert not torch.equal(snapshot(client.parts)["model.head.weight"], without["model.head.weight"])
 
@@ -203,8 +202,8 @@ def test_randomness_is_keyed_by_seed_round_client_and_use():
     task = tiny_task()
 
     def weights(who=0, round=1, uses=1, job="update"):
-        lane = Lane(Setup(task, get("fedavg"), Training(batch_size=16), seed=0))
-        client = Client(lane, who=who, round=round, job=job, samples=task.samples(0), first=True)
+        lane = Workspace(Setup(task, get("fedavg"), Training(batch_size=16), seed=0))
+        client = Client(lane, id=who, round=round, job=job, samples=task.samples(0), first=True)
         for _ in range(uses):
             lane.load({}, None)
             client.fit("model", plain)

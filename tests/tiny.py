@@ -4,11 +4,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom import objectives
+from fedloom.config.recipe import Recipe
+from fedloom.core.task import Task
 from fedloom.data import Dataset, Federation
 from fedloom.data.augment import parse_augment
-from fedloom.experiment import Experiment
-from fedloom.recipe import Recipe
-from fedloom.task import Task
+from fedloom.experiment.loop import Experiment
+from fedloom.models import Factory
 
 
 def tiny_dataset(samples: int = 240, classes: int = 4, shape: tuple[int, int, int] = (1, 8, 8)) -> Dataset:
@@ -37,8 +39,8 @@ def tiny_task(model: str = "mlp", augment: tuple[str, ...] = ("crop:1", "noise:0
     return Task(
         dataset,
         Federation([np.sort(t) for t in train], [np.sort(t) for t in test]),
-        model_name=model,
-        model_options=options or {"norm": True},
+        Factory(model, options or {"norm": True}),
+        objectives.get("labels"),
         augment=parse_augment(augment),
         views=parse_augment(augment),
     )

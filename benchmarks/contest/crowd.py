@@ -9,8 +9,9 @@ import torch
 
 from benchmarks.contest.ours import engine
 from benchmarks.contest.works import TESTED, Clock, synthetic
-from fedloom import Experiment, Recipe, Task
+from fedloom import Experiment, Recipe, Task, objectives
 from fedloom.data import Federation
+from fedloom.models import Factory
 
 PER_ROUND, ROUNDS, EACH, POOL, MEMORY_MB = 20, 3, 128, 20_000, 512
 
@@ -41,7 +42,7 @@ def run(method: str, clients: int, name: str, device: str, lanes: int | None, sc
         )
         experiment = Experiment(
             recipe,
-            task=Task(dataset, federation, model_name="resnet18"),
+            task=Task(dataset, federation, Factory("resnet18"), objectives.get("labels")),
             on_round=lambda record: seconds.append(record["train_seconds"]),
         )
         experiment.run()

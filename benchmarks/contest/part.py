@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.contest import crowd, floor, ours, peers, plain
 from benchmarks.contest.works import WORKS
 from fedloom import Recipe
-from fedloom.reproduction.cost import passes
+from fedloom.studies.cost import passes
 
 
 def measure(spec: dict[str, Any]) -> dict[str, Any]:

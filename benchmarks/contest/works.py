@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom import Task
+from fedloom import Task, objectives
 from fedloom.data import Dataset, Federation, federate
 from fedloom.data.augment import parse_augment
-from fedloom.models import SplitModel, build
+from fedloom.models import Factory, SplitModel, build
 
 CLASSES, SHAPE, TESTED = 10, (3, 32, 32), 16
 LIGHT = ("crop:4", "flip")
@@ -63,7 +63,11 @@ class Work:
             held = np.arange(len(dataset.images)).reshape(self.clients, -1)
             federation = Federation(train=[h[:each] for h in held], test=[h[each:] for h in held])
         return Task(
-            dataset, federation, model_name=self.model, model_options=dict(self.options), views=parse_augment(LIGHT)
+            dataset,
+            federation,
+            Factory(self.model, dict(self.options)),
+            objectives.get("labels"),
+            views=parse_augment(LIGHT),
         )
 
 

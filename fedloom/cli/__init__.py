@@ -6,7 +6,7 @@ from rich.markup import escape
 
 from fedloom.cli import deploy, look, new, report, reproduce, run, sweep, use
 from fedloom.cli.base import app, err, flow
-from fedloom.errors import RunError, UserError
+from fedloom.core.errors import RunError, UserError
 
 __all__ = ["app", "deploy", "look", "main", "new", "report", "reproduce", "run", "sweep", "use"]
 

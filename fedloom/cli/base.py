@@ -10,12 +10,12 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from fedloom.plugins import short
-from fedloom.recipe import Recipe
+from fedloom.config.recipe import Recipe
+from fedloom.core.registry import short
+from fedloom.core.signals import Interrupted
+from fedloom.experiment.run_folder import without_nan
 from fedloom.report.progress import RunProgress
 from fedloom.report.table import comparison_table
-from fedloom.runs.interrupts import Interrupted
-from fedloom.storage.folder import without_nan
 
 app = typer.Typer(
     help="Personalised, representation-based federated learning.\n\nStart with: fedloom compare demo",

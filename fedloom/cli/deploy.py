@@ -13,10 +13,10 @@ import typer
 
 from fedloom.cli.base import app, err, out, show, show_json
 from fedloom.cli.options import Json, Set
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
 from fedloom.deploy.launch import quiet
-from fedloom.errors import UserError
-from fedloom.recipe import Recipe
-from fedloom.storage.folder import finished
+from fedloom.experiment.run_folder import finished
 
 deploy_app = typer.Typer(
     help="Run a real federation between organisations, over Flower (docs/deploy.md).", no_args_is_help=True

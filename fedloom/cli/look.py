@@ -11,8 +11,9 @@ import typer
 import yaml
 from rich.table import Table
 
-from fedloom import api, methods, plugins
+from fedloom import methods
 from fedloom.cli.base import app, err, out, show_json
+from fedloom.cli.completion import offers
 from fedloom.cli.options import (
     BatchSize,
     Clients,
@@ -33,14 +34,14 @@ from fedloom.cli.options import (
     Set,
     fields_of,
 )
-from fedloom.completion import offers
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
 from fedloom.data import describe
-from fedloom.data.plot import plot_federation
-from fedloom.errors import UserError
-from fedloom.recipe import Recipe
+from fedloom.experiment.build import make_task
+from fedloom.report.federation_plot import plot_federation
 from fedloom.report.ledger import ledger_lines
 from fedloom.report.methods import explain, list_one, method_info
-from fedloom.runs.preparing import make_task
+from fedloom.runs import compare as api
 from fedloom.trust.ledger import read_ledger
 
 data_app = typer.Typer(help="Look at data.", no_args_is_help=True)
@@ -71,7 +72,7 @@ def list_methods(
 
 
 def _known_methods() -> Iterator[dict[str, Any]]:
-    for name in sorted({*methods.REGISTRY, *plugins.names(methods.METHODS)}):
+    for name in methods.METHODS.names():
         try:
             yield method_info(name) | {"name": name}
         except UserError as error:  # a package that cannot be imported is no reason to list no others

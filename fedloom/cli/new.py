@@ -13,8 +13,8 @@ import typer
 from fedloom import methods, objectives
 from fedloom.cli.base import app, out, show_json
 from fedloom.cli.options import Json
-from fedloom.errors import UserError
-from fedloom.storage.files import unwritable
+from fedloom.core.errors import UserError
+from fedloom.experiment.files import unwritable
 
 
 class Kind(StrEnum):
@@ -64,10 +64,10 @@ def write(kind: Kind, name: str, folder: Path) -> list[Path]:
     """The file and its test, neither of which may be there yet."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f"new {kind} '{name}': a name has small letters, digits and _, as in: fedloom new {kind} mine")
-    shipped = {Kind.METHOD: set(methods.REGISTRY), Kind.OBJECTIVE: set(objectives.OBJECTIVES)}
+    shipped = {Kind.METHOD: set(methods.METHODS), Kind.OBJECTIVE: set(objectives.OBJECTIVES)}
     if _class_name(name).lower() in shipped.get(kind, set()):
         raise UserError(f"new {kind} '{name}': there is one of this name in fedloom; choose another")
-    texts = files("fedloom") / "templates"
+    texts = files("fedloom") / "cli" / "templates"
     made = {folder / f"{name}.py": f"{kind}.py.txt", folder / f"test_{name}.py": f"test_{kind}.py.txt"}
     if present := [path for path in made if path.exists()]:
         raise UserError(f"new {kind} '{name}': {present[0]} is there already; choose another name, or --to FOLDER")

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedloom.completion import offers
-from fedloom.errors import UserError
-from fedloom.raw import read_assignment
+from fedloom.cli.completion import offers
+from fedloom.config.loading import read_assignment
+from fedloom.core.errors import UserError
 
 RecipeFile = Annotated[
     str | None,

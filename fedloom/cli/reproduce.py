@@ -14,15 +14,15 @@ from rich.table import Table as Grid
 
 from fedloom.cli.base import app, err, out, show_json, watching
 from fedloom.cli.options import DataDir, EngineFlag, Json, Set, fields_of
-from fedloom.errors import UserError, nearest
-from fedloom.reproduction import cost
-from fedloom.reproduction.comparison import Line, changes_in_words, compared, order, setting_in_words
-from fedloom.reproduction.report import chosen_lines, command, flags, report
-from fedloom.reproduction.results import RESULTS, Result, stored
-from fedloom.reproduction.running import Plan, recipe_of, run_cells, run_side_by_side, runs_of
-from fedloom.reproduction.speed import measured
-from fedloom.reproduction.table import PAPERS, Cell, Table, cells_of, load_table, table_names
-from fedloom.runs.interrupts import Interrupts
+from fedloom.core.errors import UserError, nearest
+from fedloom.core.signals import Interrupts
+from fedloom.studies import cost
+from fedloom.studies.comparison import Line, changes_in_words, compared, order, setting_in_words
+from fedloom.studies.report import chosen_lines, command, flags, report
+from fedloom.studies.results import RESULTS, Result, stored
+from fedloom.studies.running import Plan, recipe_of, run_cells, run_side_by_side, runs_of
+from fedloom.studies.speed import measured
+from fedloom.studies.table import PAPERS, Cell, Table, cells_of, load_table, table_names
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="TABLE", help="repper/table2, or a paper: fedcrc.")]
 

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from fedloom import api
 from fedloom.cli.base import app, show, watching
+from fedloom.cli.completion import offers
 from fedloom.cli.options import (
     BatchSize,
     Clients,
@@ -32,10 +32,10 @@ from fedloom.cli.options import (
 )
 from fedloom.cli.report import live_page
 from fedloom.cli.sweep import go_on
-from fedloom.completion import offers
-from fedloom.recipe import Recipe
-from fedloom.runs.sweeping import holds_sweep
-from fedloom.storage.folder import RunFolder
+from fedloom.config.recipe import Recipe
+from fedloom.experiment.run_folder import RunFolder
+from fedloom.runs import compare as api
+from fedloom.runs.sweep import holds_sweep
 
 
 @app.command()

@@ -28,8 +28,8 @@ from fedloom.cli.options import (
     read_seeds,
 )
 from fedloom.report.sweep import NOTE, by_setting, plot_sweep, sweep_table
-from fedloom.runs.sweeping import SWEEP, read_over
-from fedloom.runs.sweeping import sweep as run_sweep
+from fedloom.runs.sweep import SWEEP, read_over
+from fedloom.runs.sweep import sweep as run_sweep
 
 
 @app.command()

@@ -10,13 +10,13 @@ from rich.table import Table
 
 from fedloom.cli.base import app, err, out, show_json
 from fedloom.cli.options import DataDir, Json
-from fedloom.errors import UserError, nearest
-from fedloom.evaluation.newcomers import evaluate_newcomers, from_dataset, held_out
-from fedloom.use.adapting import HEADS, STEPS, Adaptation, adapt
-from fedloom.use.exporting import SUFFIXES, export
-from fedloom.use.pictures import Pictures, find_pictures, labelled_pictures, read_pictures
-from fedloom.use.trained import TrainedRun, load
-from fedloom.use.trained_model import AVERAGED, TrainedModel, load_model
+from fedloom.core.errors import UserError, nearest
+from fedloom.inference.adapt import HEADS, STEPS, Adaptation, adapt
+from fedloom.inference.export import SUFFIXES, export
+from fedloom.inference.newcomers import evaluate_newcomers, from_dataset, held_out
+from fedloom.inference.pictures import Pictures, find_pictures, labelled_pictures, read_pictures
+from fedloom.inference.trained_model import AVERAGED, TrainedModel, load_model
+from fedloom.inference.trained_run import TrainedRun, load
 
 SOME_SKIPPED = 3
 """Exit code when some pictures could not be read; the others were answered."""

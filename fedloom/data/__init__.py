@@ -1,9 +1,9 @@
-"""Data: sources of images, their division among clients, and pictures of who holds what."""
+"""Data: sources of images, and their division among clients."""
 
-from fedloom.data.dataset import Dataset, combine, limit, resize
-from fedloom.data.federation import Federation, counts, federate, parse_split
+from fedloom.core.task import Dataset, Federation
+from fedloom.data.dataset import combine, limit, resize
+from fedloom.data.federation import counts, federate, parse_split
 from fedloom.data.partition import PARTITIONS, Partition, Pool, parse_partition
-from fedloom.data.plot import plot_federation
 from fedloom.data.sources import SourceInfo, data_folder, describe, load, parts
 
 __all__ = [
@@ -23,6 +23,5 @@ __all__ = [
     "parse_partition",
     "parse_split",
     "parts",
-    "plot_federation",
     "resize",
 ]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from fedloom.errors import UserError, nearest
+from fedloom.core.errors import UserError, nearest
 
 
 def crop(x: Tensor, padding: int, generator: Generator) -> Tensor:
@@ -109,6 +109,9 @@ class Augment:
     """Augmentations with their values, applied in order: `augment(x, generator)`."""
 
     steps: tuple[tuple[str, float], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.steps)
 
     def __call__(self, x: Tensor, generator: Generator) -> Tensor:
         """Augmented images [B, C, H, W] of images in [0, 1]."""

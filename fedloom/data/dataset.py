@@ -1,48 +1,17 @@
 """A dataset is one uint8 tensor with its labels; federations are lists of positions into it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.errors import UserError
-from fedloom.memory import refuse_without_room
-from fedloom.randomness import numpy_generator
-
-
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """Images, labels and what is known about each sample; checked once, when it is made."""
-
-    name: str
-    images: Tensor
-    """uint8 [N, C, H, W]"""
-    labels: Tensor
-    """int64 [N]"""
-    test: Tensor
-    """bool [N]: belongs to the official test set (all False where there is none)"""
-    classes: tuple[str, ...]
-    groups: Tensor | None = None
-    """int64 [N]: domain or style of a sample, or its natural client"""
-    group_names: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _expect(self.name, "images", self.images, torch.uint8, 4)
-        count = len(self.images)
-        if count == 0:
-            raise UserError(f"dataset '{self.name}': there are no images in it")
-        _expect(self.name, "labels", self.labels, torch.int64, 1, count)
-        _expect(self.name, "test", self.test, torch.bool, 1, count)
-        _expect_range(self.name, "label", self.labels, len(self.classes), "classes")
-        if self.groups is not None:
-            _expect(self.name, "groups", self.groups, torch.int64, 1, count)
-            _expect_range(self.name, "group", self.groups, len(self.group_names), "group names")
-
-    def __len__(self) -> int:
-        return len(self.images)
+from fedloom.core.errors import UserError
+from fedloom.core.limits import refuse_without_room
+from fedloom.core.rng import numpy_generator
+from fedloom.core.task import Dataset
 
 
 def resize(images: Tensor, size: int | tuple[int, int]) -> Tensor:
@@ -120,23 +89,3 @@ def with_channels(images: Tensor, channels: int) -> Tensor:
     if images.shape[1] != 1:
         raise UserError(f"images with {images.shape[1]} channels cannot be combined with {channels} channels")
     return images.expand(-1, channels, -1, -1).contiguous()
-
-
-def _expect(name: str, field: str, value: Tensor, dtype: torch.dtype, dims: int, count: int | None = None) -> None:
-    if value.dtype != dtype or value.dim() != dims:
-        raise UserError(
-            f"dataset '{name}': {field} must be {dtype} with {dims} dimension(s), "
-            f"but they are {value.dtype} of shape {tuple(value.shape)}"
-        )
-    if count is not None and len(value) != count:
-        raise UserError(f"dataset '{name}': {len(value)} {field} for {count} images")
-
-
-def _expect_range(name: str, field: str, value: Tensor, count: int, things: str) -> None:
-    for extreme in (int(value.min()), int(value.max())):
-        if not 0 <= extreme < count:
-            where = int((value == extreme).nonzero()[0])
-            raise UserError(
-                f"dataset '{name}': {field} {extreme} of sample {where} is out of range (0 to {count - 1}, "
-                f"for {count} {things})"
-            )

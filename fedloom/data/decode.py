@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedloom.errors import UserError
-from fedloom.memory import refuse_without_room
+from fedloom.core.errors import UserError
+from fedloom.core.limits import refuse_without_room
 
 GREY = {"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)

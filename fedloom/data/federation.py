@@ -1,48 +1,11 @@
 """A federation: which samples each client trains on and is tested on, and who is held out as a newcomer."""
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 
-from fedloom.data.dataset import Dataset
+from fedloom.core.errors import UserError, nearest
+from fedloom.core.rng import numpy_generator
+from fedloom.core.task import Dataset, Federation
 from fedloom.data.partition import Partition, Pool, parse_partition
-from fedloom.errors import UserError, nearest
-from fedloom.randomness import numpy_generator
-
-
-@dataclass(frozen=True, eq=False)
-class Federation:
-    """Positions into a dataset, per client."""
-
-    train: list[np.ndarray]
-    """int64, ascending"""
-    test: list[np.ndarray]
-    """int64, ascending; clients with the same test set share one array"""
-    newcomers: tuple[int, ...] = ()
-    """clients held out of training"""
-    notes: tuple[str, ...] = ()
-    """what was done that the user should know"""
-
-    def __len__(self) -> int:
-        return len(self.train)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as one array: a hundred thousand small ones take many times as long."""
-        distinct = {id(part): part for part in (*self.train, *self.test)}
-        place = {key: i for i, key in enumerate(distinct)}
-        uses = np.array([place[id(part)] for part in (*self.train, *self.test)], np.int64)
-        ends = np.cumsum([len(part) for part in distinct.values()])
-        return _restored, (np.concatenate([*distinct.values()]), ends, uses, self.newcomers, self.notes)
-
-
-def _restored(
-    positions: np.ndarray, ends: np.ndarray, uses: np.ndarray, newcomers: tuple[int, ...], notes: tuple[str, ...]
-) -> Federation:
-    distinct = np.split(positions, ends[:-1])
-    parts = [distinct[i] for i in uses]
-    half = len(parts) // 2
-    return Federation(parts[:half], parts[half:], newcomers, notes)
 
 
 def federate(

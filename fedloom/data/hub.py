@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom.data.dataset import Dataset
+from fedloom.core.errors import UserError
+from fedloom.core.task import Dataset
 from fedloom.data.decode import decode
-from fedloom.errors import UserError
 
 
 class UnreachableError(UserError):

@@ -4,14 +4,15 @@ Each is a function of a `Pool` and its values that gives every sample's owner (â
 """
 
 import heapq
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from inspect import isfunction
 
 import numpy as np
 
-from fedloom.errors import UserError, nearest
+from fedloom.core.errors import UserError
+from fedloom.core.options import Count, Positive, declared, validated
+from fedloom.core.registry import Registry
 
 REDRAWS = 100
 
@@ -33,7 +34,10 @@ class Pool:
 
 
 Divide = Callable[..., np.ndarray]
-PARTITIONS: dict[str, Divide] = {}
+PARTITIONS: Registry[Divide] = Registry(
+    "data.partition", "a function of a fedloom.data.Pool and its values that gives every sample's owner", isfunction,
+    package="fedloom.data", group="fedloom.partitions",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,8 @@ class Partition:
             )
         if clients != pool.clients:
             pool.notes.append(f"partition '{self.spec}' makes {clients} clients (not {pool.clients})")
-        owner = self.divide(replace(pool, clients=clients), *self.values)
+        names = declared(self.divide)
+        owner = self.divide(replace(pool, clients=clients), **dict(zip(names, self.values, strict=False)))
         if unused := int((owner < 0).sum()):
             pool.notes.append(f"partition '{self.spec}' leaves {unused} of {len(owner)} samples unused")
         order = np.argsort(owner, kind="stable")[unused:]
@@ -90,34 +95,22 @@ def parse_partition(spec: str) -> Partition:
     >>> parse_partition("domain:5:0.5").values
     (5, 0.5)
     """
-    name, *texts = spec.split(":")
-    if name not in PARTITIONS:
-        raise UserError(f"unknown partition '{name}': {nearest(name, PARTITIONS)}")
-    wanted = list(inspect.signature(PARTITIONS[name]).parameters.values())[1:]
-    needed = [p for p in wanted if p.default is inspect.Parameter.empty]
-    form = ":".join([name, *(p.name if p in needed else f"[{p.name}]" for p in wanted)])
-    if not len(needed) <= len(texts) <= len(wanted):
+    file, colon, rest = spec.rpartition(".py:")
+    first, *texts = rest.split(":")
+    name = file + colon + first
+    divide = PARTITIONS.find(name)
+    values = declared(divide)
+    needed = [value for value, (_, default) in values.items() if default is ...]
+    form = ":".join([name, *(value if value in needed else f"[{value}]" for value in values)])
+    if not len(needed) <= len(texts) <= len(values):
         raise UserError(f"partition '{spec}': it is written {form}, with {len(texts)} value(s) given")
-    values = tuple(_value(spec, text, p) for text, p in zip(texts, wanted, strict=False))
-    return Partition(spec, PARTITIONS[name], values)
-
-
-def _value(spec: str, text: str, parameter: inspect.Parameter) -> Any:
-    kind = parameter.annotation
-    try:
-        value = kind(text)
-    except ValueError:
-        value = 0
-    if not 0 < value < float("inf"):
-        words = "a whole number of at least 1" if kind is int else "a number above 0"
-        raise UserError(f"partition '{spec}': {parameter.name} must be {words}, not '{text}'")
-    return value
+    read = validated(values, dict(zip(values, texts, strict=False)), f"partition '{spec}'", name)
+    return Partition(spec, divide, tuple(read.values()))
 
 
 def _partition(function: Divide) -> Divide:
-    """Registers a division under its name; its values are the parameters after the pool."""
-    PARTITIONS[function.__name__.replace("_", "-")] = function
-    return function
+    """Registers a division under its name; its values are the keywords after the pool."""
+    return PARTITIONS.add(function.__name__.replace("_", "-"), function)
 
 
 @_partition
@@ -127,13 +120,13 @@ def iid(pool: Pool) -> np.ndarray:
 
 
 @_partition
-def dirichlet(pool: Pool, alpha: float) -> np.ndarray:
+def dirichlet(pool: Pool, *, alpha: Positive) -> np.ndarray:
     """Each class is cut by its own proportions over clients ~ Dir(alpha) (Hsu et al., 2019)."""
     return _class_by_class(pool, alpha, cap=len(pool.labels))
 
 
 @_partition
-def capped_dirichlet(pool: Pool, alpha: float) -> np.ndarray:
+def capped_dirichlet(pool: Pool, *, alpha: Positive) -> np.ndarray:
     """As `dirichlet`, but a client that holds an even share already gets nothing of the classes that follow.
 
     The division of Yurochkin et al. (2019) that MOON, NIID-Bench and PFLlib use: sizes differ less, labels more.
@@ -142,7 +135,7 @@ def capped_dirichlet(pool: Pool, alpha: float) -> np.ndarray:
 
 
 @_partition
-def quantity(pool: Pool, beta: float) -> np.ndarray:
+def quantity(pool: Pool, *, beta: Positive) -> np.ndarray:
     """Sizes ~ Dir(beta), labels at random (Li et al., 2022)."""
 
     def draw() -> np.ndarray:
@@ -155,7 +148,7 @@ def quantity(pool: Pool, beta: float) -> np.ndarray:
 
 
 @_partition
-def equal_dirichlet(pool: Pool, beta: float) -> np.ndarray:
+def equal_dirichlet(pool: Pool, *, beta: Positive) -> np.ndarray:
     """All clients equally large; each draws class proportions ~ Dir(beta) and fills itself from what is left.
 
     Where a class has run out, the proportions are renormalised over the classes that still have samples.
@@ -179,7 +172,7 @@ def equal_dirichlet(pool: Pool, beta: float) -> np.ndarray:
 
 
 @_partition
-def pathological(pool: Pool, classes: int) -> np.ndarray:
+def pathological(pool: Pool, *, classes: Count) -> np.ndarray:
     """Each client holds exactly that many classes; each class is split evenly among its holders.
 
     Every class has as many holders as any other, give or take one. (PFLlib splits a class in random uneven
@@ -208,7 +201,7 @@ def pathological(pool: Pool, classes: int) -> np.ndarray:
 
 
 @_partition
-def shards(pool: Pool, each: int) -> np.ndarray:
+def shards(pool: Pool, *, each: Count) -> np.ndarray:
     """Sorted by label and cut into clients Ã— each equal shards, dealt at random (McMahan et al., 2017)."""
     count = pool.clients * each
     if count > len(pool.labels):
@@ -222,7 +215,7 @@ def shards(pool: Pool, each: int) -> np.ndarray:
 
 
 @_partition
-def domain(pool: Pool, each: int = 0, beta: float = 0.0) -> np.ndarray:
+def domain(pool: Pool, *, each: Count = 0, beta: Positive = 0.0) -> np.ndarray:
     """That many clients for each domain, with samples at random, or with equal Dirichlet(beta) inside it."""
     domains = np.unique(_grouped(pool))
     owner = np.empty(len(pool.labels), np.int64)
@@ -232,7 +225,7 @@ def domain(pool: Pool, each: int = 0, beta: float = 0.0) -> np.ndarray:
         if len(members) < each:
             raise UserError(f"partition 'domain:{each}': domain {group} has only {len(members)} samples")
         inner = replace(pool, labels=pool.labels[members], clients=each, groups=None)
-        local = equal_dirichlet(inner, beta) if beta else iid(inner)
+        local = equal_dirichlet(inner, beta=beta) if beta else iid(inner)
         owner[members] = np.where(local < 0, -1, index * each + local)
     return owner
 

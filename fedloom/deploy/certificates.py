@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
 
 Key = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedloom import plugins
+from fedloom.config.recipe import Recipe
+from fedloom.core import registry
+from fedloom.core.errors import UserError
+from fedloom.core.message import Message
+from fedloom.core.task import Task
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.deploy.terms import Federation, deployable, fingerprint
-from fedloom.errors import UserError
-from fedloom.lane import Lane, Setup
-from fedloom.message import Message
+from fedloom.experiment.files import write_whole
 from fedloom.methods import method_class
-from fedloom.recipe import Recipe
 from fedloom.report.ledger import ledger_lines
-from fedloom.storage.files import write_whole
-from fedloom.task import Task
 from fedloom.trust.ledger import Ledger
 
 
@@ -37,9 +37,9 @@ class Consent:
 
     def check_names(self, values: Any) -> None:
         """Raises RefusalError where a recipe that came names a file of its own, which to look up would be to run."""
-        known = {*_texts(self.recipe.resolved()), *map(plugins.absolute, self.methods)}
+        known = {*_texts(self.recipe.resolved()), *map(registry.absolute, self.methods)}
         for text in _texts({name: value for name, value in values.items() if name != "data"}):
-            if plugins.file_of(plugins.split(text)[0]) is not None and text not in known:
+            if registry.file_of(registry.split(text)[0]) is not None and text not in known:
                 raise RefusalError("the recipe names a file that this organisation's own recipe.yaml does not")
 
     def check(self, asked: Recipe, federation: Federation, answered: int) -> None:
@@ -80,14 +80,18 @@ class Consent:
             yield self.recipe if same else Recipe.parse(values | {"method": name, "objective": None})
 
 
+def privacy_of(recipe: Recipe) -> dict[str, Any] | None:
+    """The recipe's `privacy` section, for the ledger."""
+    return None if recipe.privacy is None else recipe.privacy.model_dump(mode="json")
+
+
 def what_leaves(recipe: Recipe, task: Task, rounds: int) -> Iterator[str]:
     """The ledger that a client would have after so many rounds."""
-    recipe = recipe.with_("storage.personal_models=false")  # they stay in the organisation's folder
-    lane = Lane(Setup(task, recipe.make_method(), recipe.training, recipe.seed, recipe.wire))
-    wire, received = lane.setup.wire, Message(lane.downward())
-    up, down = wire.to_server(Message(lane.sent), received, {})[0], wire.to_client(received)
+    workspace = Workspace(Setup(task, recipe.make_method(), recipe.training, recipe.seed, recipe.wire))
+    wire, received = workspace.setup.codec, Message(workspace.downward())
+    up, down = wire.encode_up(Message(workspace.sent), received, {})[0], wire.encode_down(received)
     ledger = Ledger()
-    ledger.describe(lane, recipe)
+    ledger.describe(workspace, models=False, privacy=privacy_of(recipe))  # models stay in the organisation's folder
     client = next(c for c, samples in enumerate(task.federation.train) if len(samples))
     for round in range(1, rounds + 1):
         ledger.add("up", round, client, up)

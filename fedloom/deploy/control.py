@@ -21,9 +21,9 @@ from flwr.proto.control_pb2 import (
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
+from fedloom.core.errors import RunError, UserError
 from fedloom.deploy.certificates import read_public_key
 from fedloom.deploy.terms import Federation
-from fedloom.errors import RunError, UserError
 
 
 @dataclass(frozen=True)

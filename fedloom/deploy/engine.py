@@ -7,16 +7,15 @@ from typing import ClassVar
 import torch
 from flwr.app import MessageType
 
+from fedloom.core.failures import Failure
+from fedloom.core.job import Job, Result
+from fedloom.core.message import MessageError, is_count, refuse_unless
+from fedloom.core.scores import Scores
+from fedloom.core.state import State
+from fedloom.core.workspace import Setup
 from fedloom.deploy.fleet import Asked, Fleet, told
 from fedloom.engines import Engine, EngineSettings
-from fedloom.envelope import MessageError, refuse_unless
-from fedloom.evaluation.scores import Scores
-from fedloom.failing.failures import Failure
-from fedloom.job import Job, Result
-from fedloom.lane import Setup
-from fedloom.message import is_count
-from fedloom.parts import State
-from fedloom.report.log import LOGGER
+from fedloom.experiment.logging import LOGGER
 
 HEADER = 2**20
 ROUND = "round"
@@ -37,7 +36,7 @@ class Flower(Engine):
     ):
         super().__init__(setup, settings)
         self.fleet, self.needed, self.wait, self.timeout = fleet, needed, wait, timeout
-        self._limit = HEADER + 3 * sum(t.numel() * t.element_size() for t in self.home.sent.values())
+        self._limit = HEADER + 3 * sum(t.numel() * t.element_size() for t in self.server_workspace.sent.values())
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Sends everything, then takes answers one by one: Flower keeps those whose turn has not come."""

@@ -12,16 +12,15 @@ from flwr.app import Message as Parcel
 from flwr.app import MessageType
 from flwr.serverapp import Grid
 
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
+from fedloom.core.failures import Failure, Kind, RoundError
+from fedloom.core.job import Result
+from fedloom.core.message import LIMIT, MessageError, is_count, refuse_unless
 from fedloom.deploy.certificates import Key, PublicKey
 from fedloom.deploy.sealing import name_of, opened, sealed
 from fedloom.deploy.tasks import samples_elsewhere
 from fedloom.deploy.terms import Federation, fingerprint, language, refuse_other_language
-from fedloom.envelope import LIMIT, MessageError, refuse_unless
-from fedloom.errors import UserError
-from fedloom.failing.failures import Failure, Kind, RoundError
-from fedloom.job import Result
-from fedloom.message import is_count
-from fedloom.recipe import Recipe
 
 JOIN_SECONDS = 120.0
 """How long an organisation may take to answer that it joins."""

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import yaml
 
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
 from fedloom.data import load
 from fedloom.deploy.certificates import (
     make_authority,
@@ -17,8 +19,6 @@ from fedloom.deploy.certificates import (
     write_tls_key,
 )
 from fedloom.deploy.terms import Federation, deployable
-from fedloom.errors import UserError
-from fedloom.recipe import Recipe
 
 DAYS = 365
 """How long certificates hold."""

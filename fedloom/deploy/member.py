@@ -8,22 +8,22 @@ from typing import Any
 
 from safetensors.torch import save
 
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
+from fedloom.core.failures import Failure
+from fedloom.core.job import ENCODED, Job, Result
+from fedloom.core.message import Message, MessageError, Signature, is_count, refuse_unless
+from fedloom.core.state import serialisable
+from fedloom.core.task import Task
+from fedloom.core.workspace import Setup
 from fedloom.deploy.certificates import read_key, read_public_key
-from fedloom.deploy.consent import Answered, Consent, RefusalError
+from fedloom.deploy.consent import Answered, Consent, RefusalError, privacy_of
 from fedloom.deploy.memory import RoundMemory
 from fedloom.deploy.seen import Seen
 from fedloom.deploy.tasks import own_images, own_task
 from fedloom.deploy.terms import Federation, fingerprint, is_run, language, refuse_other_language
 from fedloom.engines import Engine, EngineSettings, make_engine
-from fedloom.envelope import MessageError, Signature, refuse_unless
-from fedloom.errors import UserError
-from fedloom.failing.failures import Failure
-from fedloom.job import WIRED, Job, Result
-from fedloom.lane import Setup
-from fedloom.message import Message, is_count
-from fedloom.recipe import Recipe
-from fedloom.storage.files import write_whole
-from fedloom.task import Task
+from fedloom.experiment.files import write_whole
 from fedloom.trust.ledger import FILE as LEDGER
 from fedloom.trust.ledger import Ledger
 
@@ -113,8 +113,8 @@ class Member:
             recipe = Recipe.parse(json.loads(self._paper(agreed).read_bytes()))
             setup = Setup(self.task(recipe), recipe.make_method(), recipe.training, recipe.seed, recipe.wire)
             engine = make_engine(setup, self._engine)
-            state = Message(engine.home.downward())
-            self._agreed[agreed] = _Agreed(recipe, engine, state.signature, setup.wire.to_client(state).signature)
+            state = Message(engine.server_workspace.downward())
+            self._agreed[agreed] = _Agreed(recipe, engine, state.signature, setup.codec.encode_down(state).signature)
         return self._agreed[agreed]
 
     def _work(self, about: dict[str, Any], body: bytes) -> Result:
@@ -128,8 +128,7 @@ class Member:
         if result.error is not None:
             return replace(result, error=replace(result.error, trace="", cause=None))
         if result.personal is not None:
-            flat = {name: tensor.cpu().clone().contiguous() for name, tensor in result.personal.items()}
-            write_whole(self._place(run) / "personal.safetensors", save(flat))
+            write_whole(self._place(run) / "personal.safetensors", save(serialisable(result.personal)))
         if job.kind == "update":
             assert result.memory is not None
             assert result.message is not None
@@ -150,10 +149,10 @@ class Member:
         refuse_unless(job.kind in KINDS, f"a client does {', '.join(KINDS)}, not {job.kind!r:.20}")
         own = job.clients == (self.number,) if job.kind == "global" else job.client == self.number
         refuse_unless(own, "it is about another client's data")
-        refuse_unless(not job.fault and not job.delay, "it asks for a fault")
+        refuse_unless(is_count(job.attempt), "it says no number of attempts")
         rounds = agreed.recipe.training.rounds
         refuse_unless(is_count(job.round, least=1) and job.round <= rounds, f"round {job.round!r:.20} of {rounds}")
-        known = agreed.packed if job.kind in WIRED else agreed.plain
+        known = agreed.packed if job.kind in ENCODED else agreed.plain
         for name, found in job.message.signature.items():
             refuse_unless(known.get(name) == found, f"'{name:.80}' is not what this method sends to clients")
         if bad := job.message.not_finite():
@@ -172,7 +171,7 @@ class Member:
             ledger = Ledger.from_json(json.loads(path.read_text(encoding="utf-8")))
         else:
             ledger = Ledger()
-            ledger.describe(agreed.engine.home, agreed.recipe.with_("storage.personal_models=false"))
+            ledger.describe(agreed.engine.server_workspace, models=False, privacy=privacy_of(agreed.recipe))
         ledger.add("down", job.round, self.number, job.message)
         if result.message is not None:
             ledger.add("up", job.round, self.number, result.message)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from safetensors.torch import load, save
 
+from fedloom.core.state import State, serialisable
 from fedloom.deploy.consent import RefusalError
-from fedloom.parts import State
-from fedloom.storage.files import write_whole
+from fedloom.experiment.files import write_whole
 
 
 class RoundMemory:
@@ -35,8 +35,7 @@ class RoundMemory:
     def keep(self, round: int, state: State, accepted: int | None) -> None:
         """The state after a round whose upload is not yet answered for, beside the last accepted one; no other."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        flat = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
-        write_whole(self._path(round), save(flat))
+        write_whole(self._path(round), save(serialisable(state)))
         for other in self.rounds():
             if other not in (round, accepted):
                 self._path(other).unlink(missing_ok=True)

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, RecordDict
 
+from fedloom.core.message import LIMIT, MessageError, read_json, refuse_unless
 from fedloom.deploy.certificates import Key, PublicKey
-from fedloom.envelope import LIMIT, MessageError, read_json, refuse_unless
 
 RECORD = "fedloom"
 HEADER_LIMIT = 2**20

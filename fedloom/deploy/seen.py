@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from fedloom.envelope import refuse_unless
+from fedloom.core.message import refuse_unless
 
 
 class Seen:

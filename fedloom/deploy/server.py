@@ -7,15 +7,15 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedloom.config.recipe import Recipe
 from fedloom.deploy.certificates import read_key, read_public_key
 from fedloom.deploy.engine import Flower
 from fedloom.deploy.fleet import Fleet
 from fedloom.deploy.launch import FOLDER
 from fedloom.deploy.tasks import task_elsewhere
 from fedloom.deploy.terms import Federation, deployable
-from fedloom.experiment import Experiment
-from fedloom.recipe import Recipe
-from fedloom.report.log import LOGGER
+from fedloom.experiment.logging import LOGGER
+from fedloom.experiment.loop import Experiment
 
 server_app = ServerApp()
 

@@ -8,13 +8,13 @@ from ipaddress import ip_address
 from pathlib import Path
 from time import monotonic, sleep
 
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import RunError, UserError
 from fedloom.deploy.certificates import LOOPBACK
 from fedloom.deploy.control import controlling
 from fedloom.deploy.launch import process
 from fedloom.deploy.terms import Federation, deployable, is_run
-from fedloom.errors import RunError, UserError
-from fedloom.recipe import Recipe
-from fedloom.storage.files import write_whole
+from fedloom.experiment.files import write_whole
 
 START_SECONDS = 180.0
 

@@ -7,13 +7,13 @@ import numpy as np
 import torch
 
 from fedloom import data
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
+from fedloom.core.task import Task
 from fedloom.data import Dataset, federate
-from fedloom.data.augment import parse_augment
 from fedloom.data.dataset import resize
 from fedloom.deploy.terms import Federation
-from fedloom.errors import UserError
-from fedloom.recipe import Recipe
-from fedloom.task import Task
+from fedloom.experiment.build import make_task
 
 OWN_SPLIT = "pooled:0.75"
 """How an organisation's images are divided where neither its folders nor the recipe say."""
@@ -30,7 +30,7 @@ def task_elsewhere(
         test=torch.zeros(1, dtype=torch.bool),
         classes=federation.classes,
     )
-    return _task(recipe, dataset, data.Federation(train, test), elsewhere=True)
+    return make_task(recipe, dataset, data.Federation(train, test), elsewhere=True)
 
 
 def samples_elsewhere(count: int) -> np.ndarray:
@@ -52,7 +52,7 @@ def own_task(recipe: Recipe, federation: Federation, client: int, dataset: Datas
         [part[0] if c == client else np.empty(0, np.int64) for c in range(len(federation.organisations))]
         for part in (own.train, own.test)
     )
-    return _task(recipe, dataset, data.Federation(train, test))
+    return make_task(recipe, dataset, data.Federation(train, test))
 
 
 def own_images(source: Path, federation: Federation) -> Dataset:
@@ -73,20 +73,6 @@ def own_images(source: Path, federation: Federation) -> Dataset:
         )
     labels = torch.tensor([number[name] for name in found.classes])[found.labels]
     return Dataset(federation.name, images, labels, found.test, federation.classes)
-
-
-def _task(recipe: Recipe, dataset: Dataset, held: data.Federation, *, elsewhere: bool = False) -> Task:
-    return Task(
-        dataset,
-        held,
-        model_name=recipe.model.name,
-        model_options=recipe.model.options,
-        augment=parse_augment(recipe.data.augment),
-        views=parse_augment(recipe.data.views),
-        normalise=recipe.data.normalise,
-        objective=recipe.make_objective(),
-        elsewhere=elsewhere,
-    )
 
 
 def _some(names: Iterable[str]) -> str:

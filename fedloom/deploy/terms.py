@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from pydantic import Field
 
-import fedloom
-from fedloom.checking import Section, checked
-from fedloom.errors import UserError
-from fedloom.failing.faults import Faults
-from fedloom.raw import read_yaml
-from fedloom.recipe import Recipe
-from fedloom.storage.folder import versions
+from fedloom.config.loading import read_yaml
+from fedloom.config.recipe import Recipe
+from fedloom.core.checking import Section, checked
+from fedloom.core.errors import UserError
+from fedloom.experiment.run_folder import versions
+from fedloom.trust.faults import Faults
 
 PROTOCOL = 1
 """Of the messages; another number is another language."""
@@ -98,7 +97,7 @@ def language() -> dict[str, str]:
 def _code() -> str:
     """Of fedloom's own source: Flower's hash of the app does not cover what is installed."""
     digest = hashlib.sha256()
-    root = Path(fedloom.__file__).parent
+    root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

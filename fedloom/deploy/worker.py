@@ -29,11 +29,11 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from fedloom.core.message import MessageError
 from fedloom.deploy.certificates import write_secret
 from fedloom.deploy.launch import free_port, process
 from fedloom.deploy.member import Member
 from fedloom.deploy.sealing import name_of, opened, sealed
-from fedloom.envelope import MessageError
 
 POLL_SECONDS = 0.3
 STEADY_SECONDS = 60.0

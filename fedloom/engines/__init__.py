@@ -2,14 +2,13 @@
 
 import torch
 
+from fedloom.core.workspace import Setup
 from fedloom.engines.base import ENGINES, Engine, EngineSettings
+from fedloom.engines.cuda.lanes import Lanes
 from fedloom.engines.inline import Inline
-from fedloom.engines.lanes import Lanes
 from fedloom.engines.processes import Processes
 from fedloom.engines.ray import Ray
 from fedloom.engines.replay import ReplayEngine
-from fedloom.errors import UserError, nearest
-from fedloom.lane import Setup
 
 AUTO = "auto"
 
@@ -24,9 +23,7 @@ def engine_class(settings: EngineSettings) -> type[Engine]:
     name = settings.name
     if name == AUTO:
         name = "lanes" if settings.device != "cpu" and torch.cuda.is_available() else "inline"
-    if name not in ENGINES:
-        raise UserError(f"engine.name = '{name}' is unknown: {nearest(name, [AUTO, *ENGINES])}")
-    return ENGINES[name]
+    return ENGINES.find(name)
 
 
 __all__ = [

@@ -9,13 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import AfterValidator, Field
 
-from fedloom.checking import Section
+from fedloom.core.checking import Section
+from fedloom.core.errors import UserError
+from fedloom.core.job import Job, Result
+from fedloom.core.registry import Registry, subclass_of
+from fedloom.core.workspace import Precision, Setup, Workspace
 from fedloom.engines.flags import set_flags
-from fedloom.errors import UserError
-from fedloom.job import Job, Result
-from fedloom.lane import Arithmetic, Lane, Setup
-
-ENGINES: dict[str, type["Engine"]] = {}
 
 
 def _head(address: str | None) -> str | None:
@@ -79,13 +78,13 @@ class Engine(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "name" in vars(cls):
-            ENGINES[cls.name] = cls
+            ENGINES.add(cls.name, cls)
 
     def __init__(self, setup: Setup, settings: EngineSettings):
         self.setup = setup
         self.settings = settings
         self.device = self._device()
-        self.numbers = self._numbers()
+        self.precision = self._precision()
         self._undo = ExitStack()
         set_flags(
             self._undo,
@@ -93,7 +92,7 @@ class Engine(ABC):
             tf32=settings.precision != "float32",
             deterministic=settings.deterministic,
         )
-        self.home = Lane(setup, device=self.device, numbers=self.numbers)
+        self.server_workspace = Workspace(setup, device=self.device, precision=self.precision)
         """Where the server works."""
 
     def _device(self) -> torch.device:
@@ -107,11 +106,11 @@ class Engine(ABC):
         cuda = wanted == "cuda" or (wanted == "auto" and self.gpu and torch.cuda.is_available())
         return torch.device("cuda" if cuda else "cpu")
 
-    def _numbers(self) -> Arithmetic:
+    def _precision(self) -> Precision:
         precision = self.settings.precision
         if precision != "float32" and self.device.type == "cpu":
             raise UserError(f"engine.precision = '{precision}' is for GPUs, and this runs on a CPU; use float32")
-        return Arithmetic(bf16=precision == "bf16", channels_last=self.settings.channels_last)
+        return Precision(bf16=precision == "bf16", channels_last=self.settings.channels_last)
 
     @abstractmethod
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
@@ -126,3 +125,9 @@ class Engine(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+ENGINES: Registry[type[Engine]] = Registry(
+    "engine.name", "a subclass of fedloom.engines.Engine", subclass_of(Engine), package="fedloom.engines",
+    group="fedloom.engines",
+)  # fmt: skip

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Generic, TypeVar
 
+from fedloom.core.errors import RunError
+from fedloom.core.failures import Failure
+from fedloom.core.job import Job, Result
+from fedloom.core.workspace import Setup
 from fedloom.engines.base import Engine, EngineSettings
-from fedloom.errors import RunError
-from fedloom.failing.failures import Failure
-from fedloom.job import Job, Result
-from fedloom.lane import Setup
 
 AHEAD = 4
 """Jobs per worker that may be given out before the result whose turn it is."""
@@ -130,7 +130,7 @@ class Crew(Engine, Generic[M]):
         ((turn, job),) = worker.batch
         self._dismiss(worker)
         why = f"no answer within engine.client_timeout = {self.settings.client_timeout:g} s; its worker is replaced"
-        return {turn: Result(job.client, error=Failure("timed_out", why, injected=job.delay > 0))}
+        return {turn: Result(job.client, error=Failure("timed_out", why))}
 
     def _note_stillborn(self, why: str) -> None:
         """One more worker died before its first job; too many in a row end the run."""

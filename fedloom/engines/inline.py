@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
+from fedloom.core.job import Job, Result, handle
 from fedloom.engines.base import Engine
-from fedloom.job import Job, Result, attempt
 
 
 class Inline(Engine):
@@ -16,4 +16,4 @@ class Inline(Engine):
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Each job in turn, eagerly, in the home lane."""
         for job in jobs:
-            yield attempt(self.home, job)
+            yield handle(self.server_workspace, job)

@@ -20,14 +20,13 @@ from typing import ClassVar
 import torch
 import torch.multiprocessing as multiprocessing
 
+from fedloom.core.failures import Failure
+from fedloom.core.job import Job, Result, handle
+from fedloom.core.message import Message, MessageError
+from fedloom.core.signals import ignore_in_worker
+from fedloom.core.workspace import Precision, Setup, Workspace
 from fedloom.engines.base import EngineSettings
 from fedloom.engines.crew import Crew, Given, Member, WorkerError
-from fedloom.envelope import MessageError
-from fedloom.failing.failures import Failure
-from fedloom.job import Job, Result, attempt
-from fedloom.lane import Arithmetic, Lane, Setup
-from fedloom.message import Message
-from fedloom.runs.interrupts import ignore_in_worker
 
 CRASHED = 70
 """Exit code of a worker that the recipe's `faults` let crash."""
@@ -68,7 +67,7 @@ class Processes(Crew[_Worker]):
         context = multiprocessing.get_context("fork" if forks else "spawn")
         here, there = context.Pipe()
         ours = [here, *(worker.pipe for worker in self._workers)] if forks else []
-        arguments = (there, self.setup, self.numbers, ours)
+        arguments = (there, self.setup, self.precision, ours)
         process = context.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
         try:
             with quiet_fork():
@@ -144,7 +143,7 @@ class Processes(Crew[_Worker]):
         # No update: nobody else can do it, and the result does not depend on where it is done.
         if job.kind != "update" and self._retried(turn, job):
             return {}
-        injected = job.fault == "crash" and code == CRASHED
+        injected = code == CRASHED
         why = "it crashed (faults.crash)" if injected else f"its worker process died ({_exit(code)}) and is replaced"
         return {turn: Result(job.client, error=Failure("died", why, injected=injected))}
 
@@ -215,21 +214,22 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _serve(pipe: Connection, setup: Setup, numbers: Arithmetic, inherited: list[Connection]) -> None:
+def _serve(pipe: Connection, setup: Setup, precision: Precision, inherited: list[Connection]) -> None:
     """A worker's life: a job in, a result out, until the pipe closes."""
     for other in inherited:  # a copy left open here would keep this worker, or another, from seeing the end
         other.close()
     ignore_in_worker()
     torch.set_num_threads(1)
-    lane = Lane(setup, numbers=numbers)
+    lane = Workspace(setup, precision=precision)
     message: Message | None = None
     try:
         pipe.send_bytes(READY)
         while True:
             job = Job.from_bytes(pipe.recv_bytes(), known=message)
             message = job.message
-            if job.fault == "crash":
+            result = handle(lane, job)
+            if result.error is not None and result.error.kind == "died":  # an injected crash
                 os._exit(CRASHED)
-            pipe.send_bytes(attempt(lane, job).to_bytes())
+            pipe.send_bytes(result.to_bytes())
     except (EOFError, OSError):
         return

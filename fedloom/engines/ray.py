@@ -11,18 +11,17 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, ClassVar
 
+from fedloom.core.errors import UserError
+from fedloom.core.failures import Failure
+from fedloom.core.job import Job, Result
+from fedloom.core.message import Message
+from fedloom.core.workspace import Precision, Setup
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.crew import TRIES, Crew, Given, Member, WorkerError
+from fedloom.engines.cuda.lanes import LANES, Lanes
 from fedloom.engines.inline import Inline
-from fedloom.engines.lanes import LANES, Lanes
 from fedloom.engines.parcel import Parcel, pack, unpack
 from fedloom.engines.ray_session import connected, import_ray
-from fedloom.errors import UserError
-from fedloom.failing.failures import Failure
-from fedloom.job import Job, Result
-from fedloom.lane import Arithmetic, Setup
-from fedloom.message import Message
-from fedloom.methods.base import REGISTRY
 
 POLL = 1.0
 """Seconds after which silent workers are asked whether they are still there."""
@@ -82,7 +81,7 @@ class Ray(Crew[_Worker]):
         self._count = settings.workers or self._room()
         self.batch = 2 * LANES if settings.worker_gpus else 1
         # A method is pickled by its name: first the class, whole if it is a script's or a notebook's.
-        self._setup = self._ray.put(pack((REGISTRY.get(setup.method.name.split("+")[0]), setup)))
+        self._setup = self._ray.put(pack((setup.method.plain, setup)))
         self._placed: tuple[Message, Any] | None = None
         resources = {"num_cpus": settings.worker_cpus, "num_gpus": settings.worker_gpus}
         self._hire = self._ray.remote(
@@ -95,10 +94,10 @@ class Ray(Crew[_Worker]):
         self._began = monotonic()
         self._fill()
 
-    def _numbers(self) -> Arithmetic:
+    def _precision(self) -> Precision:
         """Of the server, here on a CPU; workers with GPUs have their own."""
         if self.settings.worker_gpus:
-            return Arithmetic(channels_last=self.settings.channels_last)
+            return Precision(channels_last=self.settings.channels_last)
         return super()._numbers()
 
     def _room(self) -> int:

@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import Any
 
+from fedloom.core.errors import UserError
+from fedloom.core.signals import SIGNALS
 from fedloom.engines.base import EngineSettings
 from fedloom.engines.processes import cores
-from fedloom.errors import UserError
-from fedloom.runs.interrupts import SIGNALS
 
 
 def import_ray() -> Any:

@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedloom.lane import Lane, Site
-from fedloom.parts import tensors_of
+from fedloom.core.state import tensors_of
+from fedloom.core.workspace import StepCache, Workspace
 
 HOST_READS = {
     f"aten::{name}"
@@ -110,23 +110,23 @@ def line() -> str:
     return "a step:"
 
 
-def owned(lane: Lane, site: Site, indices: tuple[Tensor, ...]) -> list[Tensor]:
+def owned(lane: Workspace, site: StepCache, indices: tuple[Tensor, ...]) -> list[Tensor]:
     """All memory that a step of this lane and call site may touch."""
     return [*written(lane, site), *read_only(lane, site), *indices]
 
 
-def written(lane: Lane, site: Site) -> list[Tensor]:
+def written(lane: Workspace, site: StepCache) -> list[Tensor]:
     """What a step writes: parts, statistics, optimizer state."""
     return [*site.written(), *tensors_of(lane.parts)]
 
 
-def read_only(lane: Lane, site: Site) -> list[Tensor]:
+def read_only(lane: Workspace, site: StepCache) -> list[Tensor]:
     """What a step only reads, besides its indices."""
     return [site.lr, *tensors_of(lane.received), *lane.pixels.tensors(), *(site.data or ())]
 
 
 @contextmanager
-def undone(lane: Lane, site: Site) -> Iterator[None]:
+def undone(lane: Workspace, site: StepCache) -> Iterator[None]:
     """Whatever steps do inside leaves no trace: parts, buffers, optimizer state, statistics, the generator's place."""
     random = lane.generator.get_state()
     before = {id(t): t.detach().clone() for t in written(lane, site)}
@@ -142,7 +142,7 @@ def undone(lane: Lane, site: Site) -> Iterator[None]:
         lane.generator.set_state(random)
 
 
-def refuse_rebound_parts(lane: Lane) -> None:
+def refuse_rebound_parts(lane: Workspace) -> None:
     """Parts must stay where they were recorded."""
     if moved := lane.moved():
         raise CaptureError(f"part '{moved}' was rebound (p.data = … or an assignment): write in place, copy_")

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from fedloom.core.batches import Indices, Plan
+from fedloom.core.job import Job, Result, handle
+from fedloom.core.workspace import Setup, StepCache, Workspace
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.recording import NoPythonReads, Watch, owned, refuse_rebound_parts, storage, undone
-from fedloom.job import Job, Result, attempt
-from fedloom.lane import Lane, Setup, Site
-from fedloom.plan import Indices, Plan
 
 
 class Tape(Watch):
@@ -46,7 +46,7 @@ class Replay:
 
     fixed_memory = True
 
-    def run(self, lane: Lane, site: Site, step: Callable[[Indices], None], plan: Plan) -> None:
+    def run(self, lane: Workspace, site: StepCache, step: Callable[[Indices], None], plan: Plan) -> None:
         """Replays the tape of each batch's size, recording it at its first use."""
         refuse_rebound_parts(lane)
         for batch in plan.steps(lane.device):
@@ -59,7 +59,9 @@ class Replay:
             tape.replay()
         refuse_rebound_parts(lane)
 
-    def _record(self, lane: Lane, site: Site, step: Callable[[Indices], None], batch: Indices) -> tuple[Tape, Indices]:
+    def _record(
+        self, lane: Workspace, site: StepCache, step: Callable[[Indices], None], batch: Indices
+    ) -> tuple[Tape, Indices]:
         buffers = tuple(index.clone() for index in batch)
         with undone(lane, site):
             step(buffers)  # warm-up: statistics come into being
@@ -76,7 +78,7 @@ class ReplayEngine(Engine):
     def __init__(self, setup: Setup, settings: EngineSettings):
         super().__init__(setup, settings)
         self.lanes = [
-            Lane(setup, stepper=Replay(), built=self.home.parts, numbers=self.numbers)
+            Workspace(setup, stepper=Replay(), built=self.server_workspace.parts, precision=self.precision)
             for _ in range(settings.workers or 3)
         ]
         self._turn = 0
@@ -85,4 +87,4 @@ class ReplayEngine(Engine):
         """Each job in the next lane."""
         for job in jobs:
             self._turn += 1
-            yield attempt(self.lanes[self._turn % len(self.lanes)], job)
+            yield handle(self.lanes[self._turn % len(self.lanes)], job)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.errors import UserError, nearest
+from fedloom.core.errors import UserError, nearest
 from fedloom.losses.cosines import cosines
 from fedloom.losses.precision import in_float32
 

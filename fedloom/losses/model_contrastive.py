@@ -5,7 +5,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.errors import UserError, nearest
+from fedloom.core.errors import UserError, nearest
 from fedloom.losses.cosines import cosines
 from fedloom.losses.precision import in_float32
 

@@ -6,13 +6,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedloom.client import Client
-from fedloom.data.batch import Batch
-from fedloom.errors import UserError
+from fedloom.core.batches import Batch
+from fedloom.core.client import Client
+from fedloom.core.errors import UserError
+from fedloom.core.state import Part, copy_, parameters_of
+from fedloom.core.task import Task
 from fedloom.methods.fedavg import FedAvg
 from fedloom.objectives import SelfSupervised, Views
-from fedloom.parts import Part, copy_, parameters_of
-from fedloom.task import Task
 
 
 class APFL(FedAvg):

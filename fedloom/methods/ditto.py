@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedloom.client import Client
-from fedloom.data.batch import Batch
+from fedloom.core.batches import Batch
+from fedloom.core.client import Client
+from fedloom.core.state import Part, copy_, squared_distance
+from fedloom.core.task import Task
 from fedloom.methods.fedavg import FedAvg
-from fedloom.parts import Part, copy_, squared_distance
-from fedloom.task import Task
 
 
 class Ditto(FedAvg):

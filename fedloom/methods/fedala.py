@@ -4,12 +4,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.client import Client
-from fedloom.data.batch import Batch
-from fedloom.errors import UserError, nearest
+from fedloom.core.batches import Batch
+from fedloom.core.client import Client
+from fedloom.core.errors import UserError, nearest
+from fedloom.core.state import Part, clamp_, copy_, filled, under
+from fedloom.core.task import Task
 from fedloom.methods.fedavg import FedAvg
-from fedloom.parts import Part, clamp_, copy_, filled, under
-from fedloom.task import Task
 
 
 class FedALA(FedAvg):
@@ -66,8 +66,8 @@ class FedALA(FedAvg):
         """W, to convergence the first time."""
         losses: list[float] = []
         for _ in range(1 if client.fitted else self.most_epochs):
-            told = client.steps(self.learn, train=self.mixed, epochs=1, fraction=self.fraction, purpose="weights")
-            losses.append(float(told["loss"]))
+            result = client.steps(self.learn, train=self.mixed, epochs=1, fraction=self.fraction, purpose="weights")
+            losses.append(float(result["loss"]))
             if len(losses) > self.window and np.std(losses[-self.window :]) < self.threshold:
                 break
         client.fitted.fill_(1)

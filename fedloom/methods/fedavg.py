@@ -1,6 +1,6 @@
 """Federated averaging: everybody trains the one model, the server averages (McMahan et al., 2017)."""
 
-from fedloom.methods.base import Method
+from fedloom.core.method import Method
 
 
 class FedAvg(Method):

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from fedloom.client import Client
-from fedloom.methods.finetune import FineTuned
+from fedloom.core.client import Client
+from fedloom.methods.addons.finetune import FineTuned
 
 
 class FedBABU(FineTuned):

@@ -7,13 +7,13 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from fedloom.client import Client
-from fedloom.data.batch import Batch
-from fedloom.message import Message
+from fedloom.core.batches import Batch
+from fedloom.core.client import Client
+from fedloom.core.message import Message
+from fedloom.core.server import Server
+from fedloom.core.state import Part, copy_
+from fedloom.core.task import Task
 from fedloom.methods.fedavg import FedAvg
-from fedloom.parts import Part, copy_
-from fedloom.server import Server
-from fedloom.task import Task
 
 
 class FedCRC(FedAvg):

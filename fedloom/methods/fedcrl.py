@@ -4,13 +4,13 @@ import torch
 from torch import Tensor, exp
 from torch.nn.functional import cross_entropy
 
-from fedloom.client import Client
-from fedloom.data.batch import Batch
+from fedloom.core.batches import Batch
+from fedloom.core.client import Client
+from fedloom.core.method import Method
+from fedloom.core.state import Part, clamp_, copy_, lerp_
+from fedloom.core.task import Task
 from fedloom.losses import info_nce
-from fedloom.methods.base import Method
-from fedloom.methods.prototypes import class_means
-from fedloom.parts import Part, clamp_, copy_, lerp_
-from fedloom.task import Task
+from fedloom.losses.class_means import class_means
 
 
 class FedCRL(Method):
@@ -48,9 +48,9 @@ class FedCRL(Method):
         """Local aggregation, local training, class means."""
         share = torch.where(client.reg.isinf(), 0, exp(-self.gamma * client.reg))  # Eq. 7
         lerp_(client.model.extractor, client.received.model.extractor, 1 - share)  # Eq. 8
-        told = client.fit("model", self.loss, after=self.clip if self.clip_weights else None)  # Eq. 14
+        result = client.fit("model", self.loss, after=self.clip if self.clip_weights else None)  # Eq. 14
         none = torch.zeros_like(client.reg)
-        reg, known = told.get("reg", none), told.get("known", none)
+        reg, known = result.get("reg", none), result.get("known", none)
         copy_(client.reg, torch.where(known > 0, reg / known, torch.inf))
         means, counts = class_means(*client.features(), len(client.counts))  # Eq. 3
         copy_(client.means, means)

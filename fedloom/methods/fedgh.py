@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedloom.client import Client
-from fedloom.data.batch import FeatureBatch
-from fedloom.message import Message
-from fedloom.methods.base import Method
-from fedloom.methods.prototypes import class_means
-from fedloom.parts import Part, copy_
-from fedloom.server import Server
-from fedloom.task import Task
+from fedloom.core.batches import FeatureBatch
+from fedloom.core.client import Client
+from fedloom.core.message import Message
+from fedloom.core.method import Method
+from fedloom.core.server import Server
+from fedloom.core.state import Part, copy_
+from fedloom.core.task import Task
+from fedloom.losses.class_means import class_means
 
 
 class FedGH(Method):

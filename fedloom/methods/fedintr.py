@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedloom.client import Client
-from fedloom.data.batch import Batch
+from fedloom.core.batches import Batch
+from fedloom.core.client import Client
+from fedloom.core.task import Task
 from fedloom.losses import layerwise_contrastive
-from fedloom.methods.previous import Remembering
+from fedloom.methods.moon import Remembering
 from fedloom.models import SplitModel
 from fedloom.models.projected import Tapped
-from fedloom.task import Task
 
 
 class FedIntR(Remembering):

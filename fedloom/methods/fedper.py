@@ -1,6 +1,6 @@
 """FedPer: a common base, personal last layers (Arivazhagan et al., 2019)."""
 
-from fedloom.methods.base import Method
+from fedloom.core.method import Method
 
 
 class FedPer(Method):

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedloom.client import Client
-from fedloom.data.batch import Batch
-from fedloom.methods.base import Method
-from fedloom.methods.prototypes import class_means
-from fedloom.parts import Part, copy_
-from fedloom.task import Task
+from fedloom.core.batches import Batch
+from fedloom.core.client import Client
+from fedloom.core.method import Method
+from fedloom.core.state import Part, copy_
+from fedloom.core.task import Task
+from fedloom.losses.class_means import class_means
 
 NEVER = -1e9
 

@@ -5,10 +5,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.client import Client
-from fedloom.data.batch import Batch
+from fedloom.core.batches import Batch
+from fedloom.core.client import Client
+from fedloom.core.state import parameters_of, squared_distance
 from fedloom.methods.fedavg import FedAvg
-from fedloom.parts import parameters_of, squared_distance
 
 
 class FedProx(FedAvg):

@@ -1,6 +1,6 @@
 """FedRep: first the own head, then the common representation (Collins et al., 2021)."""
 
-from fedloom.client import Client
+from fedloom.core.client import Client
 from fedloom.methods.fedper import FedPer
 
 

@@ -4,13 +4,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from fedloom.client import Client
-from fedloom.data.batch import Batch, FeatureBatch
+from fedloom.core.batches import Batch, FeatureBatch
+from fedloom.core.client import Client
+from fedloom.core.state import Part, copy_
+from fedloom.core.task import Task
+from fedloom.data.augment import sobel
 from fedloom.losses import supcon
-from fedloom.methods.probes import Probed
+from fedloom.methods.addons.probes import Probed
 from fedloom.objectives import SelfSupervised, Views, mlp
-from fedloom.parts import Part, copy_
-from fedloom.task import Task
 
 
 class FedStyle(Probed):
@@ -56,7 +57,7 @@ class FedStyle(Probed):
 
     def style_loss(self, client: Client, batch: Batch) -> Tensor:
         """Supervised InfoNCE with two classes: the images and their filtered copies."""
-        z = client.style_projector(client.style(torch.cat([batch.plain, batch.sobel])))
+        z = client.style_projector(client.style(torch.cat([batch.plain, batch.normalise(sobel(batch.image))])))
         style = torch.cat([torch.zeros_like(z[: batch.size, 0]), torch.ones_like(z[: batch.size, 0])])
         return supcon(normalize(z, dim=1), style, self.tau, "out")  # Eq. 2
 
@@ -71,7 +72,7 @@ class FedStyle(Probed):
         objective: SelfSupervised = client.objective
         content = objective.encode(client.model, batch)
         with torch.no_grad():
-            styles = client.style(batch.plain), client.style(batch.sobel)
+            styles = client.style(batch.plain), client.style(batch.normalise(sobel(batch.image)))
         online = self.infuse(client, content.online, styles)
         target = None if content.target is None else self.infuse(client, content.target, styles)
         infused = objective.contrast(client.model, Views(online, target), remember=False)

@@ -1,6 +1,6 @@
 """LG-FedAvg: local representations, a global head (Liang et al., 2020)."""
 
-from fedloom.methods.base import Method
+from fedloom.core.method import Method
 
 
 class LGFedAvg(Method):

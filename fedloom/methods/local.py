@@ -1,6 +1,6 @@
 """No communication: what a client reaches alone."""
 
-from fedloom.methods.base import Method
+from fedloom.core.method import Method
 
 
 class Local(Method):

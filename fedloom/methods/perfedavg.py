@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.client import Client
-from fedloom.data.batch import Batch
+from fedloom.core.batches import Batch
+from fedloom.core.client import Client
+from fedloom.core.state import inner_product
 from fedloom.methods.fedavg import FedAvg
-from fedloom.parts import inner_product
 
 
 class PerFedAvg(FedAvg):

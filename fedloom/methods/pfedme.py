@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.client import Client
-from fedloom.data.batch import Batch
-from fedloom.errors import UserError
-from fedloom.message import Message
+from fedloom.core.batches import Batch
+from fedloom.core.client import Client
+from fedloom.core.errors import UserError
+from fedloom.core.message import Message
+from fedloom.core.server import Server
+from fedloom.core.state import Part, copy_, parameters_of, squared_distance
+from fedloom.core.task import Task
 from fedloom.methods.fedavg import FedAvg
-from fedloom.parts import Part, copy_, parameters_of, squared_distance
-from fedloom.server import Server
-from fedloom.task import Task
 
 
 class PFedMe(FedAvg):

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fedloom.client import Client
-from fedloom.data.batch import Batch
+from fedloom.core.batches import Batch
+from fedloom.core.client import Client
+from fedloom.core.state import Part
+from fedloom.core.task import Task
 from fedloom.losses import supcon
-from fedloom.methods.heads import Headed
+from fedloom.methods.addons.heads import Headed
 from fedloom.objectives import mlp
-from fedloom.parts import Part
-from fedloom.task import Task
 
 
 class RepPer(Headed):

@@ -6,14 +6,13 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedloom.client import Client
-from fedloom.data.batch import Batch
-from fedloom.message import Message
+from fedloom.core.batches import Batch
+from fedloom.core.client import Client, FitResult
+from fedloom.core.message import Message
+from fedloom.core.server import Server
+from fedloom.core.state import Part, copy_, inner_product, parameters_of, under
+from fedloom.core.task import Task
 from fedloom.methods.fedavg import FedAvg
-from fedloom.parts import Part, copy_, inner_product, parameters_of, under
-from fedloom.server import Server
-from fedloom.task import Task
-from fedloom.worker import Told
 
 
 class SCAFFOLD(FedAvg):
@@ -44,8 +43,8 @@ class SCAFFOLD(FedAvg):
         if self.option == "I":
             client.steps(self.add_gradient, train="model", epochs=1, purpose="control")
             copy_(client.model, client.received.model)  # batch-norm statistics have moved
-        told = client.steps(self.step, train="model")
-        self.renew_control(client, told)
+        result = client.steps(self.step, train="model")
+        self.renew_control(client, result)
 
     def add_gradient(self, client: Client, batch: Batch) -> None:
         """Sums up n∇f(x) in `change`."""
@@ -63,16 +62,16 @@ class SCAFFOLD(FedAvg):
         client.descend("model", loss + inner_product(parameters_of(client.model), corrections), plain=True)
 
     @torch.no_grad()
-    def renew_control(self, client: Client, told: Told) -> None:
+    def renew_control(self, client: Client, result: FitResult) -> None:
         """c_i⁺, by (I) or (II); without a step c_i stays."""
         parts = client.own_control, client.received.control, client.change, client.received.model, client.model
         for c_i, c, change, x, y in zip(*map(parameters_of, parts), strict=True):
-            if told.steps == 0:
+            if result.steps == 0:
                 change.zero_()
             elif self.option == "I":
                 change.copy_(change / client.size - c_i)
             else:
-                change.copy_((x - y) / (told.steps * told.lr) - c)
+                change.copy_((x - y) / (result.steps * result.lr) - c)
             c_i.add_(change)
 
     def combine(self, server: Server, messages: Iterator[Message]) -> None:

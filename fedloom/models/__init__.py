@@ -1,11 +1,9 @@
 """Networks, each split into an extractor and a head, with named layers that methods may read."""
 
-from importlib import import_module
-from pkgutil import iter_modules
+from fedloom.core.registry import import_all
+from fedloom.core.task import Shape
+from fedloom.models.base import MODELS, Factory, SplitModel, check, register, tapped
 
-from fedloom.models.base import Shape, SplitModel, build, check, models, register, tapped
+import_all(__name__)
 
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
-
-__all__ = ["Shape", "SplitModel", "build", "check", "models", "register", "tapped"]
+__all__ = ["MODELS", "Factory", "Shape", "SplitModel", "check", "register", "tapped"]

@@ -1,25 +1,16 @@
 """What a model is here: an extractor, a head, names for the layers between; and how one is built by name."""
 
-import inspect
-import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from math import inf
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import Field
-from pydantic.fields import FieldInfo
 from torch import Tensor, nn
 
-from fedloom import plugins
-from fedloom.errors import UserError, nearest
-
-Shape = tuple[int, int, int]
-"""Channels, height and width of one image."""
-Width = Annotated[int, Field(ge=1)]
-"""An option that counts units or channels."""
-Share = Annotated[float, Field(ge=0, lt=1)]
-"""An option that is a probability below one, such as dropout."""
+from fedloom.core.errors import UserError, nearest
+from fedloom.core.options import declared, validated
+from fedloom.core.registry import Registry, subclass_of
+from fedloom.core.task import Shape
 
 
 class SplitModel(nn.Module):
@@ -66,99 +57,54 @@ def _keep(outputs: dict[str, Tensor], name: str, module: nn.Module, inputs: obje
     outputs[name] = output.flatten(1)
 
 
-Network = TypeVar("Network", bound=type[SplitModel])
+Model = TypeVar("Model", bound=type[SplitModel])
 
-_registry: dict[str, type[SplitModel]] = {}
-MODELS = plugins.Kind(
-    "fedloom.models", "model", "a subclass of fedloom.models.SplitModel",
-    lambda thing: isinstance(thing, type) and issubclass(thing, SplitModel) and thing is not SplitModel,
+MODELS: Registry[type[SplitModel]] = Registry(
+    "model.name", "a subclass of fedloom.models.SplitModel", subclass_of(SplitModel), package="fedloom.models",
+    group="fedloom.models",
 )  # fmt: skip
 
 
-def register(name: str) -> Callable[[Network], Network]:
+def register(name: str) -> Callable[[Model], Model]:
     """Makes a network known under this name."""
 
-    def add(network: Network) -> Network:
-        if name in _registry and _registry[name].__module__.startswith("fedloom."):
-            raise UserError(f"a model is already registered as '{name}': choose another name")
+    def add(network: Model) -> Model:
         network.name = name
-        _registry[name] = network
+        MODELS.add(name, network)
         return network
 
     return add
 
 
-def models() -> dict[str, str]:
-    """Every registered network by name, with the first line of its docstring."""
-    return {name: (network.__doc__ or "").split("\n")[0] for name, network in sorted(_registry.items())}
+@dataclass(frozen=True)
+class Factory:
+    """Builds the network of a name; weights are drawn from torch's global generator.
+
+    >>> Factory("mlp", {"hidden": 32})(shape=(1, 8, 8), classes=10).features
+    64
+    """
+
+    name: str = "mlp"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, shape: Shape, classes: int) -> SplitModel:
+        """The network for images of this shape."""
+        options = check(self.name, self.options)
+        network = MODELS.find(self.name)
+        if len(shape) != 3 or min(shape) < 1:
+            raise UserError(
+                f"model '{self.name}' needs a shape of channels, height and width, each at least 1, not {shape}"
+            )
+        if min(shape[1:]) < network.smallest:
+            least = network.smallest
+            raise UserError(
+                f"model '{self.name}' needs images of at least {least}×{least} pixels: the shape is {shape}"
+            )
+        if classes < 1:
+            raise UserError(f"model '{self.name}' needs at least one class, not {classes}")
+        return network(shape, classes, **options)
 
 
-def build(name: str, *, shape: Shape, classes: int, **options: Any) -> SplitModel:
-    """The network of this name for images of this shape, its weights drawn from torch's global generator."""
-    check(name, options)
-    network = _network(name)
-    if len(shape) != 3 or min(shape) < 1:
-        raise UserError(f"model '{name}' needs a shape of channels, height and width, each at least 1, not {shape}")
-    if min(shape[1:]) < network.smallest:
-        least = network.smallest
-        raise UserError(f"model '{name}' needs images of at least {least}×{least} pixels: the shape is {shape}")
-    if classes < 1:
-        raise UserError(f"model '{name}' needs at least one class, not {classes}")
-    return network(shape, classes, **options)
-
-
-def _network(name: str) -> type[SplitModel]:
-    found: type[SplitModel] | None = _registry.get(name) or plugins.find(MODELS, name)
-    if found is None:
-        choice = nearest(name, [*_registry, *plugins.names(MODELS)])
-        raise UserError(f"model '{name}' is unknown: {choice}, or one of yours: path/to/file.py:Name")
-    return found
-
-
-def _options(network: type[SplitModel]) -> dict[str, inspect.Parameter]:
-    """The network's own options."""
-    parameters = inspect.signature(network).parameters.values()
-    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
-
-
-def check(model: str, options: Mapping[str, Any]) -> None:
-    """Refuses an unknown model, an unknown option or a wrong value, before anything is built."""
-    known = _options(_network(model))
-    for option, value in options.items():
-        if option not in known:
-            hint = nearest(option, known) if known else "it has none"
-            raise UserError(f"model '{model}' has no option '{option}': {hint}")
-        if wanted := _wanted(value, known[option]):
-            raise UserError(f"option '{option}' of model '{model}' is {wanted}, not {value!r}")
-
-
-def _wanted(value: Any, option: inspect.Parameter) -> str | None:
-    """What a value should have been, told by the option's annotation and default: a choice, a switch, a number."""
-    if get_origin(option.annotation) is Literal:
-        choices = get_args(option.annotation)
-        return None if value in choices else " or ".join(map(str, choices))
-    default = option.default
-    if isinstance(default, bool):
-        return None if isinstance(value, bool) else "true or false"
-    if not isinstance(default, int | float):
-        return None
-    field = FieldInfo.from_annotation(option.annotation)
-    whole = isinstance(default, int) and field.annotation is not float
-    limits = {sign: getattr(limit, sign) for limit in field.metadata for sign in _SIGNS if hasattr(limit, sign)}
-    number = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and -inf < value < inf
-    if number and all(_SIGNS[sign](value, limit) for sign, limit in limits.items()):
-        return None
-    return ("a whole number" if whole else "a number") + _range(limits)
-
-
-_SIGNS: dict[str, Callable[[Any, Any], bool]] = {sign: getattr(operator, sign) for sign in ("ge", "gt", "le", "lt")}
-
-
-def _range(limits: Mapping[str, float]) -> str:
-    """Bounds in words: " of at least 1", " in [0, 1)"."""
-    if len(limits) == 2:
-        opening, closing = "[" if "ge" in limits else "(", "]" if "le" in limits else ")"
-        low, high = (limits.get(closed, limits.get(open)) for closed, open in (("ge", "gt"), ("le", "lt")))
-        return f" in {opening}{low}, {high}{closing}"
-    words = {"ge": "of at least", "gt": "above", "le": "of at most", "lt": "below"}
-    return "".join(f" {words[sign]} {limit}" for sign, limit in limits.items())
+def check(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a network, validated before anything is built."""
+    return validated(declared(MODELS.find(name)), options, "model", name)

@@ -4,8 +4,10 @@ from collections import OrderedDict
 
 from torch import nn
 
-from fedloom.models.base import Shape, Share, SplitModel, Width, register
-from fedloom.randomness import Dropout
+from fedloom.core.options import Count, Share
+from fedloom.core.rng import Dropout
+from fedloom.core.task import Shape
+from fedloom.models.base import SplitModel, register
 
 
 @register("cnn2")
@@ -22,7 +24,7 @@ class CNN2(SplitModel):
     taps = ("extractor.pool1", "extractor.pool2", "extractor.relu3")
 
     def __init__(
-        self, shape: Shape, classes: int, *, features: Width = 128, dropout: Share = 0.3, signed: bool = False
+        self, shape: Shape, classes: int, *, features: Count = 128, dropout: Share = 0.3, signed: bool = False
     ):
         super().__init__()
         channels, height, width = shape

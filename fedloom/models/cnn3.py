@@ -4,7 +4,8 @@ from collections import OrderedDict
 
 from torch import nn
 
-from fedloom.models.base import Shape, SplitModel, register
+from fedloom.core.task import Shape
+from fedloom.models.base import SplitModel, register
 
 
 @register("cnn3")

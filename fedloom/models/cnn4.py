@@ -1,9 +1,13 @@
 """FedCRC's network: four convolutional layers and one fully connected layer, which is the head (its §IV)."""
 
+from typing import Annotated
+
+from pydantic import Field
 from torch import nn
 
-from fedloom.errors import UserError
-from fedloom.models.base import Shape, SplitModel, Width, register
+from fedloom.core.errors import UserError
+from fedloom.core.task import Shape
+from fedloom.models.base import SplitModel, register
 
 
 @register("cnn4")
@@ -19,7 +23,15 @@ class CNN4(SplitModel):
     smallest = 8
     taps = ("extractor.pool1", "extractor.pool2", "extractor.pool3", "extractor.flatten")
 
-    def __init__(self, shape: Shape, classes: int, *, norm: bool = False, flat: bool = False, width: Width = 0):
+    def __init__(
+        self,
+        shape: Shape,
+        classes: int,
+        *,
+        norm: bool = False,
+        flat: bool = False,
+        width: Annotated[int, Field(ge=0)] = 0,
+    ):
         super().__init__()
         widths = (width,) * 4 if width else (32, 64, 128, 256)
         if flat and min(shape[1:]) < 16:

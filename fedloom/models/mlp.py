@@ -2,7 +2,9 @@
 
 from torch import nn
 
-from fedloom.models.base import Shape, SplitModel, Width, register
+from fedloom.core.options import Count
+from fedloom.core.task import Shape
+from fedloom.models.base import SplitModel, register
 
 
 @register("mlp")
@@ -14,7 +16,7 @@ class MLP(SplitModel):
 
     taps = ("extractor.relu1", "extractor.relu2")
 
-    def __init__(self, shape: Shape, classes: int, *, hidden: Width = 128, features: Width = 64, norm: bool = False):
+    def __init__(self, shape: Shape, classes: int, *, hidden: Count = 128, features: Count = 64, norm: bool = False):
         super().__init__()
         channels, height, width = shape
         self.features = features

@@ -2,7 +2,8 @@
 
 from torch import nn
 
-from fedloom.models.base import Shape, SplitModel, register
+from fedloom.core.task import Shape
+from fedloom.models.base import SplitModel, register
 
 # Output width and stride of each separable block. Table 1 prints stride 2 for the last one, which its own map
 # sizes (7×7 in, 7×7 out) contradict.

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from fedloom.models.base import Shape, SplitModel, tapped
+from fedloom.core.task import Shape
+from fedloom.models.base import SplitModel, tapped
 
 
 class Tapped(SplitModel):

@@ -4,7 +4,8 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from fedloom.models.base import Shape, SplitModel, register
+from fedloom.core.task import Shape
+from fedloom.models.base import SplitModel, register
 from fedloom.models.residual import BasicBlock, initialise
 
 

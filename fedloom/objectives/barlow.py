@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from fedloom.core.options import Positive
 from fedloom.losses import barlow_twins
 from fedloom.models import SplitModel
 from fedloom.objectives.base import SelfSupervised, Views
@@ -10,7 +11,7 @@ from fedloom.objectives.base import SelfSupervised, Views
 class Barlow(SelfSupervised):
     """The cross-correlation of two views' projections should be the identity."""
 
-    lambd: float = 0.005
+    lambd: Positive = 0.005
     """Weight of the off-diagonal terms."""
 
     def compare(self, model: SplitModel, projected: Views, *, remember: bool = True) -> Tensor:

@@ -7,20 +7,18 @@ representations in between (FedStyle). `contrast` is `project`, then `compare`: 
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast, dataclass_transform
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedloom import plugins
-from fedloom.data.batch import Batch
-from fedloom.errors import UserError, nearest
+from fedloom.core.batches import Batch
+from fedloom.core.options import Count, declared, validated
+from fedloom.core.registry import Registry, subclass_of
+from fedloom.core.state import copy_
 from fedloom.models import SplitModel
-from fedloom.parts import copy_
-
-OBJECTIVES: dict[str, type["Objective"]] = {}
 
 
 class Views(NamedTuple):
@@ -43,7 +41,7 @@ class Objective:
         dataclass(frozen=True, kw_only=True)(cls)
         cls.name = cls.__name__.lower()
         if not abstract:
-            OBJECTIVES[cls.name] = cls
+            OBJECTIVES.add(cls.name, cls)
 
     def equip(self, model: SplitModel) -> SplitModel:
         """Gives the network the head that this objective trains."""
@@ -80,9 +78,9 @@ class _Scored(nn.Module):
 class SelfSupervised(Objective, abstract=True):
     """A loss between two views of the same images; the head is a two-layer projector."""
 
-    hidden: int = 256
+    hidden: Count = 256
     """Width inside the projector."""
-    width: int = 128
+    width: Count = 128
     """Width of the projection."""
 
     def equip(self, model: SplitModel) -> SplitModel:
@@ -168,22 +166,13 @@ def _frozen(module: nn.Module) -> nn.Module:
     return module
 
 
-KIND = plugins.Kind(
-    "fedloom.objectives", "objective.name =", "a subclass of fedloom.objectives.Objective",
-    lambda thing: isinstance(thing, type) and issubclass(thing, Objective) and thing is not Objective,
+OBJECTIVES: Registry[type[Objective]] = Registry(
+    "objective.name", "a subclass of fedloom.objectives.Objective", subclass_of(Objective),
+    package="fedloom.objectives", group="fedloom.objectives",
 )  # fmt: skip
 
 
 def get(name: str, **parameters: Any) -> Objective:
-    """An objective with its hyperparameters, checked."""
-    found: type[Objective] | None = OBJECTIVES.get(name) or plugins.find(KIND, name)
-    if found is None:
-        choice = nearest(name, [*OBJECTIVES, *plugins.names(KIND)])
-        raise UserError(f"objective.name = '{name}' is unknown: {choice}, or one of yours: path/to/file.py:Name")
-    known = {field.name: field.type for field in fields(found)}
-    for parameter, value in parameters.items():
-        if parameter not in known:
-            raise UserError(f"objective.{parameter} = {value!r}: {name} has no such field: {nearest(parameter, known)}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise UserError(f"objective.{parameter} = {value!r}: write a number above 0")
-    return found(**parameters)
+    """An objective with its hyperparameters, validated."""
+    found = OBJECTIVES.find(name)
+    return found(**validated(declared(found), parameters, "objective", name))

@@ -4,7 +4,8 @@ from typing import cast
 
 from torch import Tensor
 
-from fedloom.data.batch import Batch
+from fedloom.core.batches import Batch
+from fedloom.core.options import Positive
 from fedloom.losses import byol
 from fedloom.models import SplitModel
 from fedloom.objectives.base import SelfSupervised, Slow, Views
@@ -14,7 +15,7 @@ from fedloom.objectives.simsiam import Predicting
 class BYOL(SelfSupervised):
     """A prediction from one view matches the slow copy's projection of the other."""
 
-    momentum: float = 0.99
+    momentum: Positive = 0.99
     """How slowly the target follows."""
 
     def equip(self, model: SplitModel) -> SplitModel:

@@ -5,7 +5,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedloom.data.batch import Batch
+from fedloom.core.batches import Batch
 from fedloom.models import SplitModel
 from fedloom.objectives.base import Objective
 

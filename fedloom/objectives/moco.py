@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fedloom.data.batch import Batch
+from fedloom.core.batches import Batch
+from fedloom.core.options import Count, Positive
 from fedloom.losses import enqueue, moco
 from fedloom.models import SplitModel
 from fedloom.objectives.base import SelfSupervised, Slow, Views
@@ -27,11 +28,11 @@ class KeyEncoder(Slow):
 class MoCo(SelfSupervised):
     """A query matches its own key among a queue of earlier keys. MoCo v2: with the two-layer projector."""
 
-    tau: float = 0.07
+    tau: Positive = 0.07
     """Temperature."""
-    momentum: float = 0.99
+    momentum: Positive = 0.99
     """How slowly the key encoder follows."""
-    keys: int = 1024
+    keys: Count = 1024
     """Length of the queue."""
 
     def equip(self, model: SplitModel) -> SplitModel:

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from fedloom.core.options import Positive
 from fedloom.losses import nt_xent
 from fedloom.models import SplitModel
 from fedloom.objectives.base import SelfSupervised, Views
@@ -10,7 +11,7 @@ from fedloom.objectives.base import SelfSupervised, Views
 class SimCLR(SelfSupervised):
     """Two views of an image attract, all other images repel."""
 
-    tau: float = 0.07
+    tau: Positive = 0.07
     """Temperature."""
 
     def compare(self, model: SplitModel, projected: Views, *, remember: bool = True) -> Tensor:

@@ -10,12 +10,12 @@ from threading import Condition, Event, Thread
 from types import TracebackType
 from typing import Self
 
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
+from fedloom.experiment.run_folder import RECIPE
 from fedloom.report.page.figure import Page
 from fedloom.report.page.insight import Insights
 from fedloom.report.page.page import as_json, html, page_of
 from fedloom.report.page.runs import entries_of, read_runs
-from fedloom.storage.folder import RECIPE
 
 HOST = "127.0.0.1"
 EVERY = 0.5

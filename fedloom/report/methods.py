@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from fedloom import methods
-from fedloom.trust.combination import unprotected
 from fedloom.trust.privacy import uncovered
+from fedloom.trust.robust import unprotected
 
 
 def list_one(out: Console, row: dict[str, Any]) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from fedloom.data.plot import COLOURS, GREY, INK, PAPER
+from fedloom.report.federation_plot import COLOURS, GREY, INK, PAPER
 from fedloom.report.table import percent
-from fedloom.runs.sweeping import Setting, short_names
+from fedloom.runs.sweep import Setting, short_names
 
 SCORES = {"personal_accuracy": "clients %", "global_accuracy": "global %"}
 NOTE = (

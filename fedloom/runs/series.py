@@ -14,19 +14,20 @@ from typing import Any
 
 import yaml
 
+from fedloom.config.loading import read_yaml
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
+from fedloom.core.signals import Interrupted, Interrupts
+from fedloom.core.task import Task
 from fedloom.data import Dataset
-from fedloom.errors import UserError
-from fedloom.experiment import Experiment, Record
-from fedloom.raw import read_yaml
-from fedloom.recipe import Recipe
-from fedloom.runs.beside import run_beside
-from fedloom.runs.interrupts import Interrupted, Interrupts
-from fedloom.runs.preparing import load_dataset, make_task
-from fedloom.runs.resuming import ended, refuse_differences
-from fedloom.storage.files import write_whole
-from fedloom.storage.folder import METRICS, holds_run
-from fedloom.storage.lock import RunLock
-from fedloom.task import Task
+from fedloom.experiment.build import load_dataset, make_task
+from fedloom.experiment.files import write_whole
+from fedloom.experiment.lock import RunLock
+from fedloom.experiment.loop import Experiment
+from fedloom.experiment.records import RoundRecord, Summary
+from fedloom.experiment.resume import ended, refuse_differences
+from fedloom.experiment.run_folder import METRICS, holds_run
+from fedloom.runs.parallel import run_beside
 
 log = logging.getLogger("fedloom")
 
@@ -38,9 +39,9 @@ def run_series(
     *,
     resume: bool = False,
     parallel: int = 1,
-    on_run: Callable[[Recipe], Callable[[Record], None]] | None = None,
-    on_end: Callable[[list[Record]], None] | None = None,
-) -> list[Record]:
+    on_run: Callable[[Recipe], Callable[[RoundRecord], None]] | None = None,
+    on_end: Callable[[list[Summary]], None] | None = None,
+) -> list[Summary]:
     """Runs all recipes (each has its own `out`, in the folder of `described`) and returns their summaries.
 
     `described` is the file that holds the description; one that is there already is refused, unless to `resume`, and
@@ -54,7 +55,7 @@ def run_series(
     if not left:
         log.warning("all %d runs in '%s' are finished: there is nothing to resume", len(recipes), folder)
     _rehearse(left, tasks)
-    summaries: list[Record] = []
+    summaries: list[Summary] = []
     with ExitStack() as stack:
         _make(folder)
         stack.callback(RunLock(folder).release)
@@ -82,7 +83,7 @@ def run_series(
     return summaries
 
 
-def _tell_end(on_run: Callable[[Recipe], Callable[[Record], None]] | None, recipe: Recipe) -> None:
+def _tell_end(on_run: Callable[[Recipe], Callable[[RoundRecord], None]] | None, recipe: Recipe) -> None:
     """A run that was elsewhere is told of when it ends, by its last round."""
     assert recipe.out is not None
     if on_run is not None:

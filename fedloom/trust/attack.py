@@ -8,13 +8,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.checking import Section
-from fedloom.engines import Engine
-from fedloom.errors import UserError
-from fedloom.job import Job, Result
-from fedloom.message import Message
-from fedloom.parts import State
-from fedloom.randomness import key, numpy_generator
+from fedloom.core.checking import Section
+from fedloom.core.errors import UserError
+from fedloom.core.job import Job, Result, Runner
+from fedloom.core.message import Message
+from fedloom.core.rng import key, numpy_generator
+from fedloom.core.state import State
 
 STRENGTH = {"signflip": 1.0, "scale": 10.0, "noise": 1.0}
 
@@ -35,7 +34,7 @@ class AttackSettings(Section):
 
 
 class Attack:
-    """Stands between an engine and the server.
+    """Which clients are hostile, and what they send.
 
     The hostile clients are drawn once, by the seed. They train honestly and keep what they keep; only what they send is
     falsified: every float but row weights (`uncounted`), as a change of their update, that is of what they send minus
@@ -54,23 +53,6 @@ class Attack:
         chosen = numpy_generator(seed, "attack").choice(len(clients), count, replace=False)
         self.hostile = frozenset(clients[i] for i in chosen)
 
-    def run(self, engine: Engine, jobs: Iterable[Job]) -> Iterator[Result]:
-        """The engine's results, those of hostile clients falsified."""
-        given: dict[int, Job] = {}
-        for result in engine.run(self._noting(jobs, given)):
-            if result.client in self.hostile and result.message is not None:
-                job = given.pop(result.client)
-                yield replace(result, message=self.falsified(result.message, job.message, job.round))
-            else:
-                yield result
-
-    def _noting(self, jobs: Iterable[Job], given: dict[int, Job]) -> Iterator[Job]:
-        """Jobs as they are; those of hostile clients are remembered until they answer."""
-        for job in jobs:
-            if job.client in self.hostile:
-                given[job.client] = job
-            yield job
-
     def falsified(self, message: Message, received: Message, round: int) -> Message:
         """What a hostile client sends instead of a message."""
         generator = torch.Generator().manual_seed(key(self.seed, round, message.client, "attack"))
@@ -88,3 +70,26 @@ class Attack:
             return value + s * torch.randn(value.shape, generator=generator).to(value)
         start = torch.zeros_like(value) if start is None else start.to(value)
         return start + (value - start) * (-s if self.settings.kind == "signflip" else s)
+
+
+class FalsifyMessages:
+    """Middleware around an engine: hostile clients' messages are falsified."""
+
+    def __init__(self, engine: Runner, attack: Attack):
+        self._engine, self._attack = engine, attack
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Results, those of hostile clients falsified."""
+        given: dict[int, Job] = {}
+        for result in self._engine.run(self._noting(jobs, given)):
+            job = given.pop(result.client, None)
+            if job is not None and result.message is not None:
+                result = replace(result, message=self._attack.falsified(result.message, job.message, job.round))
+            yield result
+
+    def _noting(self, jobs: Iterable[Job], given: dict[int, Job]) -> Iterator[Job]:
+        """Jobs as they are; those of hostile clients are remembered until they answer."""
+        for job in jobs:
+            if job.client in self._attack.hostile:
+                given[job.client] = job
+            yield job

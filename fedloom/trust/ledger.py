@@ -7,19 +7,16 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedloom.errors import UserError
-from fedloom.lane import Lane
-from fedloom.message import Message
-from fedloom.parts import nbytes, under
-
-if TYPE_CHECKING:
-    from fedloom.methods.base import Method
-    from fedloom.recipe import Recipe
+from fedloom.core.errors import UserError
+from fedloom.core.message import Message
+from fedloom.core.method import Method
+from fedloom.core.state import nbytes, under
+from fedloom.core.workspace import Workspace
 
 Direction = Literal["up", "down"]
 Contents = frozenset[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]
@@ -53,10 +50,16 @@ class Ledger:
         self._entries: dict[tuple[Direction, Contents], Entry] = {}
         self._about: dict[str, Any] = {}
 
-    def describe(self, lane: Lane, recipe: "Recipe") -> None:
-        """What there is besides messages: the parts that stay, the data, the numbers that are told."""
-        method, task = lane.setup.method, lane.setup.task
-        sent = set() if method.pooled else set(lane.sent)
+    def describe(self, workspace: Workspace, *, models: bool, privacy: Mapping[str, Any] | None) -> None:
+        """What there is besides messages: the parts that stay, the data, the numbers that are reported.
+
+        Args:
+            workspace: A workspace of the experiment.
+            models: Whether personal models are stored with the run.
+            privacy: The recipe's `privacy` section.
+        """
+        method, task = workspace.setup.method, workspace.setup.task
+        sent = set() if method.pooled else set(workspace.sent)
         held = sum(map(len, (*task.federation.train, *task.federation.test)))
         count = held if task.elsewhere else len(task.dataset)
         image, label = (nbytes({"": tensor[:1]}) for tensor in (task.dataset.images, task.dataset.labels))
@@ -64,7 +67,9 @@ class Ledger:
             "method": method.name,
             "pooled": method.pooled,
             "never": [
-                *_stays({name: t for name, t in lane.tensors.items() if name not in sent}, method, lane.private),
+                *_stays(
+                    {name: t for name, t in workspace.tensors.items() if name not in sent}, method, workspace.private
+                ),
                 {"part": "images", "tensors": count, "bytes": count * image, "why": "data"},
                 {"part": "labels", "tensors": count, "bytes": count * label, "why": "data"},
             ],
@@ -72,8 +77,8 @@ class Ledger:
                 "with every message: the number of training samples, the mean training loss",
                 "when evaluated: samples right, samples tested and loss of the client's own test data",
             ],
-            "models": recipe.storage.personal_models,
-            "privacy": None if recipe.privacy is None else recipe.privacy.model_dump(mode="json"),
+            "models": models,
+            "privacy": None if privacy is None else dict(privacy),
         }
 
     def add(self, direction: Direction, round: int, client: int, message: Message) -> None:
@@ -149,7 +154,7 @@ def _members(found: Iterable[tuple[int, int]]) -> set[int]:
     return {number for first, last in found for number in range(first, last + 1)}
 
 
-def _stays(tensors: Mapping[str, Tensor], method: "Method", private: tuple[str, ...]) -> list[dict[str, Any]]:
+def _stays(tensors: Mapping[str, Tensor], method: Method, private: tuple[str, ...]) -> list[dict[str, Any]]:
     """Parts that are not sent, by the longest path that is spoken of."""
     groups: dict[tuple[str, str], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -160,7 +165,7 @@ def _stays(tensors: Mapping[str, Tensor], method: "Method", private: tuple[str, 
     ]
 
 
-def _why(name: str, method: "Method", private: tuple[str, ...]) -> tuple[str, str]:
+def _why(name: str, method: Method, private: tuple[str, ...]) -> tuple[str, str]:
     for paths, why in (
         (private, "private module"),
         (method.keeps, "kept by the client"),

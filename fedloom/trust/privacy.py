@@ -11,25 +11,22 @@ the promise is about and what it is not about.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.checking import Section
-from fedloom.errors import UserError
-from fedloom.message import Message
-from fedloom.parts import State, under
-from fedloom.randomness import key
-from fedloom.trust.rehearsal import use_of_messages
-from fedloom.trust.robust import clip_factor, joint_norm
-from fedloom.trust.sealed import Sealed
-
-if TYPE_CHECKING:
-    from fedloom.methods.base import Method
-    from fedloom.server import By, Server
+from fedloom.core.checking import Section
+from fedloom.core.errors import UserError
+from fedloom.core.message import Message
+from fedloom.core.method import Method
+from fedloom.core.rng import key
+from fedloom.core.server import By, Server
+from fedloom.core.state import State, under
+from fedloom.trust.access import Sealed, use_of_messages
+from fedloom.trust.centres import clip_factor, joint_norm
 
 
 class PrivacySettings(Section):
@@ -48,7 +45,7 @@ class PrivacySettings(Section):
 class PrivateAverage:
     """Clipping, the uniform mean and noise. Streams: constant memory."""
 
-    def __init__(self, settings: PrivacySettings, method: "Method", participants: float, seed: int):
+    def __init__(self, settings: PrivacySettings, method: Method, participants: float, seed: int):
         self.settings, self.method, self.participants, self.seed = settings, method, participants, seed
         self.refusal = f"privacy: method.name = '{method.name}' {_READS}; {_REMEDY}"
         if reason := uncovered(method):
@@ -57,7 +54,7 @@ class PrivateAverage:
 
     def average(
         self,
-        server: "Server",
+        server: Server,
         messages: Iterable[Message],
         paths: tuple[str, ...] | None,
         rows: "By",
@@ -102,7 +99,7 @@ _READS = "looks at single clients' messages, which clipping and noise do not cov
 _ADDS_UP = "adds up or weighs by what clients send (class counts, control variates), which clipping does not cover"
 
 
-def uncovered(method: "Method") -> str | None:
+def uncovered(method: Method) -> str | None:
     """Why a method cannot be private, as far as a rehearsal of its `combine` shows; messages are sealed anyway."""
     if method.pooled:
         return "pools all data in one place, so that there are no clients to protect"

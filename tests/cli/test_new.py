@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedloom import cli
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
 
 
 def new(*arguments: str) -> str:

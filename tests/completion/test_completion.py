@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedloom import cli, methods
-from fedloom.completion import outline
-from fedloom.completion.commands import outline_of
-from fedloom.completion.offers import matching
+from fedloom.cli.completion import outline
+from fedloom.cli.completion.commands import outline_of
+from fedloom.cli.completion.offers import matching
 from fedloom.engines import ENGINES
 from fedloom.models import models
 
@@ -45,7 +45,7 @@ def test_names_are_completed_as_they_are_registered(capsys, monkeypatch):
         return offered(capsys, monkeypatch, line)
 
     assert {"run", "sweep", "compare", "new", "data"} <= set(tab("fedloom "))
-    assert tab("fedloom run --method fedp") == sorted(name for name in methods.REGISTRY if name.startswith("fedp"))
+    assert tab("fedloom run --method fedp") == sorted(name for name in methods.METHODS if name.startswith("fedp"))
     assert tab("fedloom methods scaf") == ["scaffold"]
     assert tab("fedloom compare --methods local,fedavg,fedpro") == ["local,fedavg,fedproto", "local,fedavg,fedprox"]
     assert set(tab("fedloom run --model ")) == set(models())

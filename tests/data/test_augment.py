@@ -7,18 +7,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fedloom.data.augment import (
-    Augment,
-    crop,
-    flip,
-    grayscale,
-    jitter,
-    noise,
-    parse_augment,
-    resized_crop,
-    sobel,
-)
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
+from fedloom.data.augment import Augment, crop, flip, grayscale, jitter, noise, parse_augment, resized_crop, sobel
 
 torch.set_num_threads(1)
 

@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 import torch
 
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
 from fedloom.data import Dataset, combine, limit, resize
-from fedloom.errors import UserError
-from fedloom.recipe import Recipe
-from fedloom.runs.preparing import load_dataset
+from fedloom.experiment.build import load_dataset
 
 
 def make(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedloom.core.errors import UserError
 from fedloom.data import Dataset, Federation, counts, federate
-from fedloom.errors import UserError
 
 
 def make(per_class: int = 240, classes: int = 10, tested: float = 0.25, groups: list[int] | None = None) -> Dataset:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedloom.core.errors import UserError
 from fedloom.data import data_folder, describe, load
 from fedloom.data.sources import SOURCES
 from fedloom.data.sources.idx import FashionMnist
-from fedloom.errors import UserError
 
 
 class FakeSplit:

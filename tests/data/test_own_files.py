@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedloom.core.errors import UserError
 from fedloom.data import load
-from fedloom.errors import UserError
 
 Picture = Callable[..., None]
 

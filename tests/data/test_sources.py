@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedloom.core.errors import UserError
 from fedloom.data import Dataset, load
-from fedloom.errors import UserError
 
 RNG = np.random.default_rng(0)
 

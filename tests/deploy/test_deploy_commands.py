@@ -12,10 +12,10 @@ from federated import make_federation, small_recipe
 from typer.testing import CliRunner
 
 from fedloom.cli import app
+from fedloom.core.errors import RunError, UserError
 from fedloom.deploy.certificates import read_key
 from fedloom.deploy.launch import environment
 from fedloom.deploy.terms import Federation
-from fedloom.errors import RunError, UserError
 
 INIT = ("deploy", "init", "fed", "--host", "fl.example.org", "--organisations", "north,south", "--recipe", "my.yaml")
 LIKE = ("--classes", "cat,dog", "--shape", "3x32x32")

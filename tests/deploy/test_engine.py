@@ -12,6 +12,10 @@ from flwr.app import Message as Parcel
 from safetensors.torch import load_file
 from tiny import same_state, without_times
 
+from fedloom.core.errors import UserError
+from fedloom.core.failures import ClientError, RoundError
+from fedloom.core.job import Job, Result
+from fedloom.core.message import Message, MessageError, pack
 from fedloom.deploy import fleet as fleet_module
 from fedloom.deploy.certificates import new_key
 from fedloom.deploy.consent import RefusalError
@@ -19,12 +23,7 @@ from fedloom.deploy.sealing import RECORD, opened, sealed
 from fedloom.deploy.tasks import task_elsewhere
 from fedloom.deploy.terms import Federation, deployable, fingerprint, language
 from fedloom.deploy.worker import reply_to
-from fedloom.envelope import MessageError
-from fedloom.errors import UserError
-from fedloom.experiment import Experiment
-from fedloom.failing.failures import ClientError, RoundError
-from fedloom.job import Job, Result
-from fedloom.message import Message, pack
+from fedloom.experiment.loop import Experiment
 
 
 @pytest.fixture(autouse=True)
@@ -242,7 +241,7 @@ def agreed(tmp_path):
     federation.fleet.wait_for(3, 3, 1)
     experiment = make_experiment(federation.fleet, federation.recipe)
     with experiment._make_engine(experiment.setup, federation.recipe.engine) as engine:
-        federation.fleet_state = engine.home.downward()
+        federation.fleet_state = engine.server_workspace.downward()
     federation.language = language()
     return federation
 
@@ -367,8 +366,8 @@ def test_sealed_bytes_open_only_with_the_right_key_and_unchanged():
 
 def test_a_server_is_not_told_what_it_did_not_ask(agreed):
     """An answer of the right key about the wrong client, or with impossible scores, counts as none."""
+    from fedloom.core.scores import Scores
     from fedloom.deploy.engine import _check_scores
-    from fedloom.evaluation.scores import Scores
 
     good = Scores(0, [1, 0], [2, 3], 0.5)
     _check_scores(good, 0, 2)

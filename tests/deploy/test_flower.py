@@ -15,20 +15,20 @@ from federated import NAMES, make_federation, small_recipe
 from safetensors.torch import load_file
 from tiny import same_state, without_times
 
+from fedloom.core.errors import RunError
 from fedloom.deploy.certificates import new_key, write_key_pair
 from fedloom.deploy.control import controlling
 from fedloom.deploy.launch import end, free_port, process
 from fedloom.deploy.serving import await_run, begin
-from fedloom.errors import RunError
-from fedloom.experiment import Experiment
-from fedloom.storage.folder import finished
+from fedloom.experiment.loop import Experiment
+from fedloom.experiment.run_folder import finished
 
 pytestmark = pytest.mark.xdist_group("flower")  # one server for all of them
 PATIENCE = 300.0
 """Seconds after which something must have happened, on a busy machine."""
 
 
-class Site:
+class StepCache:
     """The server and its organisations."""
 
     def __init__(self, folder: Path, stack: ExitStack):
@@ -78,7 +78,7 @@ class Site:
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site") / "fed"
     with ExitStack() as stack:
-        found = Site(folder, stack)
+        found = StepCache(folder, stack)
         yield found
         for child in found.processes.values():  # all at once; each is waited for below
             child.terminate()
@@ -93,7 +93,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _same_as_simulated(site: Site, name: str, recipe, tmp_path: Path) -> None:
+def _same_as_simulated(site: StepCache, name: str, recipe, tmp_path: Path) -> None:
     simulated = Experiment(recipe.with_(out=tmp_path / "simulated"))
     simulated.run()
     assert same_state(load_file(site.server / "runs" / name / "models" / "server.safetensors"), simulated.server.state)

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.workspace import Workspace
 from fedloom.engines.base import Engine
-from fedloom.engines.cohort import Cohort
+from fedloom.engines.cuda.cohort import Cohort
 from fedloom.engines.recording import storage
 from fedloom.engines.replay import Replay
-from fedloom.job import Job, perform
-from fedloom.lane import Lane
-from fedloom.message import Message
 
 NOBODYS = -(10**6)
 """A sample that is not there: who reads on beyond a plan falls over it."""
@@ -113,7 +113,7 @@ class Recorder:
 
 def cohort_of(setup, many=3, stepper=Replay, device=None):
     device = device or Recorder()
-    cohort = Cohort(many, lambda seat: Lane(setup, stepper=seat), stepper, device)
+    cohort = Cohort(many, lambda seat: Workspace(setup, stepper=seat), stepper, device)
     device.lanes = cohort.lanes
     return cohort
 
@@ -129,7 +129,7 @@ class CohortEngine(Engine):
         self.device_ = CohortEngine.last = Recorder()
 
         def new_lane(seat):
-            return Lane(setup, stepper=seat, built=self.home.parts, numbers=self.numbers)
+            return Workspace(setup, stepper=seat, built=self.server_workspace.parts, precision=self.precision)
 
         self.cohort = Cohort(settings.workers, new_lane, Replay, self.device_)
         self.device_.lanes = self.cohort.lanes
@@ -141,7 +141,7 @@ class CohortEngine(Engine):
 
 
 def updates(setup, clients, round=1):
-    message = Message(Lane(setup).downward())
+    message = Message(Workspace(setup).downward())
     return [Job("update", round, message, client=client) for client in clients]
 
 
@@ -155,7 +155,7 @@ def check(setup, cohort, jobs):
     """Every job's result is what a lane alone gives."""
     for got, job in zip(cohort.attempt(jobs), jobs, strict=True):
         assert got.error is None, got.error
-        alone = perform(Lane(setup), job)
+        alone = perform(Workspace(setup), job)
         for mine, theirs in ((got.message, alone.message), (got.memory, alone.memory), (got.personal, alone.personal)):
             assert (mine is None) == (theirs is None)
             if theirs is not None:

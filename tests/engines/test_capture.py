@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedloom.engines.capture import Pool, capture
+from fedloom.engines.cuda.capture import Pool, capture
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -35,7 +35,7 @@ class Graph:
 
 @pytest.fixture
 def graphs(monkeypatch):
-    kind = type("Told", (Graph,), {"pools": [], "ended": []})
+    kind = type("FitResult", (Graph,), {"pools": [], "ended": []})
     monkeypatch.setattr(torch.cuda, "CUDAGraph", kind)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -48,7 +48,7 @@ class Drawing:
 
     def __init__(self):
         self.generator = self.first = object()
-        self.sites = {"fit": SimpleNamespace(captures={"a": "graph"})}
+        self.caches = {"fit": SimpleNamespace(captures={"a": "graph"})}
 
     def renew_generator(self):
         self.generator = object()
@@ -80,7 +80,7 @@ def test_a_capture_that_breaks_off_anywhere_leaves_a_lane_that_can_draw(graphs, 
     with pytest.raises(RuntimeError, match="broken work" if "work" in places else "broken"):
         capture(work, [lane], Pool())
     assert lane.generator is not lane.first
-    assert not lane.sites["fit"].captures
+    assert not lane.caches["fit"].captures
 
 
 def test_where_a_capture_broke_off_none_is_tried_again(graphs):

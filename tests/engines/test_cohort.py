@@ -12,12 +12,12 @@ from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run_with_memory
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import conv2d, cross_entropy
 
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.workspace import Eager, Workspace
 from fedloom.data import Federation
-from fedloom.engines.batching import batched
-from fedloom.job import Job, perform
-from fedloom.lane import Eager, Lane
-from fedloom.message import Message
-from fedloom.methods import REGISTRY
+from fedloom.engines.cuda.batching import batched
+from fedloom.methods import METHODS as REGISTRY
 
 FedAvg = REGISTRY["fedavg"]
 
@@ -90,7 +90,7 @@ def test_alone_and_together_in_any_order():
 @pytest.mark.parametrize("stepper", [Eager, None])
 def test_features_that_outgrow_their_memory(stepper):
     setup = tiny_experiment("fedstyle", objective="simclr").setup
-    message = Message(Lane(setup).downward())
+    message = Message(Workspace(setup).downward())
     cohort = cohort_of(setup, **({} if stepper is None else {"stepper": stepper}))
     for third in ((2,), (0, 1, 2), (3,)):  # lane 2's features need more memory than before, and are fewer again
         groups = enumerate([(0,), (1,), third])
@@ -142,7 +142,7 @@ def test_steps_that_cannot_be_recorded_are_taken_alone():
     cohort = cohort_of(setup, stepper=Eager, device=device)
     jobs = updates(setup, range(3))
     for got, job in zip(cohort.attempt(jobs), jobs, strict=True):
-        assert same_state(got.message.tensors, perform(Lane(setup), job).message.tensors)
+        assert same_state(got.message.tensors, perform(Workspace(setup), job).message.tensors)
     assert "reads a tensor's value on the host" in str(device.refused[0])
 
 
@@ -188,7 +188,7 @@ def test_a_client_that_raises_leaves_the_others_alone():
         first, failed, third = cohort.attempt(jobs)
         assert "no more" in failed.error.why
         for got, job in ((first, jobs[0]), (third, jobs[2])):
-            close(got.message.tensors, perform(Lane(setup), job).message.tensors)
+            close(got.message.tensors, perform(Workspace(setup), job).message.tensors)
 
 
 @pytest.mark.usefixtures("registry")
@@ -220,9 +220,9 @@ def test_what_was_rebound_after_the_last_fit_does_not_outlive_its_client():
 
     cohort = cohort_of(setup := setup_of(Rebinding))
     cohort.attempt(updates(setup, range(3)))
-    message = Message(Lane(setup).downward())
+    message = Message(Workspace(setup).downward())
     for got in cohort.attempt([Job("global", 2, message, clients=(client,)) for client in range(3)]):
-        alone = perform(Lane(setup), Job("global", 2, message, clients=(got.scores[0].client,)))
+        alone = perform(Workspace(setup), Job("global", 2, message, clients=(got.scores[0].client,)))
         assert got.scores[0].loss == pytest.approx(alone.scores[0].loss)
 
 
@@ -259,7 +259,7 @@ def test_a_common_message_is_let_go_of_and_reaches_those_who_work():
     jobs[1] = replace(jobs[1], fault="drop")
     first, second = cohort.attempt(jobs)
     assert second.error is not None
-    close(first.message.tensors, perform(Lane(setup), jobs[0]).message.tensors)
+    close(first.message.tensors, perform(Workspace(setup), jobs[0]).message.tensors)
     assert all(lane.holds is None for lane in cohort.lanes)
     check(setup, cohort, updates(setup, range(3), 3))
 
@@ -300,7 +300,7 @@ def test_a_generator_that_was_renewed_is_drawn_from():
     check(setup, cohort, updates(setup, range(3), 1))
     check(setup, cohort, updates(setup, range(3), 2))
     cohort.lanes[1].renew_generator()  # as where a capture breaks off
-    for site in cohort.lanes[1].sites.values():
+    for site in cohort.lanes[1].caches.values():
         site.captures.clear()
     check(setup, cohort, updates(setup, range(3), 3))
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny import same_state, tiny_dataset, tiny_run, tiny_task, without_times
 
-from fedloom.errors import UserError
-from fedloom.methods import REGISTRY
+from fedloom.core.errors import UserError
+from fedloom.methods import METHODS as REGISTRY
 
 METHODS = [*sorted(REGISTRY), "fedavg+ft"]
 

@@ -10,10 +10,10 @@ import torch
 from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run, tiny_task, without_times
 
 from fedloom import methods
-from fedloom.engines import lanes as module
-from fedloom.errors import UserError
-from fedloom.methods import REGISTRY
-from fedloom.runs.interrupts import Interrupted
+from fedloom.core.errors import UserError
+from fedloom.core.signals import Interrupted
+from fedloom.engines.cuda import lanes as module
+from fedloom.methods import METHODS as REGISTRY
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 METHODS = [*sorted(REGISTRY), "fedavg+ft"]
@@ -150,7 +150,7 @@ def test_a_step_that_cannot_be_captured_is_named_once_and_runs_eagerly():
         assert "value.item() > 1e6" in named[0]
         assert same_state(got.server.state, on_gpu("fedavg", "inline", engine__deterministic=True).server.state)
     finally:
-        methods.REGISTRY.pop("peeking")
+        methods.METHODS.pop("peeking")
 
 
 @needs_gpu
@@ -190,7 +190,7 @@ def test_an_error_in_a_client_ends_the_run_with_its_name():
             on_gpu("failing", workers=3)
         assert "in a job of client" in error.value.__notes__[0]
     finally:
-        methods.REGISTRY.pop("failing")
+        methods.METHODS.pop("failing")
 
 
 def test_no_more_lanes_than_the_longest_job_leaves_work_for():

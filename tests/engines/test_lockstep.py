@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.engines.lockstep import pieces, samples
-from fedloom.plan import Plan, shuffled
+from fedloom.core.batches import Plan, shuffled
+from fedloom.engines.cuda.lockstep import pieces, samples
 
 
 def plans(sizes, *, size=16, epochs=1, batches=1):

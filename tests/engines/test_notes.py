@@ -2,10 +2,10 @@
 
 import torch
 
-from fedloom.engines.notes import Notes
-from fedloom.failing.failures import Failure
-from fedloom.job import Result
-from fedloom.message import Message
+from fedloom.core.failures import Failure
+from fedloom.core.job import Result
+from fedloom.core.message import Message
+from fedloom.engines.cuda.notes import Notes
 
 
 def result(client, value, loss=None):

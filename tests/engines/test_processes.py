@@ -7,14 +7,14 @@ import pytest
 import torch
 from tiny import same_state, tiny_run, tiny_task
 
+from fedloom.core.job import Job
+from fedloom.core.message import Message
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup
 from fedloom.engines import EngineSettings, Processes
 from fedloom.engines.crew import AHEAD
 from fedloom.engines.processes import fork_works
-from fedloom.job import Job
-from fedloom.lane import Setup
-from fedloom.message import Message
 from fedloom.methods import Method, get
-from fedloom.training import Training
 
 
 class _FailingForTwo(Method, abstract=True):
@@ -29,7 +29,7 @@ def engine_of(method, workers=2):
 
 
 def jobs(engine, count):
-    message = Message(engine.home.initial)
+    message = Message(engine.server_workspace.initial)
     return [Job("update", 1, message, client=c) for c in range(count)]
 
 
@@ -114,6 +114,6 @@ def test_a_method_of_the_users_script_runs_in_the_workers():
     try:
         assert tiny_run("mine", engine="processes").history[-1]["global_accuracy"] is not None
     finally:
-        from fedloom.methods import REGISTRY
+        from fedloom.methods import METHODS as REGISTRY
 
         del REGISTRY["mine"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import conv2d
 
-from fedloom.engines.products import Products
+from fedloom.engines.cuda.products import Products
 
 
 def compared(x, weight, stride, padding):

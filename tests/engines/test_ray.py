@@ -21,18 +21,19 @@ import torch
 from safetensors.torch import load_file
 from tiny import same_state, tiny_run, tiny_task, without_times
 
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
+from fedloom.core.job import Job
+from fedloom.core.message import Message
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup
 from fedloom.engines import EngineSettings, Inline
 from fedloom.engines.parcel import pack, unpack
 from fedloom.engines.ray import START, Ray, _Worker
 from fedloom.engines.ray_session import _token, connected, import_ray
-from fedloom.errors import UserError
-from fedloom.experiment import Experiment
-from fedloom.job import Job
-from fedloom.lane import Setup
-from fedloom.message import Message
-from fedloom.methods import REGISTRY, Method, get
-from fedloom.recipe import Recipe
-from fedloom.training import Training
+from fedloom.experiment.loop import Experiment
+from fedloom.methods import METHODS as REGISTRY
+from fedloom.methods import Method, get
 
 pytestmark = pytest.mark.xdist_group("ray")
 

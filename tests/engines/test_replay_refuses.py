@@ -6,20 +6,20 @@ from tiny import tiny_task
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout
 
-from fedloom.client import Client
+from fedloom.core.client import Client
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.engines.recording import CaptureError
 from fedloom.engines.replay import Replay
-from fedloom.lane import Lane, Setup
 from fedloom.methods import get
-from fedloom.training import Training
 
 FOREIGN = torch.ones(())
 
 
 @pytest.fixture
 def client():
-    lane = Lane(Setup(tiny_task(), get("fedavg"), Training(batch_size=16), seed=0), stepper=Replay())
-    return Client(lane, who=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)
+    lane = Workspace(Setup(tiny_task(), get("fedavg"), Training(batch_size=16), seed=0), stepper=Replay())
+    return Client(lane, id=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)
 
 
 def plain(client, batch):

@@ -6,13 +6,13 @@ import pytest
 import torch
 from tiny import same_state, tiny_dataset, tiny_run, tiny_task, without_times
 
+from fedloom.core.job import perform
+from fedloom.core.workspace import Workspace
 from fedloom.data import Federation
 from fedloom.engines.base import Engine
+from fedloom.engines.cuda.tracing import Compiled, Draws, trace
 from fedloom.engines.recording import undone
-from fedloom.engines.tracing import Compiled, Draws, trace
-from fedloom.job import perform
-from fedloom.lane import Lane
-from fedloom.methods import REGISTRY
+from fedloom.methods import METHODS as REGISTRY
 
 
 class Traced:
@@ -26,7 +26,7 @@ class Traced:
     def run(self, lane, site, step, plan):
         for indices in plan.steps(lane.device):
             data = None if site.data is None else site.data[0].shape
-            key = (site.where, tuple(map(len, indices)), data)
+            key = (site.site, tuple(map(len, indices)), data)
             if key not in site.captures:
                 site.captures[key] = True
                 with undone(lane, site):
@@ -43,7 +43,7 @@ class TracedEngine(Engine):
     def __init__(self, setup, settings):
         super().__init__(setup, settings)
         shared = {}
-        self.lanes = [Lane(setup, stepper=Traced(shared), built=self.home.parts) for _ in range(2)]
+        self.lanes = [Workspace(setup, stepper=Traced(shared), built=self.server_workspace.parts) for _ in range(2)]
 
     def run(self, jobs):
         for turn, job in enumerate(jobs):

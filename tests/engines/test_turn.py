@@ -3,8 +3,8 @@
 from threading import Event, Thread
 from time import sleep
 
-from fedloom.engines import turn as module
-from fedloom.engines.turn import Turn
+from fedloom.engines.cuda import turn as module
+from fedloom.engines.cuda.turn import Turn
 
 
 def beside(work):

@@ -9,13 +9,13 @@ import pytest
 import torch
 from tiny import tiny_task
 
+from fedloom.core.job import Job
+from fedloom.core.message import Message
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup
 from fedloom.engines import EngineSettings, Processes
 from fedloom.engines.crew import WorkerError
-from fedloom.job import Job
-from fedloom.lane import Setup
-from fedloom.message import Message
 from fedloom.methods import Method, get
-from fedloom.training import Training
 
 
 class _Suicidal(Method, abstract=True):
@@ -45,7 +45,7 @@ def engine_of(method, workers=2, **settings):
 
 
 def jobs(engine, clients, kind="update", **fields):
-    message = Message(engine.home.initial)
+    message = Message(engine.server_workspace.initial)
     return [Job(kind, 1, message, client=c, **fields) for c in clients]
 
 
@@ -102,7 +102,7 @@ def test_a_hanging_client_is_left_after_its_time_and_only_it(start):
     else:
         method, late = _Hanging(), {}
     with engine_of(method, client_timeout=1.0) as engine:
-        message = Message(engine.home.initial)
+        message = Message(engine.server_workspace.initial)
         todo = [Job("update", 1, message, client=c, delay=late.get(c, 0.0)) for c in range(5)]
         list(engine.run(todo[:1]))  # all are up: starting takes seconds where they are spawned, and is not counted
         begun = monotonic()
@@ -118,7 +118,7 @@ def test_a_worker_that_is_stopped_before_it_takes_its_job_is_replaced():
     with engine_of(get("fedavg"), workers=1, client_timeout=0.5) as engine:
         list(engine.run(jobs(engine, [0])))
         os.kill(engine._workers[0].process.pid, signal.SIGSTOP)
-        message = Message(engine.home.initial | big.tensors)
+        message = Message(engine.server_workspace.initial | big.tensors)
         results = list(engine.run([Job("update", 1, message, client=0)]))
     assert kinds(results) == [None]
 

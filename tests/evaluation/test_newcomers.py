@@ -10,8 +10,8 @@ from using import invoke, last_line
 
 import fedloom
 from fedloom import UserError
-from fedloom.evaluation.newcomers import in_channels
-from fedloom.use.adapting import HEADS
+from fedloom.inference.adapt import HEADS
+from fedloom.inference.newcomers import in_channels
 
 
 def test_newcomers_of_the_run_are_tested_in_every_way(runs: dict[str, Path]) -> None:

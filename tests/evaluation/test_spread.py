@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from fedloom.evaluation.scores import Answers, Scores
-from fedloom.evaluation.spread import pooled, spread, summarise
+from fedloom.core.scores import Answers, Scores
+from fedloom.experiment.summary import pooled, spread, summarise
 
 
 def scores(right: int, total: int, client: int = 0, loss: float = 0.0) -> Scores:

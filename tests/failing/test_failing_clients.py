@@ -14,16 +14,17 @@ import pytest
 import torch
 from tiny import same_state, tiny_run, tiny_task, without_times
 
-from fedloom.errors import RunError, UserError
-from fedloom.experiment import ATTEMPTS, Experiment
-from fedloom.failing.failures import ClientError, RoundError
-from fedloom.failing.faults import Faults
-from fedloom.job import WORK, Job, perform
-from fedloom.lane import Lane
-from fedloom.message import Message
-from fedloom.methods import REGISTRY, Method
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import RunError, UserError
+from fedloom.core.failures import ClientError, RoundError
+from fedloom.core.job import WORK, Job, perform
+from fedloom.core.message import Message
+from fedloom.core.workspace import Workspace
+from fedloom.experiment.loop import ATTEMPTS, Experiment
+from fedloom.methods import METHODS as REGISTRY
+from fedloom.methods import Method
 from fedloom.methods.fedper import FedPer
-from fedloom.recipe import Recipe
+from fedloom.trust.faults import Faults
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_averaging_is_that_of_those_who_answered(method):
     """The weights of a round with failures are those of the same round among the others alone, weighed by samples."""
     troubled = tiny_run(method(raising_for(1, 4)), **everyone(training__on_error="skip"))
     plain = tiny_run("fedavg", **everyone(training__rounds=1))
-    lane = Lane(plain.setup)
+    lane = Workspace(plain.setup)
     start = Message(lane.downward())
     messages = [perform(lane, Job("update", 1, start, client=c)).message for c in (0, 2, 3, 5)]
     samples = sum(m.samples for m in messages)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
 from fedloom.losses import model_contrastive
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
 from fedloom.losses import supcon
 from fedloom.losses.supcon import anchor_losses
 

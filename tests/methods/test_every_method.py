@@ -11,15 +11,16 @@ import torch
 from tiny import same_state, tiny_run, tiny_task
 
 from fedloom import objectives
-from fedloom.job import Job, perform
-from fedloom.lane import Lane, Setup
-from fedloom.message import Message
-from fedloom.methods import EXTRAS, REGISTRY, field_docs, get, hyperparameters
-from fedloom.methods.finetune import FineTuned
-from fedloom.methods.heads import Headed
-from fedloom.parts import nbytes, under
-from fedloom.server import Server
-from fedloom.training import Training
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.server import Server
+from fedloom.core.state import nbytes, under
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
+from fedloom.methods import ADDONS, field_docs, get, hyperparameters
+from fedloom.methods import METHODS as REGISTRY
+from fedloom.methods.addons.finetune import FineTuned
+from fedloom.methods.addons.heads import Headed
 
 METHODS = sorted(REGISTRY)
 FEDERATED = [name for name in METHODS if not REGISTRY[name].pooled]
@@ -36,7 +37,7 @@ class Round:
         common = np.arange(0, len(task.dataset.labels), 2)
         federation = replace(task.federation, test=[common] * task.clients)
         task = replace(task, federation=federation, objective=objectives.get(made.objective))
-        self.lane = Lane(Setup(task, made, Training(batch_size=16), seed=1))
+        self.lane = Workspace(Setup(task, made, Training(batch_size=16), seed=1))
         self.server = Server(self.lane, federation=task.clients)
         self.server.begin(1)
         self.down = [Message(made.message_for(self.server, client)) for client in (0, 1)]
@@ -102,9 +103,9 @@ def test_every_hyperparameter_is_explained_and_none_switches_the_method_off(meth
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("extra", ADDONS)
 def test_an_addition_never_takes_a_hyperparameter_of_another_meaning(method, extra):
-    own, added = hyperparameters(REGISTRY[method]), hyperparameters(EXTRAS[extra])
+    own, added = hyperparameters(REGISTRY[method]), hyperparameters(ADDONS[extra])
     related = any(issubclass(REGISTRY[method], base) for base in (Headed, FineTuned))
     assert related or not own.keys() & added.keys()
 
@@ -112,7 +113,7 @@ def test_an_addition_never_takes_a_hyperparameter_of_another_meaning(method, ext
 @pytest.mark.parametrize("method", ["ditto", "apfl"])
 def test_a_latecomer_s_personal_model_starts_where_the_shared_one_is(method):
     task = tiny_task()
-    lane = Lane(Setup(task, get(method), Training(epochs=0), seed=1))
+    lane = Workspace(Setup(task, get(method), Training(epochs=0), seed=1))
     moved = {name: value + 1 for name, value in Server(lane, federation=task.clients).state.items()}
     kept = perform(lane, Job("update", 9, Message(moved), client=0)).memory
     assert all(torch.equal(kept["personal" + name.removeprefix("model")], value) for name, value in moved.items())

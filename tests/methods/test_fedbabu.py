@@ -5,17 +5,17 @@ import torch
 from test_fedcrc import Watched
 from tiny import tiny_run, tiny_task
 
-from fedloom.errors import UserError
-from fedloom.job import Job, perform
-from fedloom.lane import Lane, Setup
-from fedloom.message import Message
+from fedloom.core.errors import UserError
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.state import nbytes
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get, hyperparameters, method_class
-from fedloom.parts import nbytes
-from fedloom.training import Training
 
 
 def lane_of(**parameters):
-    return Lane(Setup(tiny_task(norm=True), get("fedbabu", **parameters), Training(batch_size=16), seed=0))
+    return Workspace(Setup(tiny_task(norm=True), get("fedbabu", **parameters), Training(batch_size=16), seed=0))
 
 
 def test_only_the_extractor_is_trained_and_travels():

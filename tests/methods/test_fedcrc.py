@@ -7,13 +7,13 @@ import torch
 from tiny import tiny_run, tiny_task
 from torch import nn
 
-from fedloom.client import Client
-from fedloom.job import Job, perform
-from fedloom.lane import Lane, Setup
-from fedloom.message import Message
+from fedloom.core.client import Client
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.state import snapshot
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get
-from fedloom.parts import snapshot
-from fedloom.training import Training
 
 
 class Watched(Client):
@@ -30,7 +30,7 @@ class Watched(Client):
 
 
 def test_three_steps_in_order_and_frozen_parts_do_not_move_buffers_included():
-    lane = Lane(Setup(tiny_task(norm=True), get("fedcrc"), Training(batch_size=16, epochs=3), seed=0))
+    lane = Workspace(Setup(tiny_task(norm=True), get("fedcrc"), Training(batch_size=16, epochs=3), seed=0))
     Watched.moved = []
     client = Watched(lane, who=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)
     lane.setup.method.update(client)
@@ -61,7 +61,7 @@ def test_one_run_gives_both_results_and_the_personal_predictor_stays():
     assert run.history[-1]["global_accuracy"] is not None
     assert run.history[-1]["personal_accuracy"] is not None
     assert {name.split(".")[0] for name in run.server.state} == {"model"}
-    lane = Lane(Setup(tiny_task(), get("fedcrc"), Training(batch_size=16), seed=0))
+    lane = Workspace(Setup(tiny_task(), get("fedcrc"), Training(batch_size=16), seed=0))
     result = perform(lane, Job("update", 1, Message(lane.downward()), client=0))
     assert set(result.memory) == {"personal.weight", "personal.bias"}
 
@@ -69,8 +69,8 @@ def test_one_run_gives_both_results_and_the_personal_predictor_stays():
 @pytest.mark.parametrize("kl", ["imitate", "reverse"])
 def test_the_predictor_loss_is_cross_entropy_and_divergence(kl):
     method = get("fedcrc", kl=kl)
-    lane = Lane(Setup(tiny_task(norm=False), method, Training(), seed=0))
-    client = Client(lane, who=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)
+    lane = Workspace(Setup(tiny_task(norm=False), method, Training(), seed=0))
+    client = Client(lane, id=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)
     nn.init.normal_(client.personal.weight)
 
     class Fixed:

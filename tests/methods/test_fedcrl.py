@@ -5,17 +5,19 @@ import pytest
 import torch
 from tiny import tiny_run, tiny_task
 
-from fedloom.client import Client
-from fedloom.job import Job, perform
-from fedloom.lane import Lane, Setup
-from fedloom.message import Message
+from fedloom.core.client import Client
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.state import snapshot
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get
-from fedloom.parts import snapshot
-from fedloom.training import Training
 
 
 def lane_of(epochs=1, task=None, **parameters):
-    return Lane(Setup(task or tiny_task(), get("fedcrl", **parameters), Training(batch_size=16, epochs=epochs), seed=0))
+    return Workspace(
+        Setup(task or tiny_task(), get("fedcrl", **parameters), Training(batch_size=16, epochs=epochs), seed=0)
+    )
 
 
 def update(lane, message, client=0, memory=None, round=1):
@@ -53,7 +55,7 @@ def test_the_server_weighs_class_means_by_counts():
     weighted = sum(m["means"] * m["counts"][:, None] for m in sent) / sum(m["counts"] for m in sent)[:, None].clamp_min(
         1
     )
-    from fedloom.server import Server
+    from fedloom.core.server import Server
 
     server = Server(lane, federation=6)
     mean = server.average(sent, by=get("fedcrl").by, sums=("counts",))

@@ -5,19 +5,19 @@ import pytest
 import torch
 from tiny import tiny_run, tiny_task
 
-from fedloom.job import Job, perform
-from fedloom.lane import Lane, Setup
-from fedloom.message import Message
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.optimizers import OptimizerSettings
+from fedloom.core.server import Server
+from fedloom.core.state import nbytes
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get
-from fedloom.optimizers import OptimizerSettings
-from fedloom.parts import nbytes
-from fedloom.server import Server
-from fedloom.training import Training
 
 
 def lane_of(epochs=2, **parameters):
     training = Training(batch_size=16, epochs=epochs, optimizer=OptimizerSettings(lr=0.1, momentum=0.9))
-    return Lane(Setup(tiny_task(norm=True), get("fedgh", **parameters), training, seed=0))
+    return Workspace(Setup(tiny_task(norm=True), get("fedgh", **parameters), training, seed=0))
 
 
 def update(lane, down, client=0, memory=None, round=1):

@@ -5,14 +5,14 @@ import torch
 from tiny import tiny_run, tiny_task
 from torch.nn.functional import cross_entropy
 
-from fedloom.client import Client
-from fedloom.errors import UserError
-from fedloom.job import Job, perform
-from fedloom.lane import Lane, Setup
+from fedloom.core.client import Client
+from fedloom.core.errors import UserError
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.losses import layerwise_contrastive
-from fedloom.message import Message
 from fedloom.methods import get
-from fedloom.training import Training
 
 
 def test_round_one_is_fedavg():
@@ -29,7 +29,7 @@ def test_later_rounds_are_not():
 
 
 def test_the_previous_model_is_the_last_local_one_and_stays():
-    lane = Lane(Setup(tiny_task(), get("fedintr"), Training(batch_size=16), seed=0))
+    lane = Workspace(Setup(tiny_task(), get("fedintr"), Training(batch_size=16), seed=0))
     result = perform(lane, Job("update", 1, Message(lane.downward()), client=0))
     assert all(name.startswith("previous.") for name in result.memory)
     assert all(name.startswith("model.") for name in result.message)
@@ -49,8 +49,8 @@ def test_taps_go_by_name_and_projections_travel():
 @pytest.mark.parametrize("similarity", ["sample", "batch"])
 def test_the_loss_is_eq_5(weights, similarity):
     method = get("fedintr", mu=3.0, similarity=similarity, weights=weights)
-    lane = Lane(Setup(tiny_task(norm=False), method, Training(), seed=0))
-    client = Client(lane, who=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)
+    lane = Workspace(Setup(tiny_task(norm=False), method, Training(), seed=0))
+    client = Client(lane, id=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)
     with torch.no_grad():
         for parameter in (*client.received.parameters(), *client.previous.parameters()):
             parameter.add_(0.1 * torch.randn(parameter.shape))

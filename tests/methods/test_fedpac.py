@@ -9,22 +9,22 @@ from test_fedcrc import Watched
 from test_simplex import on_a_grid
 from tiny import same_state, tiny_run, tiny_task
 
-from fedloom.client import Client
-from fedloom.job import Job, perform
-from fedloom.lane import Lane, Setup
-from fedloom.message import Message
+from fedloom.core.client import Client
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.server import Server
+from fedloom.core.state import nbytes
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get, hyperparameters, method_class
 from fedloom.methods.fedpac import collaboration
-from fedloom.parts import nbytes
-from fedloom.server import Server
-from fedloom.training import Training
 
 HEAD = ("model.head.weight", "model.head.bias")
 
 
 def lane_of(epochs=2, **parameters):
     setup = Setup(tiny_task(norm=True), get("fedpac", **parameters), Training(batch_size=16, epochs=epochs), seed=0)
-    return Lane(setup)
+    return Workspace(setup)
 
 
 def update(lane, down, client=0, memory=None, round=1):
@@ -193,7 +193,7 @@ def test_the_alignment_is_the_mean_square_distance_from_known_centroids():
     down = dict(lane.downward()) | {"means": torch.rand(4, 64), "counts": torch.tensor([5.0, 5.0, 0.0, 5.0])}
     lane.load(down, None)
     lane.parts.eval()
-    client = Client(lane, who=0, round=2, job="update", samples=lane.setup.task.samples(0), first=False)
+    client = Client(lane, id=0, round=2, job="update", samples=lane.setup.task.samples(0), first=False)
     z = client.model.extractor(Fixed.x)
     ce = torch.nn.functional.cross_entropy(client.model.head(z), Fixed.y).item()
     each = [

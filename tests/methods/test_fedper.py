@@ -9,20 +9,20 @@ from test_fedstyle import UNSUPERVISED, styled_task
 from tiny import same_state, tiny_run, tiny_task
 from torch import nn
 
-from fedloom.errors import UserError
-from fedloom.job import Job, perform
-from fedloom.lane import Lane, Setup
-from fedloom.message import Message
+from fedloom.core.errors import UserError
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.server import Server
+from fedloom.core.state import nbytes
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get
-from fedloom.models import SplitModel
+from fedloom.models import Factory, SplitModel
 from fedloom.models.base import _registry, register
-from fedloom.parts import nbytes
-from fedloom.server import Server
-from fedloom.training import Training
 
 
 def lane_of(method="fedper", task=None, **parameters):
-    return Lane(Setup(task or tiny_task(norm=True), get(method, **parameters), Training(batch_size=16), seed=0))
+    return Workspace(Setup(task or tiny_task(norm=True), get(method, **parameters), Training(batch_size=16), seed=0))
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def headless():
             )
             self.head = nn.Identity()
 
-    yield replace(tiny_task(), model_name="headless", model_options={})
+    yield replace(tiny_task(), network=Factory("headless"))
     del _registry["headless"]
 
 

@@ -5,17 +5,19 @@ import pytest
 import torch
 from tiny import same_state, tiny_run, tiny_task
 
-from fedloom.client import Client
-from fedloom.job import Job, perform
-from fedloom.lane import Lane, Setup
-from fedloom.message import Message
+from fedloom.core.client import Client
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.server import Server
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get, hyperparameters, method_class
-from fedloom.server import Server
-from fedloom.training import Training
 
 
 def lane_of(method="fedproto", epochs=3, **parameters):
-    return Lane(Setup(tiny_task(norm=True), get(method, **parameters), Training(batch_size=16, epochs=epochs), seed=0))
+    return Workspace(
+        Setup(tiny_task(norm=True), get(method, **parameters), Training(batch_size=16, epochs=epochs), seed=0)
+    )
 
 
 def update(lane, message, client=0, memory=None, round=1):
@@ -30,7 +32,7 @@ def some_prototypes(lane, counts=(5.0, 5.0, 0.0, 5.0)):
 def client_in(lane, down):
     lane.load(down, None)
     lane.parts.eval()
-    return Client(lane, who=0, round=2, job="update", samples=lane.setup.task.samples(0), first=False)
+    return Client(lane, id=0, round=2, job="update", samples=lane.setup.task.samples(0), first=False)
 
 
 class Fixed:

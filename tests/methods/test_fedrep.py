@@ -4,13 +4,15 @@ import pytest
 from test_fedcrc import Watched
 from tiny import same_state, tiny_run, tiny_task
 
-from fedloom.lane import Lane, Setup
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get, hyperparameters, method_class
-from fedloom.training import Training
 
 
 def watched(**parameters):
-    lane = Lane(Setup(tiny_task(norm=True), get("fedrep", **parameters), Training(batch_size=16, epochs=2), seed=0))
+    lane = Workspace(
+        Setup(tiny_task(norm=True), get("fedrep", **parameters), Training(batch_size=16, epochs=2), seed=0)
+    )
     Watched.moved = []
     lane.setup.method.update(
         Watched(lane, who=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)

@@ -9,17 +9,18 @@ from tiny import tiny_dataset, tiny_run, tiny_task
 from torch.nn.functional import normalize
 
 from fedloom import objectives
-from fedloom.client import Client
+from fedloom.config.recipe import Recipe
+from fedloom.core.client import Client
+from fedloom.core.errors import UserError
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.data import Federation
-from fedloom.errors import UserError
-from fedloom.job import Job, perform
-from fedloom.lane import Lane, Setup
+from fedloom.data.augment import sobel
 from fedloom.losses import supcon
-from fedloom.message import Message
 from fedloom.methods import get
 from fedloom.objectives import OBJECTIVES, Views
-from fedloom.recipe import Recipe
-from fedloom.training import Training
 
 UNSUPERVISED = [name for name, kind in OBJECTIVES.items() if not kind.supervised]
 
@@ -40,7 +41,7 @@ def styled_task(objective="simclr", **options):
 def lane_of(objective="simclr", task=None, **parameters):
     parameters = {"style_epochs": 1} | parameters
     task = task or styled_task(objective)
-    return Lane(Setup(task, get("fedstyle", **parameters), Training(batch_size=16), seed=0))
+    return Workspace(Setup(task, get("fedstyle", **parameters), Training(batch_size=16), seed=0))
 
 
 @pytest.mark.parametrize("objective", UNSUPERVISED)
@@ -56,7 +57,7 @@ def test_labels_are_never_read_in_training(objective):
     object.__setattr__(task, "__dict__", task.__dict__ | {"pixels": replace(task.pixels, labels=Unreadable())})
     for method in ("fedstyle", "fedavg+probe", "fedprox+probe"):
         setup = Setup(task, get(method), Training(batch_size=16), seed=0)
-        lane = Lane(setup)
+        lane = Workspace(setup)
         down = Message(lane.downward())
         first = perform(lane, Job("update", 1, down, client=0))
         perform(lane, Job("update", 2, Message(dict(first.message)), client=0, memory=first.memory))
@@ -98,21 +99,22 @@ class Fixed:
 
     size = 8
     plain = torch.rand(8, 1, 8, 8)
-    sobel = torch.rand(8, 1, 8, 8)
+    image = torch.rand(8, 1, 8, 8)
+    normalise = staticmethod(lambda image: 2 * image - 1)
     views = (torch.rand(8, 1, 8, 8), torch.rand(8, 1, 8, 8))
 
 
 def client_in(lane):
     lane.load({}, None)
     lane.parts.eval()
-    return Client(lane, who=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)
+    return Client(lane, id=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)
 
 
 def test_the_style_loss_is_eq_2():
     lane = lane_of()
     client = client_in(lane)
     z = (
-        normalize(client.style_projector(client.style(torch.cat([Fixed.plain, Fixed.sobel]))), dim=1)
+        normalize(client.style_projector(client.style(torch.cat([Fixed.plain, 2 * sobel(Fixed.image) - 1]))), dim=1)
         .detach()
         .double()
         .numpy()
@@ -135,9 +137,9 @@ def test_the_loss_is_eq_3(lam):
     client = client_in(lane)
     objective = lane.setup.task.objective
     h1, h2 = (client.model.extractor(v) for v in Fixed.views)
-    s, sobel = client.style(Fixed.plain), client.style(Fixed.sobel)
+    s, edges = client.style(Fixed.plain), client.style(2 * sobel(Fixed.image) - 1)
     first = client.generator(torch.cat([h1, s], 1))
-    second = client.generator(torch.cat([h2, sobel], 1))
+    second = client.generator(torch.cat([h2, edges], 1))
     expected = objective.contrast(client.model, Views((h1, h2)))
     expected = expected + lam * objective.contrast(client.model, Views((first, second)))
     torch.testing.assert_close(lane.setup.method.loss(client, Fixed), expected)
@@ -169,12 +171,12 @@ def test_personalisation_tunes_generator_and_classifier_and_nothing_else():
 
 @pytest.mark.parametrize("method", ["fedstyle", "fedavg+probe"])
 def test_personal_features_are_those_of_the_clients_own_network(method):
-    lane = Lane(Setup(styled_task(), get(method), Training(batch_size=16), seed=0))
+    lane = Workspace(Setup(styled_task(), get(method), Training(batch_size=16), seed=0))
     result = perform(lane, Job("update", 1, Message(lane.downward()), client=0))
     for name, value in result.message.items():
         if name.startswith("model.extractor."):
             assert torch.equal(result.memory["own" + name[len("model.extractor") :]], value)
-    shared = Lane(Setup(styled_task(), get(method, personal_network="global"), Training(batch_size=16), seed=0))
+    shared = Workspace(Setup(styled_task(), get(method, personal_network="global"), Training(batch_size=16), seed=0))
     kept = perform(shared, Job("update", 1, Message(shared.downward()), client=0)).memory
     assert not any(name.startswith("own") for name in kept)
 
@@ -199,7 +201,7 @@ def test_local_has_no_global_accuracy_without_labels_either():
 
 @pytest.mark.parametrize("objective", ["byol", "moco"])
 def test_a_late_joiners_slow_copy_starts_where_the_network_is(objective):
-    lane = Lane(Setup(styled_task(objective), get("fedavg+probe"), Training(batch_size=16, epochs=0), seed=0))
+    lane = Workspace(Setup(styled_task(objective), get("fedavg+probe"), Training(batch_size=16, epochs=0), seed=0))
     moved = {n: t + 1 if t.is_floating_point() else t for n, t in lane.downward().items()}
     memory = perform(lane, Job("update", 7, Message(moved), client=0)).memory
     name = "extractor.fc1.weight"
@@ -227,7 +229,7 @@ def test_baselines_run_unsupervised_through_the_same_objective(method, objective
 
 
 def test_fedprox_of_the_appendix_goes_on_from_its_own_model():
-    lane = Lane(Setup(styled_task(), get("fedprox+probe", mu=0.2, start="own"), Training(batch_size=16), seed=0))
+    lane = Workspace(Setup(styled_task(), get("fedprox+probe", mu=0.2, start="own"), Training(batch_size=16), seed=0))
     down = Message(lane.downward())
     memory = perform(lane, Job("update", 1, down, client=0)).memory
     assert "model.extractor.fc1.weight" in memory

@@ -2,9 +2,9 @@ import pytest
 import torch
 from tiny import same_state, tiny_run, tiny_task
 
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
+from fedloom.core.state import nbytes
 from fedloom.methods import Method, get, hyperparameters, method_class
-from fedloom.parts import nbytes
 
 
 def test_fedprox_without_pull_is_fedavg_bit_for_bit():
@@ -88,7 +88,7 @@ def test_a_method_can_be_redefined_but_not_one_of_ours():
                 pass
 
     finally:
-        from fedloom.methods import REGISTRY
+        from fedloom.methods import METHODS as REGISTRY
 
         del REGISTRY["again"]
 
@@ -141,7 +141,7 @@ def test_a_method_takes_ten_lines():
         small = tiny_run({"name": "shrunk", "shrink": 5.0}).server.state["model.head.weight"].norm()
         assert small < 0.5 * tiny_run("fedavg").server.state["model.head.weight"].norm()
     finally:
-        from fedloom.methods import REGISTRY
+        from fedloom.methods import METHODS as REGISTRY
 
         del REGISTRY["shrunk"]
 
@@ -168,8 +168,8 @@ def test_the_personal_models_of_local_differ_between_clients(tmp_path):
 
 @pytest.mark.parametrize("method", ["repper", "fedintr", "fedcrc", "fedcrl", "fedprox", "fedavg+svm", "local"])
 def test_every_method_starts_from_the_same_model(method):
-    from fedloom.lane import Setup
-    from fedloom.training import Training
+    from fedloom.core.training import Training
+    from fedloom.core.workspace import Setup
 
     def start(name):
         return Setup(tiny_task(), get(name), Training(), seed=0).build().named_tensors()

@@ -3,17 +3,17 @@
 import torch
 from tiny import tiny_run, tiny_task
 
-from fedloom.job import Job, perform
-from fedloom.lane import Lane, Setup
-from fedloom.message import Message
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.server import Server
+from fedloom.core.state import nbytes
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get
-from fedloom.parts import nbytes
-from fedloom.server import Server
-from fedloom.training import Training
 
 
 def lane_of():
-    return Lane(Setup(tiny_task(norm=True), get("lgfedavg"), Training(batch_size=16), seed=0))
+    return Workspace(Setup(tiny_task(norm=True), get("lgfedavg"), Training(batch_size=16), seed=0))
 
 
 def test_the_head_travels_and_the_extractor_stays():

@@ -8,7 +8,8 @@ from tiny import same_state, tiny_run, tiny_task
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fedloom.methods import REGISTRY, get, hyperparameters, method_class
+from fedloom.methods import METHODS as REGISTRY
+from fedloom.methods import get, hyperparameters, method_class
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.moon import MOON
 

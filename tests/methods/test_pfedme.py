@@ -7,7 +7,7 @@ from tiny import same_state, tiny_run, tiny_task
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
 from fedloom.methods import get
 
 

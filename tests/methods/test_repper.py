@@ -8,16 +8,17 @@ from sklearn.svm import LinearSVC
 from tiny import same_state, tiny_run, tiny_task
 from torch import nn
 
-from fedloom.classifiers import write_linear
-from fedloom.job import Job, perform
-from fedloom.lane import Lane, Setup
-from fedloom.message import Message
-from fedloom.methods import REGISTRY, get, hyperparameters
-from fedloom.training import Training
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
+from fedloom.methods import METHODS as REGISTRY
+from fedloom.methods import get, hyperparameters
+from fedloom.methods.addons.classifiers import write_linear
 
 
 def lane_of(method, **training):
-    return Lane(Setup(tiny_task(), method, Training(batch_size=16, **training), seed=0))
+    return Workspace(Setup(tiny_task(), method, Training(batch_size=16, **training), seed=0))
 
 
 @pytest.mark.parametrize("projection", ["none", "mlp"])
@@ -103,12 +104,12 @@ def test_with_one_class_the_answer_is_constant(head):
 
 
 def test_the_loss_is_eq_5_on_normalised_representations():
-    from fedloom.client import Client
+    from fedloom.core.client import Client
     from fedloom.losses import supcon
 
     lane = lane_of(get("repper"))
     lane.load({}, None)
-    client = Client(lane, who=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)
+    client = Client(lane, id=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)
 
     class Fixed:
         views = (torch.rand(8, 1, 8, 8), torch.rand(8, 1, 8, 8))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import Field
 
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
 from fedloom.models import SplitModel, build, models, register
 from fedloom.models.base import check
 

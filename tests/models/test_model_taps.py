@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
 from fedloom.models import build, tapped
 
 torch.set_num_threads(1)

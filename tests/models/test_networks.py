@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
 from fedloom.models import build, models, tapped
 
 torch.set_num_threads(1)

@@ -5,20 +5,20 @@ import torch
 from tiny import same_state, tiny_run, tiny_task
 
 from fedloom import objectives
-from fedloom.client import Client
-from fedloom.lane import Lane, Setup
+from fedloom.core.client import Client
+from fedloom.core.state import snapshot
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get
-from fedloom.parts import snapshot
-from fedloom.training import Training
 
 
 def client_with(objective, **options):
     from dataclasses import replace
 
     task = replace(tiny_task(norm=False), objective=objectives.get(objective, **options))
-    lane = Lane(Setup(task, get("fedavg+probe"), Training(batch_size=16), seed=0))
+    lane = Workspace(Setup(task, get("fedavg+probe"), Training(batch_size=16), seed=0))
     lane.load({}, None)
-    return Client(lane, who=0, round=1, job="update", samples=task.samples(0), first=True)
+    return Client(lane, id=0, round=1, job="update", samples=task.samples(0), first=True)
 
 
 def fit_once(client):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from written import evaluated, write_run
 
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
 from fedloom.report.live import Live
 from fedloom.report.page.insight import Insights
 

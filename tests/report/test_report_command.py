@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from written import a_client, evaluated, write_run
 
 from fedloom.cli import app
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
 
 
 @pytest.fixture

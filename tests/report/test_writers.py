@@ -10,8 +10,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiny import tiny_experiment, tiny_task
 
 import fedloom
-from fedloom.errors import UserError
-from fedloom.recipe import Recipe
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
 
 NUMBERS = ("loss", "personal_accuracy", "up_bytes")
 
@@ -81,7 +81,7 @@ def rows_of(log):
 
 
 def test_a_log_that_is_not_installed_or_not_known_is_named_before_a_run_begins(monkeypatch):
-    monkeypatch.setattr("fedloom.report.writers.find_spec", lambda name: None)
+    monkeypatch.setattr("fedloom.experiment.logging.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"log = 'wandb': it is not installed; .* pip install 'fedloom\[wandb\]'"):
         tiny_experiment("fedavg", log="wandb", out="run")
     assert not Path("run").exists()

@@ -18,12 +18,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fedloom import cli
-from fedloom.recipe import Recipe
-from fedloom.reproduction import running
-from fedloom.reproduction.cost import image_steps, in_words, speeds
-from fedloom.reproduction.report import report
-from fedloom.reproduction.results import Result as StoredResult
-from fedloom.runs.interrupts import Interrupts
+from fedloom.config.recipe import Recipe
+from fedloom.core.signals import Interrupts
+from fedloom.studies import running
+from fedloom.studies.cost import image_steps, in_words, speeds
+from fedloom.studies.report import report
+from fedloom.studies.results import Result as StoredResult
 
 CELLS = ["fedcrl/table2", "--at", "dataset=cifar10,kind=practical", "--methods", "local,fedavg"]
 ROOT = Path(__file__).parents[2]
@@ -173,7 +173,7 @@ def test_a_run_that_is_killed_gives_the_exit_code_that_a_shell_gives(monkeypatch
 def test_the_list_tells_what_tables_would_take_here(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = ["fedintr/table5", "--only", "cifar10", "--list", "--engine", "inline"]
     assert "–" in reproduce(*narrow).stdout
-    monkeypatch.setattr("fedloom.reproduction.speed.ENOUGH", 0.0)
+    monkeypatch.setattr("fedloom.studies.speed.ENOUGH", 0.0)
     said = " ".join(reproduce(*narrow, "--measure").stdout.split())
     assert re.search(r"fedintr/table5 │ 2 │ [\d,]+ │ [\d.]+ (h|days) │ 0 of 2", said)
 

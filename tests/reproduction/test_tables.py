@@ -2,15 +2,15 @@
 
 import pytest
 
-from fedloom.checking import checked
-from fedloom.errors import UserError
-from fedloom.recipe import Recipe
-from fedloom.reproduction.comparison import Line, order, setting_in_words
-from fedloom.reproduction.cost import image_steps, passes
-from fedloom.reproduction.results import Result
-from fedloom.reproduction.running import runs_of
-from fedloom.reproduction.table import PAPERS, Cell, Table, cells_of, load_table, table_names
-from fedloom.training import schedule_factor
+from fedloom.config.recipe import Recipe
+from fedloom.core.checking import checked
+from fedloom.core.errors import UserError
+from fedloom.core.training import schedule_factor
+from fedloom.studies.comparison import Line, order, setting_in_words
+from fedloom.studies.cost import image_steps, passes
+from fedloom.studies.results import Result
+from fedloom.studies.running import runs_of
+from fedloom.studies.table import PAPERS, Cell, Table, cells_of, load_table, table_names
 
 
 def cell(table: str, row: str, **at: str | float) -> Cell:

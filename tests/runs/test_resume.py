@@ -15,11 +15,11 @@ import pytest
 from tiny import tiny_experiment, tiny_task, without_times
 
 import fedloom
-from fedloom.errors import UserError
-from fedloom.methods import REGISTRY
-from fedloom.runs.interrupts import Interrupted
-from fedloom.storage import due
-from fedloom.storage.lock import NAME as LOCK
+from fedloom.core.errors import UserError
+from fedloom.core.signals import Interrupted
+from fedloom.experiment import checkpoint as due
+from fedloom.experiment.lock import NAME as LOCK
+from fedloom.methods import METHODS as REGISTRY
 
 METHODS = [*sorted(name for name, method in REGISTRY.items() if method.__module__.startswith("fedloom.")), "fedavg+ft"]
 WITH_MEMORY = ["fedcrl", "ditto", "fedpac", "fedamp", "local", "scaffold", "fedala", "byol"]
@@ -249,7 +249,7 @@ def test_a_full_disk_under_the_metrics(tmp_path) -> None:
 
 
 def test_a_full_disk_under_memory_that_spills(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("fedloom.storage.memory.Path.write_bytes", _full)
+    monkeypatch.setattr("fedloom.experiment.client_store.Path.write_bytes", _full)
     running = experiment("local", tmp_path / "run")
     monkeypatch.setattr("fedloom.experiment.ClientStore", lambda budget, inside: _store(1, inside))
     with pytest.raises(UserError, match="cannot be written: No space left on device"):
@@ -261,7 +261,7 @@ def _full(*_):
 
 
 def _store(budget, inside):
-    from fedloom.storage.memory import ClientStore
+    from fedloom.experiment.client_store import ClientStore
 
     return ClientStore(budget, inside=inside)
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import fedloom
 from fedloom.cli import app
-from fedloom.errors import UserError
-from fedloom.runs.interrupts import Interrupted
+from fedloom.core.errors import UserError
+from fedloom.core.signals import Interrupted
 
 COMPARED = {
     "methods": ["fedavg", {"name": "ditto", "lam": 0.5}], "seeds": [0, 1], "data": "digits", "clients": 4, "rounds": 3,

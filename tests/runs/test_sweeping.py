@@ -17,15 +17,15 @@ from typer.testing import CliRunner
 
 import fedloom
 from fedloom import cli
-from fedloom.checking import checked
-from fedloom.engines import queues
-from fedloom.errors import RunError, UserError
-from fedloom.raw import read_yaml
-from fedloom.recipe import Recipe
+from fedloom.config.loading import read_yaml
+from fedloom.config.recipe import Recipe
+from fedloom.core.checking import checked
+from fedloom.core.errors import RunError, UserError
+from fedloom.core.signals import Interrupts
+from fedloom.engines.cuda import queues
 from fedloom.report.sweep import plot_sweep, sweep_table
-from fedloom.runs import beside
-from fedloom.runs.interrupts import Interrupts
-from fedloom.runs.sweeping import Sweep, label, read_over, settings
+from fedloom.runs import parallel as beside
+from fedloom.runs.sweep import Sweep, label, read_over, settings
 
 TINY = {"data": "digits", "clients": 2, "rounds": 2, "data.limit": 80, "method": "fedprox"}
 FLAGS = ["--data", "digits", "--clients", "2", "--rounds", "2", "--set", "data.limit=80", "--method", "fedprox"]

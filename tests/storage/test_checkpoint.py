@@ -10,11 +10,11 @@ import pytest
 import torch
 from tiny import same_state
 
-from fedloom.errors import UserError
-from fedloom.parts import State
-from fedloom.storage import checkpoint as module
-from fedloom.storage.checkpoint import Checkpoints
-from fedloom.storage.memory import ClientStore
+from fedloom.core.errors import UserError
+from fedloom.core.state import State
+from fedloom.experiment import checkpoint as module
+from fedloom.experiment.checkpoint import Checkpoints
+from fedloom.experiment.client_store import ClientStore
 
 KB = 1024
 SPECIAL: State = {

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 import fedloom
-from fedloom.errors import UserError
-from fedloom.recipe import Recipe
-from fedloom.storage.folder import RunFolder, without_nan
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
+from fedloom.experiment.run_folder import RunFolder, without_nan
 
 TINY: dict[str, Any] = {
     "data": {"name": "digits", "limit": 200, "clients": 4, "partition": "dirichlet:0.5", "newcomers": 1},

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.errors import UserError
-from fedloom.storage import lock
-from fedloom.storage.lock import NAME, RunLock
+from fedloom.core.errors import UserError
+from fedloom.experiment import lock
+from fedloom.experiment.lock import NAME, RunLock
 
-HOLD = "import sys, time; from pathlib import Path; from fedloom.storage.lock import RunLock; "
+HOLD = "import sys, time; from pathlib import Path; from fedloom.experiment.lock import RunLock; "
 DEAD = 2**22 - 1  # above the largest pid that Linux gives out by default; checked below
 
 

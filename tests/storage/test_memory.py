@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedloom.parts import State
-from fedloom.storage.memory import ClientStore
+from fedloom.core.state import State
+from fedloom.experiment.client_store import ClientStore
 
 KB = 1024
 

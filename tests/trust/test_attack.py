@@ -4,8 +4,8 @@ import pytest
 import torch
 from tiny import same_state, tiny_run, tiny_task, without_times
 
-from fedloom.errors import UserError
-from fedloom.message import Message
+from fedloom.core.errors import UserError
+from fedloom.core.message import Message
 from fedloom.trust.attack import Attack, AttackSettings
 from fedloom.trust.sections import Trust
 

@@ -8,8 +8,8 @@ from tiny import tiny_run, tiny_task
 from typer.testing import CliRunner
 
 from fedloom import cli
-from fedloom.errors import UserError
-from fedloom.message import Message
+from fedloom.core.errors import UserError
+from fedloom.core.message import Message
 from fedloom.trust.ledger import Ledger, ranges, read_ledger
 
 

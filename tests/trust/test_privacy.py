@@ -10,16 +10,17 @@ import torch
 from dp_accounting import rdp
 from tiny import same_state, tiny_run, tiny_task, without_times
 
-from fedloom.errors import UserError
-from fedloom.lane import Lane, Setup
-from fedloom.message import Message
-from fedloom.methods import REGISTRY, get
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
+from fedloom.core.message import Message
+from fedloom.core.server import Server
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
+from fedloom.methods import METHODS as REGISTRY
+from fedloom.methods import get
 from fedloom.methods.fedavg import FedAvg
-from fedloom.recipe import Recipe
-from fedloom.server import Server
-from fedloom.training import Training
+from fedloom.trust.access import Sealed
 from fedloom.trust.privacy import PrivacySettings, PrivateAverage, Spending, uncovered
-from fedloom.trust.sealed import Sealed
 
 SILENT = 1e-12
 REFUSED = {"centralized", "fedamp", "fedcrl", "fedgh", "fedpac", "fedproto", "scaffold"}
@@ -28,7 +29,7 @@ REFUSED = {"centralized", "fedamp", "fedcrl", "fedgh", "fedpac", "fedproto", "sc
 def server(participants: float = 4, seed: int = 0, **settings) -> Server:
     method = get("fedavg")
     private = PrivateAverage(PrivacySettings(**settings), method, participants, seed)
-    made = Server(Lane(Setup(tiny_task(), method, Training(), seed=0)), federation=6, combination=private)
+    made = Server(Workspace(Setup(tiny_task(), method, Training(), seed=0)), federation=6, combination=private)
     made.state.clear()
     made.begin(1)
     return made

@@ -2,9 +2,10 @@
 
 import pytest
 
-from fedloom.methods import REGISTRY, get
+from fedloom.methods import METHODS as REGISTRY
+from fedloom.methods import get
 from fedloom.methods.fedavg import FedAvg
-from fedloom.trust.rehearsal import use_of_messages
+from fedloom.trust.access import use_of_messages
 
 
 class Unready(FedAvg, abstract=True):

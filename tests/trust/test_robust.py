@@ -1,120 +1,266 @@
-"""Robust centres against closed forms and brute force."""
-
-import itertools
+"""Robust rules in the place of the mean: how weights, rows, sums and integers are treated, and what is refused."""
 
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
+from tiny import same_state, tiny_run, tiny_task, without_times
 
-from fedloom.trust.robust import (
-    clip_factor,
-    geometric_weights,
-    joint_norm,
-    krum_scores,
-    median,
-    squared_distances,
-    trimmed_mean,
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
+from fedloom.core.message import Message
+from fedloom.core.server import Server
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup, Workspace
+from fedloom.methods import METHODS as REGISTRY
+from fedloom.methods import get
+from fedloom.methods.fedavg import FedAvg
+from fedloom.trust.robust import RobustAverage, RobustSettings
+
+RULES = [
+    {"rule": "clip", "clip": 1.0},
+    {"rule": "median"},
+    {"rule": "trimmed", "trim": 0.2},
+    {"rule": "krum", "attackers": 1},
+    {"rule": "multikrum", "attackers": 1},
+    {"rule": "geometric"},
+]
+AVERAGING = ["fedavg", "fedrep", "repper", "pfedme", "fedcrc", "fedcrl", "fedproto", "scaffold", "local"]
+
+
+def server(expected: int = 5, **settings) -> Server:
+    made = Server(
+        Workspace(Setup(tiny_task(), get("fedavg"), Training(), seed=0)),
+        federation=6,
+        combination=RobustAverage(RobustSettings(**settings), get("fedavg"), expected),
+    )
+    made.state.clear()
+    return made
+
+
+def messages(values, samples=(1, 1, 1, 1, 1)):
+    return [Message({"w": torch.tensor(v)}, client=i, samples=s) for i, (v, s) in enumerate(zip(values, samples))]  # noqa: B905
+
+
+HONEST_AND_ONE_LIAR = [[1.0, 0.0], [1.1, 0.1], [0.9, 0.0], [1.0, 0.2], [-900.0, 900.0]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"rule": "median"}, [1.0, 0.1]),
+        ({"rule": "trimmed", "trim": 0.2}, [(1.0 + 1.0 + 0.9) / 3, 0.1]),
+        ({"rule": "krum", "attackers": 1}, [1.0, 0.0]),
+        ({"rule": "multikrum", "attackers": 1}, [1.0, 0.075]),
+    ],
 )
+def test_a_liar_among_five_is_outvoted_whatever_its_claimed_samples(settings, expected):
+    mean = server(**settings).average(messages(HONEST_AND_ONE_LIAR, samples=(1, 1, 1, 1, 10**9)))["w"]
+    assert np.allclose(mean, expected, rtol=0, atol=1e-7)
+    assert mean.dtype == torch.float32
 
 
-def draw(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+def test_the_geometric_median_stays_with_the_honest():
+    mean = server(rule="geometric").average(messages(HONEST_AND_ONE_LIAR))["w"]
+    assert np.linalg.norm(mean.numpy() - [1.0, 0.1]) < 0.2
 
 
-def geometric_median(vectors: torch.Tensor) -> np.ndarray:
-    return (geometric_weights(squared_distances([vectors])) @ vectors.double()).numpy()
+def test_clipping_bounds_each_update_around_the_old_state():
+    made = server(rule="clip", clip=1.0)
+    made.state["w"] = torch.tensor([10.0, 10.0])
+    mean = made.average(messages([[10.3, 10.4], [13.0, 14.0]], samples=(1, 99)))["w"]
+    assert np.allclose(mean, [10 + (0.3 + 0.6) / 2, 10 + (0.4 + 0.8) / 2], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 8])
-def test_the_median_is_numpys(n):
-    values = draw(n, 3, 4)
-    assert np.allclose(median(values), np.median(values.double().numpy(), axis=0), rtol=0, atol=1e-15)
+def test_clipping_takes_all_tensors_of_an_update_jointly():
+    made = server(rule="clip", clip=1.0)
+    mean = made.average([Message({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, samples=1)])
+    assert mean["a"].item() == pytest.approx(0.6)
+    assert mean["b"].item() == pytest.approx(0.8)
 
 
-def test_the_median_of_three_is_the_middle_one_exactly():
-    values = torch.tensor([[0.1], [7.0], [0.3]])
-    assert torch.equal(median(values).float(), values[2])
+def test_clipping_streams():
+    alive = []
+
+    class Watched(Message):
+        def __del__(self):
+            alive.remove(self.client)
+
+    def stream():
+        for i in range(20):
+            alive.append(i)
+            yield Watched({"w": torch.tensor([float(i)])}, client=i, samples=1)
+            assert len(alive) <= 3
+
+    assert server(rule="clip", clip=100.0).average(stream())["w"].item() == 9.5
 
 
-@pytest.mark.parametrize(("n", "cut"), [(5, 1), (8, 3), (4, 0), (7, 3)])
-def test_the_trimmed_mean_drops_as_many_from_both_ends(n, cut):
-    values = draw(n, 6)
-    expected = [np.mean(sorted(column)[cut : n - cut]) for column in values.double().numpy().T]
-    assert np.allclose(trimmed_mean(values, cut), expected, rtol=0, atol=1e-15)
+def test_krum_takes_one_message_bit_for_bit():
+    sent = [Message({"w": torch.randn(50, generator=torch.Generator().manual_seed(i))}, samples=7) for i in range(5)]
+    mean = server(rule="krum", attackers=1).average(sent)["w"]
+    assert sum(torch.equal(mean, message["w"]) for message in sent) == 1
 
 
-def test_the_trimmed_mean_cannot_cut_everything():
-    with pytest.raises(ValueError, match="cut 2 from both ends of 4"):
-        trimmed_mean(draw(4, 1), 2)
+@pytest.mark.parametrize("settings", RULES)
+def test_equal_messages_are_their_own_centre(settings):
+    value = torch.randn(100, generator=torch.Generator().manual_seed(0)) / 100
+    mean = server(**settings).average(Message({"w": value}, samples=i + 1) for i in range(5))
+    assert torch.equal(mean["w"], value)
 
 
-def test_distances_are_those_of_all_tensors_as_one_vector():
-    one, other = draw(5, 3, 2), draw(5, 7, seed=1)
-    flat = np.concatenate([one.reshape(5, -1), other], axis=1).astype(np.float64)
-    expected = [[((a - b) ** 2).sum() for b in flat] for a in flat]
-    assert np.allclose(squared_distances([one, other]), expected, rtol=1e-12)
+def prototypes():
+    """Row 0: three holders, one of them lying; row 1: one holder; row 2: nobody."""
+    rows = [([5.0, 0, 0], [1.0, 0, 0]), ([6.0, 2.0, 0], [1.2, 3.0, 0]), ([10.0**9, 0, 0], [-800.0, 0, 0])]
+    absent = [([0.0, 0, 0], [0.0, 0, 0])] * 2
+    return [
+        Message({"means": torch.tensor(means)[:, None], "counts": torch.tensor(counts)}, client=i, samples=1)
+        for i, (counts, means) in enumerate(rows + absent)
+    ]
 
 
-@pytest.mark.parametrize(("n", "attackers"), [(5, 1), (9, 2), (9, 3), (3, 0)])
-def test_krum_scores_are_brute_force_sums_over_the_nearest(n, attackers):
-    vectors = draw(n, 6)
-    points = vectors.double().numpy()
-    expected = []
-    for i in range(n):
-        others = [((points[i] - points[j]) ** 2).sum() for j in range(n) if j != i]
-        expected.append(min(sum(c) for c in itertools.combinations(others, n - attackers - 2)))
-    assert np.allclose(krum_scores(squared_distances([vectors]), attackers), expected, rtol=1e-12)
+@pytest.mark.parametrize(
+    ("settings", "row", "holders"),
+    [
+        ({"rule": "median"}, 1.0, 3),
+        ({"rule": "trimmed", "trim": 0.4}, 1.0, 3),
+        ({"rule": "multikrum", "attackers": 1}, 1.1, 2),
+    ],
+)
+def test_rows_are_combined_over_those_that_hold_them_and_count_holders(settings, row, holders):
+    made = server(**settings)
+    made.state["means"] = torch.tensor([[1.0], [1.0], [7.0]])
+    got = made.average(prototypes(), by={"means": "counts"}, sums=("counts",))
+    assert np.allclose(got["means"][:, 0], [row, 3.0, 7.0], rtol=0, atol=1e-6)
+    assert (got["counts"] > 0).tolist() == [True, True, False]
+    if settings["rule"] != "multikrum":
+        assert got["counts"].tolist() == [holders, 1, 0]
 
 
-def test_krum_refuses_fewer_than_two_f_plus_three():
-    with pytest.raises(ValueError, match="needs 7 vectors, not 6"):
-        krum_scores(squared_distances([draw(6, 2)]), 2)
+def test_clipped_rows_move_by_the_bound_at_most():
+    made = server(rule="clip", clip=2.0)
+    made.state["means"] = torch.tensor([[1.0], [1.0], [7.0]])
+    got = made.average(prototypes(), by={"means": "counts"}, sums=("counts",))
+    step = 2.0 * 0.2 / (0.2**2 + 2**2) ** 0.5  # the second client's update is (0.2, 2): clipped to norm 2
+    assert got["means"][0].item() == pytest.approx((1.0 + 1 + step + 1 - 2.0) / 3, abs=1e-6)
+    assert got["means"][2].item() == 7.0
+    assert got["counts"].tolist() == [3, 1, 0]
 
 
-@pytest.mark.parametrize("n", [1, 3, 5, 9])
-def test_the_geometric_median_on_a_line_is_the_median(n):
-    values = draw(n, 1)
-    assert np.allclose(geometric_median(values), np.median(values.numpy()), rtol=0, atol=1e-12)
+@pytest.mark.parametrize(
+    ("settings", "total"), [({"rule": "median"}, 5 * 2.0), ({"rule": "multikrum", "attackers": 1}, 5 * 2.0)]
+)
+def test_a_sum_is_the_number_of_clients_times_the_centre_of_the_addends(settings, total):
+    sent = [Message({"change": torch.tensor([v])}, samples=1) for v in (1.0, 2.0, 3.0, 2.0, 1e6)]
+    assert server(**settings).average(sent, sums=("change",))["change"].item() == pytest.approx(total)
 
 
-def test_the_geometric_median_of_a_convex_quadrilateral_is_where_its_diagonals_cross():
-    corners = torch.tensor([[0.0, 0.0], [4.0, 0.0], [6.0, 3.0], [0.0, 5.0]])
-    # (0,0)–(6,3): y = x/2; (4,0)–(0,5): y = 5 − 5x/4
-    x = 5 / (1 / 2 + 5 / 4)
-    assert np.allclose(geometric_median(corners), [x, x / 2], rtol=0, atol=1e-9)
+def test_integers_take_the_median_of_a_coordinate_rule_and_the_chosen_ones_maximum_of_krum():
+    sent = [Message({"w": torch.tensor([float(w)]), "n": torch.tensor(n)}, samples=1)
+            for w, n in ((1, 3), (1, 4), (1, 5), (1, 5), (90, 10**12))]  # fmt: skip
+    assert server(rule="median").average(sent)["n"].item() == 5
+    assert server(rule="multikrum", attackers=1).average(sent)["n"].item() == 5
 
 
-def test_the_geometric_median_of_a_triangle_is_its_fermat_point():
-    side = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, 3**0.5 / 2]])
-    assert np.allclose(geometric_median(side), [0.5, 3**0.5 / 6], rtol=0, atol=1e-7)
-    blunt = torch.tensor([[0.0, 0.0], [10.0, 1.0], [-10.0, 1.0]])  # an angle above 120°: that corner itself
-    assert geometric_median(blunt).tolist() == [0.0, 0.0]
+@pytest.mark.parametrize("settings", RULES)
+def test_a_message_with_numbers_that_are_not_finite_is_left_out(settings):
+    sent = [Message({"w": torch.tensor([0.5])}, samples=1) for _ in range(5)]
+    sent.insert(2, Message({"w": torch.tensor([torch.nan])}, samples=1))
+    sent.append(Message({"w": torch.tensor([torch.inf])}, samples=1))
+    assert server(**settings).average(sent)["w"].tolist() == [0.5]
 
 
-def test_a_point_that_most_vectors_share_is_the_geometric_median():
-    vectors = torch.cat([torch.ones(3, 4), 100 * draw(2, 4)])
-    assert geometric_median(vectors).tolist() == [1.0] * 4
-    assert geometric_median(torch.ones(4, 2)).tolist() == [1.0, 1.0]
+@pytest.mark.parametrize(
+    ("settings", "clients", "words"),
+    [
+        ({"rule": "krum", "attackers": 2}, 6, ["robust.attackers = 2", "needs 7 clients", "6 take part", "1 at most"]),
+        ({"rule": "multikrum", "attackers": 0}, 2, ["needs 3 clients", "let more take part"]),
+        ({"rule": "trimmed", "trim": 0.1}, 6, ["robust.trim = 0.1", "cuts nobody off", "0.167"]),
+    ],
+)
+def test_too_few_clients_are_refused_before_the_run(settings, clients, words):
+    with pytest.raises(UserError) as refused:
+        server(clients, **settings)
+    assert [word for word in words if word not in str(refused.value)] == []
 
 
-def test_no_other_point_is_nearer_to_all_than_the_geometric_median():
-    vectors = draw(7, 5)
-    points = vectors.double().numpy()
-
-    def total(y):
-        return np.linalg.norm(points - y, axis=1).sum()
-
-    best = minimize(total, points.mean(0), method="BFGS", options={"gtol": 1e-10}).fun
-    assert total(geometric_median(vectors)) <= best + 1e-9
+def test_too_few_usable_messages_are_refused_in_the_round():
+    made = server(5, rule="krum", attackers=1)
+    with pytest.raises(UserError, match=r"robust\.attackers = 1: krum needs 5 clients .* 3 sent something usable"):
+        made.average(messages([[1.0]] * 3))
 
 
-def test_clipping_brings_a_vector_onto_the_ball_and_leaves_what_is_inside():
-    update = [draw(3, 4), draw(5, seed=1)]
-    norm = float(np.sqrt(sum((u.double().numpy() ** 2).sum() for u in update)))
-    assert joint_norm(update) == pytest.approx(norm, rel=1e-14)
-    assert joint_norm([u * clip_factor(norm, 0.5) for u in update]) == pytest.approx(0.5, rel=1e-6)
-    assert clip_factor(norm, norm) == 1.0
-    assert clip_factor(0.0, 1.0) == 1.0
-    assert joint_norm([]) == 0.0
-    assert clip_factor(float("nan"), 1.0) == clip_factor(float("inf"), 1.0) == 0.0
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"rule": "krum"}, ["robust.attackers is missing", "for example 4"]),
+        ({"rule": "clip"}, ["robust.clip is missing"]),
+        ({"rule": "median", "trim": 0.2}, ["robust.trim = 0.2", "does not use it", "remove it"]),
+        ({"rule": "mean"}, ["robust.rule = 'mean'", "median"]),
+        ({"rule": "trimmed", "trim": 0.5}, ["robust.trim = 0.5", "below 0.5"]),
+        ({"rule": "median", "trimm": 0.5}, ["robust.trimm = 0.5", "did you mean 'trim'"]),
+    ],
+)
+def test_a_mistake_in_the_section_names_field_value_and_remedy(section, words):
+    with pytest.raises(UserError) as refused:
+        Recipe.parse({"robust": section})
+    assert [word for word in words if word not in str(refused.value)] == []
+
+
+@pytest.mark.parametrize("method", ["fedamp", "fedgh", "fedpac", "centralized"])
+def test_a_method_that_no_rule_would_protect_is_refused_before_anything_is_written(method, tmp_path):
+    with pytest.raises(UserError, match=rf"method\.name = '{method}'"):
+        tiny_run(method, robust={"rule": "median"}, out=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("settings", RULES, ids=lambda s: s["rule"])
+@pytest.mark.parametrize("method", AVERAGING)
+def test_every_averaging_method_runs_under_every_rule(method, settings):
+    ran = tiny_run(method, robust=settings, training__fraction=1.0, training__rounds=2)
+    assert all(torch.isfinite(value).all() for value in ran.server.state.values())
+
+
+@pytest.mark.parametrize("settings", RULES, ids=lambda s: s["rule"])
+def test_processes_equal_inline_bit_for_bit(settings):
+    one, other = (
+        tiny_run("fedcrl", engine=e, robust=settings, training__fraction=1.0) for e in ("inline", "processes")
+    )
+    assert same_state(one.server.state, other.server.state)
+    assert without_times(one.history) == without_times(other.history)
+
+
+def test_without_the_sections_nothing_stands_between_messages_and_the_mean():
+    run = tiny_run("fedavg")
+    assert (run.trust.combination, run.trust.attack, run.trust.spending) == (None, None, None)
+    messages = iter(())
+    assert run.trust.sealed(messages) is messages
+    assert run.history[0].keys().isdisjoint({"epsilon", "hostile"})
+
+
+class Counting(FedAvg, abstract=True):
+    """Asks the server for something before it averages, so that the rehearsal cannot know what comes then."""
+
+    def combine(self, server, messages):
+        assert server.federation == 6
+        super().combine(server, messages)
+
+
+class Peeking(Counting, abstract=True):
+    """And then reads messages itself, around any rule."""
+
+    def combine(self, server, messages):
+        assert server.federation == 6
+        server.move(server.mean(((message, 1.0) for message in messages), None, {}, ()))
+
+
+@pytest.mark.parametrize(
+    "section", [{"robust": {"rule": "median"}}, {"privacy": {"noise": 0.1}}], ids=["rule", "private"]
+)
+def test_a_combine_that_cannot_be_rehearsed_is_told_of_and_cannot_go_around_the_rule(section, monkeypatch, caplog):
+    for method in (Counting, Peeking):
+        monkeypatch.setitem(REGISTRY, method.name, method)
+    fields = section | {"training__fraction": 1.0, "training__rounds": 2}
+    expected, got = tiny_run("fedavg", **fields), tiny_run("counting", **fields)
+    assert same_state(got.server.state, expected.server.state)
+    assert caplog.text.count("'counting' does with messages cannot be told beforehand") == 1
+    with pytest.raises(UserError, match=r"method\.name = 'peeking' looks at single clients' messages"):
+        tiny_run("peeking", **fields)

@@ -10,7 +10,7 @@ from using import DIGITS, PIXELS, invoke, last_line, write_pictures
 
 import fedloom
 from fedloom import UserError
-from fedloom.use.adapting import HEADS, adapt, pick_shots, stratified_folds, temperature, wilson
+from fedloom.inference.adapt import HEADS, adapt, pick_shots, stratified_folds, temperature, wilson
 
 
 @pytest.mark.parametrize("head", HEADS)

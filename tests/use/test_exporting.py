@@ -12,10 +12,10 @@ from using import PIXELS, invoke, last_line, write_pictures
 
 import fedloom
 from fedloom import UserError, methods, objectives
-from fedloom.models import models
-from fedloom.use.exporting import describe, export
-from fedloom.use.image_model import ImageFormat
-from fedloom.use.trained_model import TrainedModel, blank_lane
+from fedloom.core.task import ImageFormat
+from fedloom.inference.export import describe, export
+from fedloom.inference.trained_model import TrainedModel, blank_workspace
+from fedloom.models import Factory, models
 
 
 def trained_network(name: str) -> TrainedModel:
@@ -23,7 +23,7 @@ def trained_network(name: str) -> TrainedModel:
     side = {"cnn2": 16, "cnn3": 22}.get(name, 12)
     form = ImageFormat(("cat", "dog", "owl"), (3, side, side), (0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
     torch.manual_seed(0)
-    model = TrainedModel(blank_lane(methods.get("fedavg"), objectives.get("labels"), form, {"name": name}), form, 0)
+    model = TrainedModel(blank_workspace(methods.get("fedavg"), objectives.get("labels"), form, Factory(name)), form, 0)
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.running_mean.normal_(0, 0.1)
@@ -100,7 +100,7 @@ def test_an_adapted_model_is_exported_too(runs: dict[str, Path], tmp_path: Path)
 
 def test_an_export_that_would_lie_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = trained_network("mlp")
-    monkeypatch.setattr("fedloom.use.exporting.load_model", lambda path: lambda images: model(images) + 0.01)
+    monkeypatch.setattr("fedloom.inference.export.load_model", lambda path: lambda images: model(images) + 0.01)
     with pytest.raises(UserError, match="differ from the model's by 0.01, so it was not written"):
         export(model, "safetensors", tmp_path / "m.safetensors")
     assert not (tmp_path / "m.safetensors").exists()

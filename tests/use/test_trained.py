@@ -14,7 +14,8 @@ from using import PIXELS
 import fedloom
 from fedloom import UserError
 from fedloom.data import Federation
-from fedloom.methods import REGISTRY, get, hyperparameters
+from fedloom.methods import METHODS as REGISTRY
+from fedloom.methods import get, hyperparameters
 
 ADDED = ["fedavg+ft", "fedavg+svm", "fedper+logreg", "fedprox+mlp", "fedrep+probe", "apfl+probe"]
 

@@ -6,23 +6,22 @@ from dataclasses import replace
 from inspect import isfunction
 from pathlib import Path
 
-from fedloom import plugins
+from fedloom.core.errors import UserError, nearest
+from fedloom.core.registry import file_of, import_all, place_of
+from fedloom.core.task import Dataset
 from fedloom.data import hub
-from fedloom.data.dataset import Dataset, combine, resize
-from fedloom.data.sources import cifar, digits, idx, npz, svhn, tree, usps  # noqa: F401  (importing registers)
+from fedloom.data.dataset import combine, resize
+from fedloom.data.sources import npz, tree
 from fedloom.data.sources.source import SOURCES, Source, SourceInfo, data_folder
-from fedloom.errors import UserError, nearest
 
-__all__ = ["DATASETS", "SOURCES", "Source", "SourceInfo", "data_folder", "describe", "load", "parts"]
+__all__ = ["SOURCES", "Source", "SourceInfo", "data_folder", "describe", "load", "parts"]
 
-DATASETS = plugins.Kind(
-    "fedloom.datasets", "dataset", "a function without arguments that returns a fedloom.data.Dataset", isfunction
-)
+import_all(__name__)
 
 
 def parts(name: str) -> list[str]:
     """The datasets that a name joins as styles, one for most."""
-    whole = Path(name).exists() or ((file := plugins.file_of(name)) is not None and file.is_file())
+    whole = Path(name).exists() or ((file := file_of(name)) is not None and file.is_file())
     return [name] if whole else name.split("+")
 
 
@@ -34,11 +33,11 @@ def load(name: str, *, folder: Path | str | None = None, size: int | None = None
     if size is not None and size < 1:
         raise UserError(f"data.size: {size} is not a number of pixels")
     root = data_folder(folder)
-    if name in SOURCES:
-        dataset = _load_source(SOURCES[name], root, size)
+    if isinstance(source := SOURCES.get(name), Source):
+        dataset = _load_source(source, root, size)
     elif (path := _own_files(name, root)) is not None:
         dataset = tree.read_tree(path, size) if path.is_dir() else _read_file(path)
-    elif len(parts(name)) == 1 and (make := plugins.find(DATASETS, name)) is not None:
+    elif len(parts(name)) == 1 and isfunction(make := SOURCES.look_up(name)):
         dataset = _made(name, make)
     elif "+" in name:
         return combine([load(part, folder=root, size=size) for part in name.split("+")], size)
@@ -46,7 +45,7 @@ def load(name: str, *, folder: Path | str | None = None, size: int | None = None
         raise UserError(f"dataset '{name}': there is no such folder or file, here or in the data folder {root}")
     else:
         raise UserError(
-            f"unknown dataset '{name}': {nearest(name, [*SOURCES, *plugins.names(DATASETS)])}, or a path to images "
+            f"unknown dataset '{name}': {nearest(name, SOURCES.names())}, or a path to images "
             "or an .npz file, or a function of yours: path/to/file.py:name"
         )
     return replace(dataset, images=resize(dataset.images, size)) if size else dataset
@@ -66,6 +65,7 @@ def describe(folder: Path | str | None = None) -> list[SourceInfo]:
             hub=source.remote.repo if source.remote else None,
         )
         for name, source in sorted(SOURCES.items())
+        if isinstance(source, Source)
     ]
 
 
@@ -103,7 +103,7 @@ def _made(name: str, make: Callable[[], Dataset]) -> Dataset:
     except UserError:
         raise
     except Exception as error:
-        where = plugins.place_of(error, Path(make.__code__.co_filename))
+        where = place_of(error, Path(make.__code__.co_filename))
         raise UserError(f"dataset '{name}': {make.__name__}() failed, {where}") from error
     if not isinstance(dataset, Dataset):
         raise UserError(f"dataset '{name}': {make.__name__}() returned a {type(dataset).__name__}, no Dataset")

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from fedloom.core.errors import UserError
+from fedloom.core.task import Dataset
 from fedloom.data import hub
-from fedloom.data.dataset import Dataset
 from fedloom.data.sources.source import Source
-from fedloom.errors import UserError
 
 DOWNLOAD = "mkdir -p {folder} && curl -L https://www.cs.toronto.edu/~kriz/ARCHIVE | tar xz -C {folder}"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedloom.data.dataset import Dataset
+from fedloom.core.task import Dataset
 from fedloom.data.sources.source import Source
 
 

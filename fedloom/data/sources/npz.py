@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedloom.core.errors import UserError
+from fedloom.core.task import Dataset
 from fedloom.data import hub
-from fedloom.data.dataset import Dataset
 from fedloom.data.sources.source import Source
-from fedloom.errors import UserError
 
 MOST_CLASSES = 1_000_000
 """More than that is a mistake in the labels, such as identifiers in their place."""

@@ -3,15 +3,16 @@
 import os
 import shlex
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import isfunction
 from pathlib import Path
 from typing import ClassVar
 
+from fedloom.core.errors import UserError
+from fedloom.core.registry import Registry
+from fedloom.core.task import Dataset
 from fedloom.data import hub
-from fedloom.data.dataset import Dataset
-from fedloom.errors import UserError
-
-SOURCES: dict[str, "Source"] = {}
 
 
 class Source(ABC):
@@ -34,7 +35,7 @@ class Source(ABC):
 
     def __init_subclass__(cls) -> None:
         if "name" in cls.__dict__:
-            SOURCES[cls.name] = cls()
+            SOURCES.add(cls.name, cls())
 
     @abstractmethod
     def read(self, folder: Path, size: int | None) -> Dataset:
@@ -97,3 +98,10 @@ class SourceInfo:
     """gets them"""
     hub: str | None
     """where `fedloom[hub]` fetches it"""
+
+
+SOURCES: Registry[Source | Callable[[], Dataset]] = Registry(
+    "data.name", "a function without arguments that returns a fedloom.data.Dataset", isfunction,
+    package="fedloom.data.sources", group="fedloom.datasets",
+)  # fmt: skip
+"""Shipped sources; what users bring is a function that makes a dataset."""

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedloom.core.errors import UserError
+from fedloom.core.task import Dataset
 from fedloom.data import hub
-from fedloom.data.dataset import Dataset
 from fedloom.data.sources.npz import read_pair
 from fedloom.data.sources.source import Source
-from fedloom.errors import UserError
 
 
 class Svhn(Source):

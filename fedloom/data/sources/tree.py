@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+from fedloom.core.errors import UserError
+from fedloom.core.task import Dataset
 from fedloom.data import hub
-from fedloom.data.dataset import Dataset
 from fedloom.data.decode import decode
 from fedloom.data.sources.source import Source
-from fedloom.errors import UserError
 
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 

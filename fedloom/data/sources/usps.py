@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedloom.core.errors import UserError
+from fedloom.core.task import Dataset
 from fedloom.data import hub
-from fedloom.data.dataset import Dataset
 from fedloom.data.sources.source import Source
-from fedloom.errors import UserError
 
 
 class Usps(Source):

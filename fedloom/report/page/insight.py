@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
+from fedloom.core.errors import UserError
+from fedloom.core.task import Task, group_of_clients
 from fedloom.data import Dataset
 from fedloom.data.federation import counts
-from fedloom.errors import UserError
+from fedloom.experiment.build import load_dataset, make_task
+from fedloom.inference.trained_run import TrainedRun
 from fedloom.report.page.maps import Map, Viewer
 from fedloom.report.page.runs import Entry, Run
-from fedloom.runs.preparing import load_dataset, make_task
-from fedloom.task import Task, group_of_clients
-from fedloom.use.trained import TrainedRun
 
 POINTS = 400
 """Of a t-SNE, unless said otherwise."""

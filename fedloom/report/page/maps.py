@@ -7,12 +7,12 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from fedloom.errors import UserError
-from fedloom.randomness import numpy_generator
-from fedloom.task import group_of_clients
-from fedloom.use.image_model import chunks
-from fedloom.use.trained import TrainedRun
-from fedloom.use.trained_model import TrainedModel
+from fedloom.core.errors import UserError
+from fedloom.core.rng import numpy_generator
+from fedloom.core.task import group_of_clients
+from fedloom.inference.image_model import chunks
+from fedloom.inference.trained_model import TrainedModel
+from fedloom.inference.trained_run import TrainedRun
 
 CLASSES = 10
 """Classes of a picture: more cannot be told apart by colour."""

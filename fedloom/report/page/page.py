@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
+from fedloom.experiment.run_folder import without_nan
 from fedloom.report.page.classes import classes
 from fedloom.report.page.clients import clients
 from fedloom.report.page.costs import costs
@@ -17,7 +18,6 @@ from fedloom.report.page.insight import Insight
 from fedloom.report.page.representations import representations, styles
 from fedloom.report.page.results import results
 from fedloom.report.page.runs import Entry
-from fedloom.storage.folder import without_nan
 
 
 def page_of(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Page:

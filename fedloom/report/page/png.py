@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
 from fedloom.report.page.figure import Axis, Figure, Marks, Page, Section, Switch
 
 INK, SOFT, GRID = "#1d2730", "#5b6873", "#e3e8eb"

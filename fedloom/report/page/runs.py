@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedloom.errors import UserError
-from fedloom.evaluation.summary import summary_of
-from fedloom.raw import read_yaml
-from fedloom.runs.resuming import FREE, flat
-from fedloom.storage.folder import RECIPE, finished, holds_run
+from fedloom.config.loading import read_yaml
+from fedloom.core.errors import UserError
+from fedloom.experiment.resume import FREE, flat
+from fedloom.experiment.run_folder import RECIPE, finished, holds_run
+from fedloom.experiment.summary import summary_of
 
 Record = dict[str, Any]
 LOG_LINES = 200

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from written import a_round, evaluated, write_run
 
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
 from fedloom.report.page.runs import entries_of, read_run, read_runs
 
 

@@ -1,0 +1,271 @@
+"""The safety net of a refactoring: hashes of everything that a change of structure must not change.
+
+    python -m benchmarks.net record after.json                      # this checkout
+    python -m benchmarks.net record before.json --commit 286b5da    # an older commit, on the same machine
+    python -m benchmarks.net compare before.json after.json
+    python -m benchmarks.net record gpu.json --engines lanes        # on a GPU, in deterministic mode
+
+A case is a small run through the public API. Its hash covers the final weights, the per-client results, the metrics of
+every round, the summary and the ledger: all values, in an order of their own, without timings and field names.
+"""
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+METHODS = (
+    "apfl", "centralized", "ditto", "fedala", "fedamp", "fedavg", "fedbabu", "fedcka", "fedcrc", "fedcrl", "fedgh",
+    "fedintr", "fedpac", "fedper", "fedproto", "fedprox", "fedrep", "fedstyle", "lgfedavg", "local", "moon",
+    "perfedavg", "pfedme", "repper", "scaffold",
+)  # fmt: skip
+ADDONS = ("ft", "linear", "mlp", "svm", "logreg", "probe")
+OBJECTIVES = ("labels", "simclr", "simsiam", "byol", "moco", "barlow")
+RULES = ("clip", "median", "trimmed", "krum", "multikrum", "geometric")
+NEEDS = {"clip": {"clip": 0.5}, "trimmed": {"trim": 0.2}, "krum": {"attackers": 1}, "multikrum": {"attackers": 1}}
+WIRES = ("fp16", "bf16", "int8", "topk:0.05")
+ENGINES = ("inline", "processes", "replay")
+TIMINGS = ("seconds", "train_seconds", "run_dir", "code")
+BASE: dict[str, Any] = {
+    "data": {"name": "digits", "limit": 160, "clients": 5, "partition": "dirichlet:1", "newcomers": 1, "minimum": 5},
+    "model": {"name": "mlp"},
+    "training": {"rounds": 2, "batch_size": 16, "fraction": 0.7},
+    "storage": {"checkpoint_seconds": 0},
+}
+Case = dict[str, Any]
+
+
+def merged(*recipes: Case) -> Case:
+    """Recipes over each other, section by section."""
+    whole: Case = {}
+    for recipe in recipes:
+        for name, value in recipe.items():
+            whole[name] = whole[name] | value if isinstance(value, dict) and name in whole else value
+    return whole
+
+
+def cases(engines: tuple[str, ...]) -> Iterator[tuple[str, Case]]:
+    """Names and recipes. `resume` is no field of a recipe: such a case is interrupted after its second round."""
+    for engine in engines:
+        runs = {"engine": {"name": engine, "deterministic": engine == "lanes"}}
+        if engine in ("processes", "replay"):
+            runs["engine"]["workers"] = 2
+        for name, recipe in _cases():
+            yield f"{engine} {name}", merged(BASE, runs, recipe)
+
+
+def _cases() -> Iterator[tuple[str, Case]]:
+    three = {"training": {"rounds": 3, "fraction": 1.0}}
+    for method in METHODS:
+        yield method, {"method": method}
+        for addon in ADDONS:
+            yield f"{method}+{addon}", {"method": f"{method}+{addon}"}
+        for objective in OBJECTIVES:
+            yield f"{method} {objective}", {"method": method, "objective": {"name": objective}}
+        yield (
+            f"{method} cnn2",
+            {"method": method, "model": {"name": "cnn2"}, "data": {"size": 16, "augment": ["crop:1", "flip"]}},
+        )
+        yield f"{method} resnet20", {"method": method, "model": {"name": "resnet20"}, "training": {"fraction": 0.3}}
+        yield (
+            f"{method} adam",
+            {"method": method, "training": {"optimizer": {"name": "adam", "lr": 0.01, "keep": True}}},
+        )
+        yield f"{method} resume", merged(three, {"method": method, "resume": 2})
+        yield (
+            f"{method} faults",
+            merged(
+                three,
+                {"method": method, "faults": {"drop": 0.2, "crash": 0.2, "nan": 0.2}, "data": {"clients": 8}},
+            ),
+        )
+        yield (
+            f"{method} skips",
+            merged(
+                three,
+                {"method": method, "faults": {"raises": 0.4}, "training": {"on_error": "skip", "min_clients": 2}},
+            ),
+        )
+        for rule in RULES:
+            robust = {"robust": {"rule": rule} | NEEDS.get(rule, {}), "data": {"clients": 8}}
+            yield f"{method} robust {rule}", merged(three, {"method": method}, robust)
+        for kind in ("signflip", "scale", "noise"):
+            yield f"{method} attack {kind}", merged(three, {"method": method, "attack": {"kind": kind}})
+        for sampling in ("fixed", "poisson"):
+            privacy = {"clip": 1.0, "noise": 1.0, "sampling": sampling}
+            yield f"{method} privacy {sampling}", {"method": method, "privacy": privacy}
+        for wire in WIRES:
+            down = "int8" if wire.startswith("topk") else wire
+            yield f"{method} wire {wire}", merged(three, {"method": method, "wire": {"up": wire, "down": down}})
+        yield (
+            f"{method} wire faults",
+            merged(three, {"method": method, "wire": {"up": "bf16", "down": "none"}, "faults": {"nan": 0.4}}),
+        )
+    yield "styles", {"data": {"name": "digits+digits", "partition": "domain", "clients": 4}, "method": "fedstyle"}
+    yield "distance", {"method": "fedrep", "evaluation": {"distance": "model.head", "every": 2}}
+    yield "evaluated", {"method": "fedper", "evaluation": {"clients": 2, "summary": "median:2"}}
+    yield "schedule", merged(three, {"method": "fedavg", "training": {"schedule": "cosine"}})
+
+
+def record(engines: tuple[str, ...], only: str, share: tuple[int, int] = (0, 1)) -> dict[str, str]:
+    """Runs the cases whose name contains `only`, every n-th of them; their hashes by name."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    first, step = share
+    found: dict[str, str] = {}
+    chosen = [case for case in cases(engines) if only in case[0]]
+    for name, recipe in chosen[first::step]:
+        with tempfile.TemporaryDirectory() as folder:
+            found[name] = outcome(recipe, Path(folder) / "run")
+    return found
+
+
+def outcome(recipe: Case, folder: Path) -> str:
+    """The hash of a run, or the kind of error that it ends with: words may change."""
+    import fedloom
+
+    stop = recipe.pop("resume", None)
+    try:
+        if stop is not None:
+            _interrupted(recipe, folder, stop)
+        fedloom.run(recipe, out=str(folder), resume=stop is not None)
+    except Exception as error:
+        return type(error).__name__
+    return digest(folder)
+
+
+def _interrupted(recipe: Case, folder: Path, after: int) -> None:
+    """Stops as Ctrl-C would, once this round has ended."""
+    import signal
+
+    import fedloom
+
+    def on_round(record: Any) -> None:
+        if record["round"] == after - 1:
+            signal.raise_signal(signal.SIGINT)
+
+    saved = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        fedloom.run(recipe, out=str(folder), on_round=on_round)
+    except KeyboardInterrupt:
+        return
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
+
+
+def digest(folder: Path) -> str:
+    """Of a run folder: weights, then the values of its other results."""
+    import torch
+    from safetensors import safe_open
+
+    whole = hashlib.sha256()
+    for path in sorted((folder / "models").glob("*.safetensors")):
+        with safe_open(str(path), "pt") as file:
+            for name in sorted(file.keys()):
+                tensor = file.get_tensor(name)
+                whole.update(f"{path.name} {name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                whole.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    for name in ("clients.jsonl", "metrics.jsonl"):
+        for line in (folder / name).read_text().splitlines():
+            whole.update(json.dumps(sorted(leaves(json.loads(line)))).encode())
+    summary = json.loads((folder / "summary.json").read_text())
+    summary.pop("notes")
+    ledger = json.loads((folder / "ledger.json").read_text())["messages"]
+    for values in (summary, ledger):
+        whole.update(json.dumps(sorted(leaves(values))).encode())
+    return whole.hexdigest()[:16]
+
+
+def leaves(value: Any) -> Iterator[str]:
+    """The values inside nested records, as text; timings left out."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name not in TIMINGS:
+                yield from leaves(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from leaves(inner)
+    elif not isinstance(value, bool) and value is not None:
+        yield repr(value)
+
+
+def compare(before: dict[str, str], after: dict[str, str]) -> int:
+    """Prints what differs; the exit code."""
+    differ = [name for name in before | after if before.get(name) != after.get(name)]
+    ran = sum(len(value) == 16 for value in after.values())
+    for name in differ:
+        print(f"{name}: {before.get(name, 'missing')} → {after.get(name, 'missing')}")
+    print(f"{len(before)} cases before, {len(after)} after ({ran} runs, the rest refused): {len(differ)} differ")
+    return 1 if differ else 0
+
+
+def _shared_out(arguments: argparse.Namespace, source: Path) -> dict[str, str]:
+    """Records in several processes of one thread each, with the package of this source tree."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(source), environment.get("PYTHONPATH", "")])
+    script = [sys.executable, __file__, "record", "-", "--engines", *arguments.engines, "--only", arguments.only]
+    shares = [
+        subprocess.Popen(
+            [*script, "--share", str(i), str(arguments.processes)], env=environment, stdout=subprocess.PIPE
+        )
+        for i in range(arguments.processes)
+    ]
+    found: dict[str, str] = {}
+    for process in shares:
+        told, _ = process.communicate()
+        if process.returncode:
+            raise SystemExit(process.returncode)
+        found |= json.loads(told)
+    return dict(sorted(found.items()))
+
+
+def main(words: list[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    recording = commands.add_parser("record", help="run all cases and write their hashes")
+    recording.add_argument("file", help="JSON file to write")
+    recording.add_argument("--commit", help="record an older commit (in a temporary worktree) instead of this tree")
+    recording.add_argument("--engines", nargs="+", default=list(ENGINES))
+    recording.add_argument("--only", default="", help="only cases whose name contains this")
+    recording.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    recording.add_argument("--share", nargs=2, type=int, help=argparse.SUPPRESS)
+    comparing = commands.add_parser("compare", help="compare two such files")
+    comparing.add_argument("before")
+    comparing.add_argument("after")
+    arguments = parser.parse_args(words)
+    if arguments.command == "compare":
+        return compare(*(json.loads(Path(name).read_text()) for name in (arguments.before, arguments.after)))
+    if arguments.share:
+        print(json.dumps(record(tuple(arguments.engines), arguments.only, tuple(arguments.share))))
+        return 0
+    root = Path(__file__).resolve().parents[1]
+    if arguments.commit:
+        with tempfile.TemporaryDirectory() as folder:
+            tree = Path(folder) / "tree"
+            subprocess.run(["git", "worktree", "add", "--detach", tree, arguments.commit], cwd=root, check=True)
+            try:
+                found = _shared_out(arguments, tree)
+            finally:
+                subprocess.run(["git", "worktree", "remove", "--force", tree], cwd=root, check=True)
+    else:
+        found = _shared_out(arguments, root)
+    Path(arguments.file).write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{len(found)} cases, {sum(len(value) == 16 for value in found.values())} of them runs")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Recipes: reading and validation."""

@@ -1,0 +1,1 @@
+"""What a method file may import, and what travels: the lowest layer."""

@@ -1,0 +1,236 @@
+"""A job in, a result out: the whole of what an engine asks a workspace to do. Every engine calls `attempt`."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from time import perf_counter
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.client import Client
+from fedloom.core.failures import Failure
+from fedloom.core.message import Message, MessageError, pack, unpack
+from fedloom.core.scores import Scores, answers
+from fedloom.core.state import State, snapshot
+from fedloom.core.workspace import Workspace
+
+Kind = Literal["update", "evaluate", "global", "generalise"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a workspace is asked to do.
+
+    `update` a client; `evaluate` its personal model; score the `global` model on some clients' test samples; or
+    `generalise`: let the method complete the global representation with these clients' data, then score it on theirs.
+    """
+
+    kind: Kind
+    round: int
+    message: Message
+    client: int = -1
+    memory: State | None = None
+    clients: tuple[int, ...] = ()  # whose test samples (and training samples) a global job is about
+    keep_model: bool = False  # whether evaluate and generalise return what was changed in the model
+    attempt: int = 0  # how often the round was begun before, with other clients
+
+    def to_bytes(self, with_message: bool = True) -> bytes:
+        """For a worker elsewhere; a message that it has already need not travel again."""
+        header = {
+            "kind": self.kind, "round": self.round, "client": self.client, "clients": self.clients,
+            "keep_model": self.keep_model, "new": self.memory is None, "message": with_message, "attempt": self.attempt,
+        }  # fmt: skip
+        return pack(
+            _prefixed("message", self.message if with_message else {}) | _prefixed("memory", self.memory or {}),
+            header,
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, known: Message | None = None) -> "Job":
+        """The inverse; `known` is the message that was not sent again."""
+        tensors, header = unpack(data)
+        message = Message(_under("message", tensors)) if header.pop("message") else known
+        assert message is not None
+        memory = None if header.pop("new") else _under("memory", tensors)
+        return cls(message=message, memory=memory, **header | {"clients": tuple(header["clients"])})
+
+
+@dataclass
+class Result:
+    """What comes back from a job; with an `error`, nothing else does."""
+
+    client: int
+    message: Message | None = None
+    memory: State | None = None
+    personal: State | None = None
+    scores: list[Scores] = field(default_factory=list)
+    loss: Tensor | float | None = None  # a tensor until somebody asks: on a GPU that means waiting
+    seconds: float = 0.0
+    error: Failure | None = None
+
+    def to_bytes(self) -> bytes:
+        """For the way back from a worker elsewhere."""
+        sent = None if self.message is None else self.message.tensors
+        groups = {"message": sent, "memory": self.memory, "personal": self.personal}
+        tensors: State = {}
+        for name, state in groups.items():
+            tensors |= _prefixed(name, state or {})
+        header: dict[str, Any] = {
+            "has": [name for name, state in groups.items() if state is not None],
+            "samples": 0 if self.message is None else self.message.samples,
+            "client": self.client,
+            "loss": None if self.loss is None else float(self.loss),
+            "scores": [asdict(s) for s in self.scores],
+            "seconds": self.seconds,
+            "error": None if self.error is None else asdict(replace(self.error, cause=None)),
+        }
+        return pack(tensors, header)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Result":
+        """The inverse."""
+        tensors, header = unpack(data)
+        try:
+            states = {name: _under(name, tensors) for name in header["has"]}
+            message = None
+            if "message" in states:
+                message = Message(states["message"], client=header["client"], samples=header["samples"])
+            return cls(
+                client=header["client"],
+                message=message,
+                memory=states.get("memory"),
+                personal=states.get("personal"),
+                scores=[Scores(**s) for s in header["scores"]],
+                loss=header["loss"],
+                seconds=header["seconds"],
+                error=None if header["error"] is None else Failure(**header["error"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise MessageError(f"the message is refused: its header is no result's ({error})") from None
+
+
+class Runner(Protocol):
+    """What runs jobs: an engine, or middleware around one. Results come in the order of the jobs."""
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Does the jobs; failures are results too."""
+        ...
+
+
+def handle(workspace: Workspace, job: Job) -> Result:
+    """Does a job as a client of an engine: decodes the message, works, encodes the answer.
+
+    What a client raises becomes the result's error; every engine reports failures so. A GPU out of memory is not the
+    client's doing and is re-raised: the engine handles it.
+    """
+    start = perf_counter()
+    codec, intercept, work = workspace.setup.codec, workspace.setup.intercept, WORK[job.kind]
+    try:
+        if job.kind in ENCODED and codec.down is not None:
+            job = replace(job, message=codec.decode_down(job.message, workspace.initial))
+        result = work(workspace, job) if intercept is None else intercept(work, workspace, job)
+        if result.message is not None and result.memory is not None:
+            result.message, left = codec.encode_up(result.message, job.message, job.memory or {})
+            result.memory |= left
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        error.add_note(f"(in a job of client {job.client}: {job.kind}, round {job.round})")
+        return Result(job.client, error=Failure.of(error))
+    result.seconds = perf_counter() - start
+    return result
+
+
+def perform(workspace: Workspace, job: Job) -> Result:
+    """Does a job whose message is not encoded, and lets errors through."""
+    return WORK[job.kind](workspace, job)
+
+
+def _client(workspace: Workspace, job: Job, purpose: str, memory: State | None) -> Client:
+    """Loads a client into the workspace; one without memory is prepared first."""
+    samples = workspace.setup.task.samples(job.client)
+    workspace.load(job.message, memory)
+    new = memory is None
+    if new:
+        for network in workspace.networks:
+            workspace.setup.task.objective.begin(network)
+        workspace.setup.method.prepare(
+            Client(workspace, id=job.client, round=0, job="prepare", samples=samples, first=True)
+        )
+    kept = {name: tensor for name, tensor in (memory or {}).items() if name.startswith("optim.")}
+    return Client(workspace, id=job.client, round=job.round, job=purpose, samples=samples, first=new, optimizers=kept)
+
+
+def _update(workspace: Workspace, job: Job) -> Result:
+    method = workspace.setup.method
+    client = _client(workspace, job, "update", job.memory)
+    method.update(client)
+    message = Message(workspace.outgoing(), client=job.client, samples=client.size)
+    return Result(client=job.client, message=message, memory=_memory(workspace, client), loss=client.last_loss)
+
+
+def _memory(workspace: Workspace, client: Client) -> State:
+    return workspace.kept() | client.optimizers
+
+
+def _evaluate(workspace: Workspace, job: Job) -> Result:
+    """The personal model. A client that keeps something but never took part gets it from one transient update."""
+    method, task = workspace.setup.method, workspace.setup.task
+    memory = job.memory
+    if memory is None and method.personal_parts:
+        newcomer = _client(workspace, job, "newcomer", None)
+        method.update(newcomer)
+        memory = _memory(workspace, newcomer)
+    client = _client(workspace, job, "personalise", {} if memory is None else memory)
+    method.personalise(client)
+    personal = _changed(workspace, job.message) if job.keep_model else None
+    workspace.parts.eval()
+    scored = answers(workspace, task.federation.test[job.client], lambda x: method.predict(client, x))
+    return Result(client=job.client, personal=personal, scores=[scored.of(job.client)])
+
+
+def _changed(workspace: Workspace, message: Message) -> State:
+    """What differs from initial values ← message."""
+    base = {name: message.get(name, value) for name, value in workspace.initial.items()}
+    now = snapshot(workspace.parts)
+    return {name: value.cpu() for name, value in now.items() if not torch.equal(value, base[name].to(value))}
+
+
+def _score_global(workspace: Workspace, job: Job) -> Result:
+    task, method = workspace.setup.task, workspace.setup.method
+    workspace.load(job.message, None)
+    workspace.parts.eval()
+    holder = Client(workspace, id=-1, round=job.round, job="global", samples=np.empty(0, np.int64))
+    tests = [task.federation.test[c] for c in job.clients]
+    scored = answers(workspace, np.concatenate(tests), lambda x: method.predict_global(holder, x))
+    cuts = np.cumsum([len(test) for test in tests])[:-1]
+    return Result(client=-1, scores=[part.of(c) for c, part in zip(job.clients, scored.split(cuts), strict=True)])
+
+
+def _generalise(workspace: Workspace, job: Job) -> Result:
+    task, method = workspace.setup.task, workspace.setup.method
+    workspace.load(job.message, None)
+    samples = np.concatenate([task.samples(c) for c in job.clients])
+    everybody = Client(workspace, id=job.client, round=job.round, job="generalise", samples=samples, first=False)
+    method.generalise(everybody)
+    personal = _changed(workspace, job.message) if job.keep_model else None
+    workspace.parts.eval()
+    tests = {id(task.federation.test[c]): task.federation.test[c] for c in job.clients}
+    scored = answers(workspace, np.concatenate(list(tests.values())), lambda x: method.predict_global(everybody, x))
+    return Result(client=job.client, personal=personal, scores=[scored.of(job.client)])
+
+
+Work = Callable[[Workspace, Job], Result]
+ENCODED = ("update", "evaluate")
+"""Jobs whose message is what a client gets from the server, encoded; a global one is about the server's own state."""
+WORK: dict[Kind, Work] = {"update": _update, "evaluate": _evaluate, "global": _score_global, "generalise": _generalise}
+
+
+def _prefixed(prefix: str, state: Any) -> State:
+    return {f"{prefix}/{name}": tensor for name, tensor in state.items()}
+
+
+def _under(prefix: str, tensors: State) -> State:
+    return {name[len(prefix) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(prefix + "/")}

@@ -1,0 +1,208 @@
+"""The server: the shared state, what it remembers of each client, and the one place where averaging happens."""
+
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.client import Client
+from fedloom.core.errors import UserError
+from fedloom.core.fit import FitResult
+from fedloom.core.message import Message
+from fedloom.core.state import Parts, State, as_paths, snapshot, under
+from fedloom.core.workspace import Workspace
+
+By = Mapping[str, str]
+_PLACES = ("state/", "kept/")
+SMALLEST = torch.finfo(torch.float64).tiny
+
+
+class Combination(Protocol):
+    """Replaces the weighted mean: a robust rule, or differential privacy."""
+
+    refusal: str
+    """The error for a method that reads messages itself."""
+
+    def average(
+        self,
+        server: "Server",
+        messages: Iterable[Message],
+        paths: tuple[str, ...] | None,
+        rows: By,
+        sums: tuple[str, ...],
+    ) -> State:
+        """What `server.average` returns."""
+
+
+class Server:
+    """Holds `state` (what goes down to clients) between rounds; `clients` is its memory of each of them."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        *,
+        federation: int,
+        clients: MutableMapping[int, State] | None = None,
+        combination: Combination | None = None,
+    ):
+        self._workspace = workspace
+        self._state = workspace.downward()
+        self._clients: MutableMapping[int, State] = {} if clients is None else clients
+        self._federation = federation
+        self._combination = combination
+        self._trainer = self._client(0, {})
+
+    def _client(self, round: int, optimizers: State) -> Client:
+        """What `fit` trains with: a client without samples, in the server's workspace."""
+        nothing = np.empty(0, np.int64)
+        return Client(self._workspace, id=-1, round=round, job="server", samples=nothing, optimizers=optimizers)
+
+    @property
+    def state(self) -> State:
+        """The shared parts, by name."""
+        return self._state
+
+    @property
+    def clients(self) -> MutableMapping[int, State]:
+        """What the server remembers of each client."""
+        return self._clients
+
+    @property
+    def federation(self) -> int:
+        """Number of clients that could take part."""
+        return self._federation
+
+    @property
+    def round(self) -> int:
+        """The communication round, from 1."""
+        return self._trainer.round
+
+    @property
+    def parts(self) -> Parts:
+        """The tree that `build` made."""
+        return self._workspace.parts
+
+    def begin(self, round: int) -> None:
+        """Starts a round: randomness is keyed by it."""
+        self._trainer = self._client(round, self._trainer.optimizers)
+
+    def saved(self) -> State:
+        """All that it holds from round to round, besides `clients`: state, and optimizers that `fit` keeps."""
+        return {f"state/{name}": t for name, t in self._state.items()} | {
+            f"kept/{name}": t for name, t in self._trainer.optimizers.items()
+        }
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Continues from what `saved` returned."""
+        split = {place: {n[len(place) :]: t for n, t in saved.items() if n.startswith(place)} for place in _PLACES}
+        for name, now in self._state.items():
+            was = split["state/"].get(name)
+            if was is None or was.shape != now.shape:
+                found = "is not in the checkpoint" if was is None else f"has {tuple(was.shape)} in the checkpoint"
+                raise UserError(
+                    f"{name}, of shape {tuple(now.shape)}, {found}: the method has changed since; begin a new run"
+                )
+        self._state = {name: split["state/"][name] for name in self._state}  # in the order that it had
+        self._trainer = self._client(self.round, split["kept/"])
+
+    def average(
+        self,
+        messages: Iterable[Message],
+        parts: str | tuple[str, ...] | None = None,
+        *,
+        by: By | Literal["uniform"] | None = None,
+        sums: tuple[str, ...] = (),
+    ) -> State:
+        """The weighted mean of what was sent, in one pass and constant memory.
+
+        Sums run in float64, so that the mean of equal values is that value. Integer tensors take the maximum. Where
+        nothing was sent the server's old value stays. A recipe's `robust` or `privacy` section replaces the mean.
+
+        Args:
+            messages: A round's messages.
+            parts: Average these parts alone.
+            by: Weights instead of the clients' sample counts: `{"means": "counts"}` takes the tensor `counts` of the
+                same message as the (row-wise) weights of `means`; `"uniform"` weighs all clients alike.
+            sums: Names that are added up instead.
+        """
+        paths = None if parts is None else as_paths(parts)
+        rows: By = by if isinstance(by, Mapping) else {}
+        if self._combination is not None:
+            return self._combination.average(self, messages, paths, rows, sums)
+        mean = WeightedMean(self._state, paths, rows, sums)
+        for message in messages:
+            mean.add(message, 1.0 if by == "uniform" else float(message.samples))
+        return mean.result()
+
+    def move(self, new: Mapping[str, Tensor], by: float | Mapping[str, float] = 1.0) -> None:
+        """state ← state + by · (new − state); `by` may differ per part ({prefix: number}, 1 elsewhere)."""
+        for name, value in new.items():
+            if isinstance(by, Mapping):
+                step = next((weight for prefix, weight in by.items() if under(name, (prefix,))), 1.0)
+            else:
+                step = by
+            whole = step == 1.0 or not value.is_floating_point()
+            self._state[name] = value if whole else torch.lerp(self._state[name], value, step)
+
+    def fit(self, parts: str | tuple[str, ...], loss: Any, **options: Any) -> FitResult:
+        """Trains parts at the server (on `data=`), from its state, and puts them back into it; see `Client.fit`."""
+        self._workspace.load(self._state, None)
+        result = self._trainer.fit(parts, loss, **options)
+        self._state |= snapshot(self._workspace.parts, as_paths(parts))
+        return result
+
+
+class WeightedMean:
+    """Sums up messages one by one; `result` is their weighted mean. `server.average` explains the arguments."""
+
+    def __init__(self, old: State, paths: tuple[str, ...] | None, rows: By, sums: tuple[str, ...]):
+        self._old, self._paths, self._rows, self._sums = old, paths, rows, sums
+        self._totals: State = {}
+        self._weights: dict[str, Tensor | float] = {}
+
+    def add(self, message: Message, weight: float) -> None:
+        """One more message."""
+        totals, weights = self._totals, self._weights
+        plain: State = {}
+        for name, value in message.items():
+            if self._paths is not None and not under(name, self._paths):
+                continue
+            if under(name, self._sums):
+                totals[name] = totals[name] + value if name in totals else value
+            elif not value.is_floating_point():
+                totals[name] = torch.maximum(totals.get(name, value), value)
+            elif name in self._rows:
+                row_weight = message[self._rows[name]].double().reshape(-1, *[1] * (value.dim() - 1))
+                share = value.double() * row_weight
+                totals[name] = totals[name].add_(share) if name in totals else share
+                weights[name] = weights.get(name, 0.0) + row_weight
+            else:
+                plain[name] = value
+        _add(plain, weight, totals, weights)
+
+    def result(self) -> State:
+        """The mean, and the old value where nothing was sent."""
+        return {name: self._settled(name, total, self._weights.get(name)) for name, total in self._totals.items()}
+
+    def _settled(self, name: str, total: Tensor, weight: Tensor | float | None) -> Tensor:
+        old = self._old.get(name)
+        if weight is None:  # a sum or a maximum
+            return total if old is None else torch.where(total != 0, total, old)
+        if isinstance(weight, float):
+            if weight == 0 and old is not None:
+                return old
+            return (total / max(weight, SMALLEST)).to(torch.float32 if old is None else old.dtype)
+        mean = (total / weight.clamp_min(SMALLEST)).float()
+        return mean if old is None else torch.where((weight > 0).expand_as(total), mean.to(old.dtype), old)
+
+
+def _add(values: State, weight: float, totals: State, weights: dict[str, Tensor | float]) -> None:
+    """totals ← totals + weight · values, in float64 and one operation."""
+    for name, value in values.items():
+        if name not in totals:
+            totals[name] = torch.zeros_like(value, dtype=torch.float64)
+        weights[name] = weights.get(name, 0.0) + weight
+    if values:
+        torch._foreach_add_([totals[name] for name in values], list(values.values()), alpha=weight)

@@ -1,0 +1,156 @@
+"""One operation for many lanes: their tensors as rows of one block, and a traced step as a function of blocks."""
+
+from collections.abc import Callable, Sequence
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._C import _functorch as functorch
+
+from fedloom.engines.cuda.products import Products
+
+ELEMENTWISE = {"add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv", "sqrt", "neg", "exp", "abs", "copy", "pow"}
+
+
+@torch.no_grad()
+def as_rows(tensors: Sequence[Tensor]) -> Tensor:
+    """Moves tensors of one shape into one block, as its rows; they stay the objects that they are."""
+    first = tensors[0]
+    block = torch.empty_strided(
+        (len(tensors), *first.shape), (max(1, first.numel()), *first.stride()), dtype=first.dtype, device=first.device
+    )
+    for row, tensor in zip(block, tensors, strict=True):
+        row.copy_(tensor)
+        tensor.data = row
+    return block
+
+
+def batched(graph: fx.GraphModule, shared: Sequence[bool]) -> Callable[..., Any]:
+    """The traced step as a function of blocks; inputs that are shared have no rows."""
+
+    changing = _changing(graph)
+
+    def step(*inputs: Tensor) -> Any:
+        return _Batchable(graph, changing).run(*inputs)
+
+    return torch.func.vmap(step, in_dims=tuple(None if common else 0 for common in shared))
+
+
+class _Batchable(fx.Interpreter):
+    """Does a step's operations in ways that are fast when done to many lanes at once."""
+
+    def __init__(self, graph: fx.GraphModule, changing: set[fx.Node]):
+        super().__init__(graph)
+        self._changing = changing
+        self._products = Products()
+
+    def run_node(self, n: fx.Node) -> Any:
+        """One node: what it does may depend on what others do to its inputs."""
+        self._node = n
+        return super().run_node(n)
+
+    def _may_change(self, argument: int) -> bool:
+        """Whether this argument of the node is written in place, here or there."""
+        node = self._node.args[argument]
+        return isinstance(node, fx.Node) and _base(node) in self._changing
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """One operation of the graph."""
+        name = getattr(getattr(target, "_schema", None), "name", "")
+        if name.startswith("aten::_foreach_"):
+            done = _at_once(target, args, kwargs)
+            return self._one_by_one(name.removeprefix("aten::_foreach_"), args, kwargs) if done is None else done
+        if name == "aten::view" and not self._may_change(0):  # products come with their channels last
+            return args[0].reshape(args[1])
+        if name == "aten::convolution":
+            x, weight, bias, stride, padding, dilation, transposed, _, groups = args
+            if Products.can(x, dilation, transposed, groups):
+                return self._of(0).forward(x, weight, bias, stride, padding)
+        if name == "aten::convolution_backward":
+            gradient, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = args
+            if Products.can(x, dilation, transposed, groups):
+                return self._of(1).backward(gradient, x, weight, stride, padding, wanted)
+        return self._do(target, args, kwargs)
+
+    def _of(self, images: int) -> Products:
+        """Knows the patches of this argument already, unless that may have changed."""
+        return Products() if self._may_change(images) else self._products
+
+    def _one_by_one(self, name: str, args: Any, kwargs: Any) -> list[Any]:
+        """An operation on lists, which vmap does not know, tensor by tensor."""
+        if name.rstrip("_") in ("addcmul", "addcdiv") and len(args) == 4:
+            args, kwargs = args[:3], {"value": args[3]}
+        operation = getattr(torch.ops.aten, name)
+        results = []
+        for i in range(len(args[0])):
+            each = [a[i] if isinstance(a, (list, tuple)) else a for a in args]
+            overload = getattr(operation, torch._C._jit_resolve_packet(f"aten::{name}", *each, **kwargs))
+            results.append(self._do(overload, each, kwargs))
+        return results
+
+    def _do(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """What vmap can only do in place lane by lane is done out of place, and copied."""
+        name = getattr(getattr(target, "_schema", None), "name", "")
+        if kwargs.get("memory_format") == torch.channels_last:  # products have a layout of their own
+            kwargs = {key: value for key, value in kwargs.items() if key != "memory_format"}
+        if not _in_place(target) or _has_rule(target):
+            return super().call_function(target, tuple(args), kwargs)
+        elsewhere = getattr(getattr(torch.ops.aten, name.removeprefix("aten::").rstrip("_")), target._overloadname)
+        return args[0].copy_(elsewhere(*args, **kwargs))
+
+
+def _changing(graph: fx.GraphModule) -> set[fx.Node]:
+    """What is written in place."""
+    found = set()
+    for node in graph.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        for argument, value in zip(schema.arguments if schema else (), node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                found |= {_base(one) for one in (value if isinstance(value, (list, tuple)) else [value])}
+    return found
+
+
+def _base(node: fx.Node) -> fx.Node:
+    """What a view, or a view of a view, is a view of; and what an operation in place hands on."""
+    while node.target is getitem or getattr(node.target, "is_view", False) or _in_place(node.target):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _in_place(target: Any) -> bool:
+    """Whether it writes to its first argument and hands that on."""
+    handed_on = [made.alias_info for made in target._schema.returns] if hasattr(target, "_schema") else []
+    return bool(handed_on) and handed_on[0] is not None and handed_on[0].is_write
+
+
+def _at_once(target: Any, args: Any, kwargs: Any) -> list[Tensor] | None:
+    """An operation on lists, on the blocks themselves: number by number it makes no difference whose they are.
+
+    None if it is another kind of operation, or if a tensor beside the lists (a learning rate) has one for each lane.
+    """
+    if target._schema.name.removeprefix("aten::_foreach_").rstrip("_") not in ELEMENTWISE:
+        return None
+    tensors = [[x.shape for x in a] for a in args if isinstance(a, (list, tuple)) and isinstance(a[0], Tensor)]
+    if any(isinstance(value, Tensor) for value in (*args, *kwargs.values())) or any(s != tensors[0] for s in tensors):
+        return None
+    lists = [[_block(x) for x in a] if isinstance(a, (list, tuple)) else a for a in args]
+    if any(x is None for a in lists if isinstance(a, list) for x in a):
+        return None
+    level = functorch.maybe_get_level(args[0][0])
+    made = target(*lists, **kwargs)
+    return [] if made is None else [functorch._add_batch_dim(tensor, 0, level) for tensor in made]
+
+
+def _block(value: Any) -> Any:
+    """All lanes' tensors behind one of them, lanes first; none if there is but one for all."""
+    if not isinstance(value, Tensor):
+        return value
+    if not functorch.is_batchedtensor(value):
+        return None
+    return functorch.get_unwrapped(value).movedim(functorch.maybe_get_bdim(value), 0)
+
+
+def _has_rule(target: Any) -> bool:
+    known: bool = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "FuncTorchBatched")
+    return known

@@ -1,1 +1,0 @@
-"""Accuracy over clients and classes, and how it spreads."""

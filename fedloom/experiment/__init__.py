@@ -1,0 +1,1 @@
+"""One experiment: build, rounds, evaluation, checkpoints, run folder."""

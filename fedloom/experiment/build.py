@@ -1,0 +1,80 @@
+"""Builds an experiment's task from its recipe: images divided among clients, the network, the objective."""
+
+from dataclasses import replace
+from typing import Any
+
+from fedloom.config.recipe import Recipe
+from fedloom.core.registry import absolute
+from fedloom.core.task import Dataset, Federation, ImageFormat, Task
+from fedloom.data import combine, federate, limit, load, parts
+from fedloom.data.augment import parse_augment
+from fedloom.data.dataset import with_channels
+from fedloom.models import Factory
+
+TASK = "task.json"
+"""In a run folder: what must be known of the data to use a model without them."""
+
+
+def load_dataset(recipe: Recipe) -> Dataset:
+    """The images that a recipe names, several datasets as styles of one."""
+    data = recipe.data
+    styles = [load(name, folder=data.dir, size=data.size) for name in parts(data.name)]
+    dataset = styles[0] if len(styles) == 1 else combine(styles, size=data.size)
+    return dataset if data.channels is None else replace(dataset, images=with_channels(dataset.images, data.channels))
+
+
+def divide(recipe: Recipe, dataset: Dataset) -> tuple[Dataset, Federation]:
+    """The dataset, cut to `data.limit`, and its division among clients."""
+    data = recipe.data
+    seed = recipe.seed if data.seed is None else data.seed
+    if data.limit is not None:
+        dataset = limit(dataset, data.limit, seed)
+    federation = federate(
+        dataset,
+        clients=data.clients,
+        partition=data.partition,
+        split=data.split,
+        minimum=data.minimum,
+        newcomers=data.newcomers,
+        resample=data.resample,
+        seed=seed,
+    )
+    return dataset, federation
+
+
+def make_task(
+    recipe: Recipe, dataset: Dataset | None = None, federation: Federation | None = None, *, elsewhere: bool = False
+) -> Task:
+    """The task of a recipe.
+
+    Args:
+        recipe: Names everything that is not given.
+        dataset: Images that have been loaded already.
+        federation: A division of them that has been made already.
+        elsewhere: The images are with the clients; here only their number is known.
+    """
+    dataset = dataset or load_dataset(recipe)
+    if federation is None:
+        dataset, federation = divide(recipe, dataset)
+    return Task(
+        dataset,
+        federation,
+        network=Factory(absolute(recipe.model.name), recipe.model.options),
+        objective=recipe.make_objective(),
+        augment=parse_augment(recipe.data.augment),
+        views=parse_augment(recipe.data.views),
+        normalise=recipe.data.normalise,
+        elsewhere=elsewhere,
+    )
+
+
+def task_facts(task: Task, fingerprint: str) -> dict[str, Any]:
+    """What must be known of the data to use a model without them."""
+    styles = task.dataset.group_names or (task.dataset.name,)
+    return ImageFormat.of(task).to_json() | {
+        "model": {"name": task.network.name, **task.network.options},
+        "clients": task.clients,
+        "newcomers": task.federation.newcomers,
+        "styles": styles,
+        "fingerprint": fingerprint,
+    }

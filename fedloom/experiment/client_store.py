@@ -1,0 +1,158 @@
+"""What is remembered of each client: a store with a bound on RAM that spills the least recently used to disk."""
+
+import shutil
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterator, MutableMapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+
+from fedloom.core.state import State, nbytes, serialisable
+from fedloom.experiment.files import unwritable
+
+Key = tuple[int, bool]
+"""A client, and whether its state is only staged."""
+
+
+class ClientStore(MutableMapping[int, State]):
+    """client → named tensors. As many clients as the disk holds, in `budget` bytes of RAM.
+
+    A round stages new states; they replace the old ones at `commit`, all at once. Files go to `folder`; by default to
+    a temporary one `inside` a given place, which `close` removes.
+    """
+
+    def __init__(self, budget: int, folder: Path | None = None, inside: Path | None = None):
+        self.budget = budget
+        self._folder, self._inside = folder, inside
+        self._temporary: Path | None = None
+        self._warm: OrderedDict[Key, State] = OrderedDict()
+        self._size = 0
+        self._spilled: set[Key] = set()
+        self._staged: set[int] = set()
+        self._devices: dict[Key, torch.device] = {}
+        """Where what is spilled came from, and goes back to."""
+        self.changed: set[int] = set()
+        """Clients set or deleted since somebody cleared this (a checkpoint does)."""
+
+    def __getitem__(self, client: int) -> State:
+        key = client, False
+        if key in self._warm:
+            self._warm.move_to_end(key)
+            return self._warm[key]
+        if key not in self._spilled:
+            raise KeyError(client)
+        state = self._read(key)
+        self._admit(key, state)
+        return state
+
+    def peek(self, client: int) -> State:
+        """The same, but what is on disk stays there: for reading through all of them."""
+        key = client, False
+        if key in self._warm or key not in self._spilled:
+            return self._warm[key]
+        return self._read(key)
+
+    def _read(self, key: Key) -> State:
+        device = self._devices.get(key, torch.device("cpu"))
+        return {name: tensor.to(device) for name, tensor in load_file(self._path(key)).items()}
+
+    def __setitem__(self, client: int, state: State) -> None:
+        self._forget((client, False))
+        self.changed.add(client)
+        self._admit((client, False), state)
+
+    def __delitem__(self, client: int) -> None:
+        if client not in self:
+            raise KeyError(client)
+        self._forget((client, False))
+        self.changed.add(client)
+
+    def __contains__(self, client: object) -> bool:
+        return (client, False) in self._warm or (client, False) in self._spilled
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(client for client, staged in self._warm.keys() | self._spilled if not staged))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def stage(self, client: int, state: State) -> None:
+        """A state that replaces the client's at the next `commit`."""
+        self._forget((client, True))
+        self._staged.add(client)
+        self._admit((client, True), state)
+
+    def commit(self) -> None:
+        """What was staged becomes the clients' states."""
+        for client in sorted(self._staged):
+            old, new = (client, False), (client, True)
+            self._forget(old)
+            if new in self._warm:
+                self._warm[old] = self._warm.pop(new)
+            if new in self._spilled:
+                self._spilled.remove(new)
+                self._spilled.add(old)
+                self._path(new).rename(self._path(old))
+                self._devices[old] = self._devices.pop(new)
+            self.changed.add(client)
+        self._staged.clear()
+
+    def discard(self) -> None:
+        """Forgets what was staged."""
+        for client in self._staged:
+            self._forget((client, True))
+        self._staged.clear()
+
+    @property
+    def resident(self) -> int:
+        """Bytes of tensors in RAM."""
+        return self._size
+
+    def close(self) -> None:
+        """Forgets everything; removes the temporary folder."""
+        self._warm.clear()
+        self._spilled.clear()
+        self._staged.clear()
+        self.changed.clear()
+        self._size = 0
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+
+    def _admit(self, key: Key, state: State) -> None:
+        self._warm[key] = state
+        self._size += nbytes(state)
+        while self._size > self.budget and len(self._warm) > 1:
+            self._evict(next(iter(self._warm)))
+
+    def _evict(self, key: Key) -> None:
+        state = self._warm.pop(key)
+        self._size -= nbytes(state)
+        if key not in self._spilled:
+            try:
+                path = self._path(key)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(save(serialisable(state)))
+            except OSError as error:
+                raise unwritable(Path(error.filename or self._inside or self._folder or "."), error) from error
+            self._spilled.add(key)
+            self._devices[key] = next((tensor.device for tensor in state.values()), torch.device("cpu"))
+
+    def _forget(self, key: Key) -> None:
+        if key in self._warm:
+            self._size -= nbytes(self._warm.pop(key))
+        if key in self._spilled:
+            self._spilled.remove(key)
+            # a tensor that was loaded from the file may still be mapped to it: unlinked, never overwritten
+            self._path(key).unlink(missing_ok=True)
+
+    def _path(self, key: Key) -> Path:
+        if self._folder is None and self._temporary is None:
+            self._temporary = Path(tempfile.mkdtemp(prefix=".memory-", dir=self._inside))
+        folder = self._folder or self._temporary
+        assert folder is not None
+        client, staged = key
+        name = f"{client:07d}{'.staged' if staged else ''}.safetensors"
+        return folder / f"{client // 1000:04d}" / name

@@ -1,0 +1,197 @@
+"""Evaluation of a round: the shared model over all test samples, every client's own model, each style."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
+from fedloom.core.job import Job, Result, Runner
+from fedloom.core.message import Message
+from fedloom.core.method import Method
+from fedloom.core.rng import numpy_generator
+from fedloom.core.scores import Scores
+from fedloom.core.state import State, under
+from fedloom.core.task import Task, group_of_clients, longest_first
+from fedloom.core.workspace import Setup, Workspace
+from fedloom.experiment.logging import LOGGER
+from fedloom.experiment.records import ClientRow, Measures
+from fedloom.experiment.run_folder import RunFolder
+from fedloom.experiment.summary import pooled, spread
+
+Answer = Callable[[int], Message]
+RECEIVED = "received/"
+"""In a client's file, before the names of what the server sent to it alone."""
+GLOBAL_CHUNK = 2048
+"""Test samples of one job that scores the shared model: enough to be worth sending, small enough to share out."""
+AWAY = ("dropped", "timed_out")
+"""Failures of a client that is not there."""
+
+
+class Evaluator:
+    """Scores what a run has learnt; `scores` are the clients' of the last time."""
+
+    def __init__(self, recipe: Recipe, setup: Setup, server: Workspace, memory: Mapping[int, State], folder: RunFolder):
+        self.recipe, self.setup, self.server, self.memory, self.folder = recipe, setup, server, memory, folder
+        self.task, self.method = setup.task, setup.method
+        self.clients = _evaluated(recipe, setup.task)
+        self.scores: list[Scores] = []
+
+    def evaluate(self, engine: Runner, round: int, state: State, answer: Answer, *, final: bool = False) -> Measures:
+        """Global and personal accuracy, of the server's state and of what it answers each client.
+
+        `final` also covers clients that never took part, and keeps the models.
+        """
+        record: Measures = {"global_accuracy": None}
+        newcomers = set(self.task.federation.newcomers)
+        shared: list[Scores] = []
+        if self.method.has_global and self.method.overrides("generalise"):
+            record |= self._generalise(engine, round, state, final)
+        elif self.method.has_global:
+            shared = self._score_shared(engine, round, state)
+            ours = [s for s in shared if s.client not in newcomers]
+            record["global_accuracy"] = pooled(ours)
+            record["global_mean_accuracy"] = spread(ours, prefix="global_mean").get("global_mean_accuracy")
+            record |= spread([s for s in shared if s.client in newcomers], prefix="newcomer_global")
+        if self.method.personal_is_global:
+            self.scores = shared
+        else:
+            self.scores = self._score_personal(engine, round, state, answer, final)
+        record["evaluated"] = len(self.scores)
+        record |= spread([s for s in self.scores if s.client not in newcomers])
+        record |= spread([s for s in self.scores if s.client in newcomers], prefix="newcomer")
+        if self.method.overrides("generalise"):
+            record["personal_styles"] = self._by_style()
+        if (path := self.recipe.evaluation.distance) is not None:
+            record["distance"] = self._distance(path)
+        return record
+
+    def _distance(self, path: str) -> float | None:
+        """Mean L2 distance between pairs of clients' copies of a part, among those that have taken part."""
+        held = [(self.memory.get(client) or {}) for client in self.clients]
+        copies = [torch.cat([t.double().flatten().cpu() for n, t in state.items() if under(n, (path,))])
+                  for state in held if any(under(name, (path,)) for name in state)]  # fmt: skip
+        return float(torch.pdist(torch.stack(copies)).mean()) if len(copies) > 1 else None
+
+    def _score_shared(self, engine: Runner, round: int, state: State) -> list[Scores]:
+        """One model for all: every distinct test set once (a common one is the same for all), in jobs of some size."""
+        tests = self.task.federation.test
+        first = {id(tests[c]): c for c in reversed(self.clients)}
+        message = Message(state)
+        jobs: list[Job] = []
+        group: list[int] = []
+        for client in sorted(first.values()):
+            group.append(client)
+            if sum(len(tests[c]) for c in group) >= GLOBAL_CHUNK:
+                jobs.append(Job("global", round, message, clients=tuple(group)))
+                group = []
+        if group:
+            jobs.append(Job("global", round, message, clients=tuple(group)))
+        scored = {s.client: s for result in self._done(engine.run(jobs), round) for s in result.scores}
+        return [replace(scored[owner], client=c) for c in self.clients if (owner := first[id(tests[c])]) in scored]
+
+    def _generalise(self, engine: Runner, round: int, state: State, final: bool) -> Measures:
+        """The global representation, judged in every style: the mean over styles, and each of them."""
+        message = Message(state)
+        names = self.task.dataset.group_names or (self.task.dataset.name,)
+        members: dict[int, list[int]] = {}
+        for client, group in enumerate(group_of_clients(self.task)):
+            members.setdefault(group, []).append(client)
+        jobs = [
+            Job("generalise", round, message, client=g, clients=tuple(members[g]), keep_model=final)
+            for g in sorted(members)
+        ]
+        styles: dict[str, float] = {}
+        for result in self._done(engine.run(jobs), round):
+            styles[names[result.client]] = result.scores[0].accuracy
+            if result.personal is not None:
+                self.folder.write_model(f"style-{result.client:05d}", result.personal)
+        return {"global_accuracy": float(np.mean(list(styles.values()))), "styles": styles}
+
+    def _by_style(self) -> dict[str, float]:
+        """Personal accuracy in every style: the mean over its clients."""
+        names = self.task.dataset.group_names or (self.task.dataset.name,)
+        each: dict[str, list[float]] = {}
+        groups = group_of_clients(self.task)
+        for scores in self.scores:
+            each.setdefault(names[groups[scores.client]], []).append(scores.accuracy)
+        return {name: float(np.nanmean(values)) for name, values in sorted(each.items())}
+
+    def _score_personal(self, engine: Runner, round: int, state: State, answer: Answer, final: bool) -> list[Scores]:
+        """Each client's own model. Who keeps something but has not taken part yet waits for the final evaluation."""
+        waits = bool(self.method.personal_parts) and not final
+        clients = longest_first(self.task, (c for c in self.clients if not waits or c in self.memory))
+        keep = final and self.recipe.storage.personal_models
+        answers: dict[int, Message] = {}
+
+        def job(client: int) -> Job:
+            answers[client] = answer(client)
+            return Job(
+                "evaluate", round, answers[client], client=client, memory=self.memory.get(client), keep_model=keep
+            )
+
+        scores: list[Scores] = []
+        results = engine.run(map(job, clients))
+        for result in self._done(results, round, skip=self.recipe.training.on_error == "skip"):
+            scores += result.scores
+            message = answers.pop(result.client)
+            if result.personal is not None:
+                # what was made for this client alone, or came to it in a smaller form, is nowhere else
+                codec = self.setup.codec
+                got = codec.decode_down(codec.encode_down(message), self.server.initial)
+                alone = {f"{RECEIVED}{n}": t for n, t in got.items() if t is not state[n]}
+                self.folder.write_model(f"client-{result.client:05d}", alone | result.personal)
+        return sorted(scores, key=lambda s: s.client)
+
+    @staticmethod
+    def _done(results: Iterable[Result], round: int, skip: bool = False) -> Iterator[Result]:
+        """Results of evaluations: nobody can stand in for a client, so that a failure ends the run or is left out.
+
+        One who is not there (only where clients are other parties) is always left out.
+        """
+        first, done = None, False
+        for result in results:
+            if result.error is None:
+                done = True
+                yield result
+                continue
+            if result.error.mistake or not (skip or result.error.kind in AWAY):
+                raise result.error.error(result.client, round)
+            first = first or (result.client, result.error)
+            LOGGER.warning(f"round {round}: client {result.client} is not evaluated: {result.error.why}")
+        if first is not None and not done:
+            raise first[1].error(first[0], round)
+
+    def rows(self) -> Iterator[ClientRow]:
+        """A line for every client that was evaluated last."""
+        newcomers = set(self.task.federation.newcomers)
+        for scores in self.scores:
+            yield {
+                "client": scores.client,
+                "newcomer": scores.client in newcomers,
+                "train": len(self.task.samples(scores.client)),
+                "accuracy": scores.accuracy,
+                "right": scores.right,
+                "total": scores.total,
+                "loss": scores.loss,
+            }
+
+
+def refuse_unknown_part(path: str | None, method: Method) -> None:
+    """`evaluation.distance` is about parts that clients keep."""
+    if path is not None and not any(under(path, (kept,)) or under(kept, (path,)) for kept in method.keeps):
+        kept = ", ".join(method.keeps) or "nothing"
+        raise UserError(
+            f"evaluation.distance = '{path}': clients of {method.name} keep {kept}; name that, or a part of it"
+        )
+
+
+def _evaluated(recipe: Recipe, task: Task) -> list[int]:
+    everyone = list(range(task.clients))
+    wanted = recipe.evaluation.clients
+    if wanted is None or wanted >= len(everyone):
+        return everyone
+    chosen = numpy_generator(recipe.seed, "evaluated").choice(len(everyone), wanted, replace=False)
+    return sorted(int(c) for c in chosen)

@@ -1,0 +1,260 @@
+"""The round loop: sample → engine → combine → evaluate → record → checkpoint. It knows no device, no method by name."""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from typing import NoReturn, cast
+
+import torch
+
+from fedloom.config.recipe import Recipe
+from fedloom.core.failures import RoundError
+from fedloom.core.job import Runner
+from fedloom.core.limits import refuse_model_without_room
+from fedloom.core.message import Message, signature
+from fedloom.core.scores import Scores
+from fedloom.core.server import Server
+from fedloom.core.signals import Interrupted, Interrupts
+from fedloom.core.state import State
+from fedloom.core.task import EVERYONE, Task
+from fedloom.core.workspace import Setup
+from fedloom.engines import Engine, EngineSettings, make_engine
+from fedloom.experiment.build import TASK, make_task, task_facts
+from fedloom.experiment.checkpoint import Checkpoints, Due
+from fedloom.experiment.client_store import ClientStore
+from fedloom.experiment.evaluation import Answer, Evaluator, refuse_unknown_part
+from fedloom.experiment.logging import Writers, logging_to, refuse_missing
+from fedloom.experiment.middleware import EncodeMessages, RecordMessages, ValidateResults
+from fedloom.experiment.records import RoundRecord, Summary
+from fedloom.experiment.resume import ended, fingerprint, refuse_other_data, tell_other_versions
+from fedloom.experiment.round import Round
+from fedloom.experiment.run_folder import SUMMARY, RunFolder, holds_run, without_nan
+from fedloom.experiment.sampling import Sampling
+from fedloom.experiment.summary import summary_of
+from fedloom.experiment.trust import Trust
+from fedloom.trust.faults import FaultInjector
+from fedloom.trust.ledger import FILE as LEDGER
+from fedloom.trust.ledger import Ledger
+
+ATTEMPTS = 5
+"""How often a round is begun, with other clients each time, before the run stops for want of answers."""
+
+
+class Experiment:
+    """One run of a recipe. `run()` goes through all rounds; `on_round` is called with the record of each."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        task: Task | None = None,
+        on_round: Callable[[RoundRecord], None] | None = None,
+        engine: Callable[[Setup, EngineSettings], Engine] = make_engine,
+    ):
+        self.recipe = recipe
+        self._make_engine = engine
+        self.task = replace(task, objective=recipe.make_objective()) if task else make_task(recipe)
+        self.method = recipe.make_method()
+        self.on_round = on_round
+        intercept = FaultInjector(recipe.faults, recipe.seed) if recipe.faults.any else None
+        self.setup = Setup(self.task, self.method, recipe.training, recipe.seed, recipe.wire, intercept)
+        self.history: list[RoundRecord] = []
+        self._shown: set[str] = set()
+        refuse_missing(recipe.log)
+        refuse_unknown_part(recipe.evaluation.distance, self.method)
+        self.sampling = Sampling(recipe, self.task, pooled=self.method.pooled)
+        refuse_model_without_room(self.task)
+        self.trust = Trust(recipe, self.method, self.sampling)
+        self.ledger = Ledger()
+
+    @property
+    def scores(self) -> list[Scores]:
+        """Every client's, at the last evaluation."""
+        return self.evaluator.scores
+
+    def run(self, *, resume: bool = False) -> Summary:
+        """All rounds; returns the summary, which is also in the run folder with everything else.
+
+        `resume` goes on from the last checkpoint of the run in `recipe.out`, if there is one.
+        """
+        out = self.recipe.out or RunFolder.fresh(Path("runs"), self.recipe.label)
+        resume = resume and holds_run(out)
+        if resume and (summary := ended(self.recipe)):
+            return summary
+        self.history = []
+        budget = self.recipe.storage.memory_mb * 2**20
+        with (
+            self._make_engine(self.setup, self.recipe.engine) as engine,
+            closing(RunFolder(out, resume=resume)) as self.folder,
+            logging_to(self.folder.path / "log.txt"),
+            closing(ClientStore(budget // 2, inside=self.folder.path)) as self.memory,
+            closing(ClientStore(budget // 2, inside=self.folder.path)) as self.remembered,
+            closing(Writers(self.recipe, self.folder.path)) as writers,
+            Interrupts() as interrupts,
+        ):
+            self.server = Server(
+                engine.server_workspace,
+                federation=len(self.sampling.trainers),
+                clients=self.remembered,
+                combination=self.trust.combination,
+            )
+            self.evaluator = Evaluator(self.recipe, self.setup, engine.server_workspace, self.memory, self.folder)
+            self.ledger = Ledger()
+            privacy = self.recipe.privacy and self.recipe.privacy.model_dump(mode="json")
+            self.ledger.describe(engine.server_workspace, models=self.recipe.storage.personal_models, privacy=privacy)
+            self.checkpoints = Checkpoints(self.folder.path / "checkpoints")
+            self._due = Due(self.recipe.storage.checkpoint_every, self.recipe.storage.checkpoint_seconds)
+            self._begun = perf_counter()
+            if resume:
+                self._restore(engine.server_workspace.device)
+            else:
+                self._save()
+                self.folder.write_json(TASK, task_facts(self.task, self._fingerprint))
+                # where it lay is not part of an experiment; with the recipe, last, the folder holds a run
+                self.folder.describe(self.recipe.with_(out=None).to_yaml())
+            for round in range(len(self.history) + 1, self.recipe.training.rounds + 1):
+                if interrupts.asked is not None:
+                    self._stop(interrupts.asked)
+                try:
+                    record = self.round(engine, round)
+                except RoundError as error:  # nothing of the round was taken in
+                    self._save()
+                    error.add_note(f"the rounds before it are kept; go on with: fedloom resume {self.folder.path}")
+                    raise
+                self.history.append(without_nan(record))
+                self.folder.record(record)
+                writers(record)
+                if self.on_round is not None:
+                    self.on_round(record)
+                if round < self.recipe.training.rounds and self._due(round):
+                    self._save()
+            return self._finish(engine.server_workspace.unshared())
+
+    def _save(self) -> None:
+        """A checkpoint of all that the next round depends on."""
+        notes = {
+            "task": self._fingerprint, "seconds": self._seconds, "history": self.history,
+            "ledger": self.ledger.to_json(),
+        }  # fmt: skip
+        with self._due.writing():
+            self.checkpoints.save(len(self.history), self.server.saved(), self._stores, notes)
+        self.folder.write_json(LEDGER, self.ledger.to_json())
+
+    def _restore(self, device: torch.device) -> None:
+        """The state of the last checkpoint; metrics written after it are taken back."""
+        checkpoint, server = self.checkpoints.load(self._stores, device)
+        tell_other_versions(self.folder.path)
+        refuse_other_data(self.task, self._fingerprint, checkpoint.notes["task"])
+        self.server.restore(server)
+        self.history = checkpoint.notes["history"]
+        self.ledger = Ledger.from_json(checkpoint.notes["ledger"])
+        self._begun -= checkpoint.notes["seconds"]
+        self.folder.cut_back(self.history)
+
+    def _stop(self, signal: int) -> NoReturn:
+        """Leaves between two rounds."""
+        self._save()
+        done = f"stopped after round {len(self.history)} of {self.recipe.training.rounds}"
+        raise Interrupted(done, f"fedloom resume {self.folder.path}", signal)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.task)
+
+    @property
+    def _stores(self) -> dict[str, ClientStore]:
+        return {"memory": self.memory, "remembered": self.remembered}
+
+    @property
+    def _seconds(self) -> float:
+        """How long the run has taken, time before a resume included."""
+        return perf_counter() - self._begun
+
+    def round(self, engine: Engine, number: int) -> RoundRecord:
+        """One communication round, and its evaluation when it is due."""
+        start = perf_counter()
+        training = self.recipe.training
+        traffic = RecordMessages(self.trust.around(engine), self.ledger)
+        round = self._begin(self._layered(engine, traffic), number)
+        self.method.combine(self.server, self.trust.sealed(round.answers()))
+        round.commit()
+        record: RoundRecord = {
+            "round": number,
+            "lr": training.lr(number),
+            "clients": round.answered,
+            "loss": round.loss,
+            "up_bytes": 0 if self.method.pooled else round.bytes_up // max(1, round.answered),
+            "down_bytes": traffic.bytes_down // max(1, traffic.sent),
+            "failed": dict(sorted(round.failed.items())),
+            **self.trust.record(number, round.clients),
+        }
+        if round.attempt:
+            record["attempts"] = round.attempt + 1
+        record["train_seconds"] = perf_counter() - start
+        final = number == training.rounds
+        if final or number % self.recipe.evaluation.every == 0:
+            evaluated = self.evaluator.evaluate(
+                self._encoding(engine, engine), number, self.server.state, self._answer(), final=final
+            )
+            record |= cast(RoundRecord, evaluated)
+        record["seconds"] = perf_counter() - start
+        return record
+
+    def _layered(self, engine: Engine, traffic: Runner) -> Runner:
+        """What a round's jobs go through, from the outside in: validation, encoding, the ledger, the engine."""
+        inner = engine if self.method.pooled else self._encoding(engine, traffic)  # pooled: nothing travels
+        return ValidateResults(inner, signature(engine.server_workspace.sent))
+
+    def _encoding(self, engine: Engine, inner: Runner) -> Runner:
+        codec = self.setup.codec
+        encodes = codec.up is not None or codec.down is not None
+        return EncodeMessages(inner, codec, engine.server_workspace) if encodes else inner
+
+    def _begin(self, engine: Runner, number: int) -> Round:
+        """Has clients work, and others if too few answer: `min_clients` answers are there before any is combined."""
+        training = self.recipe.training
+        needed = 0 if self.sampling.poisson else training.min_clients  # a Poisson sample may be empty
+        asked: set[int] = set()
+        for attempt in range(ATTEMPTS):
+            chosen = self.sampling.draw(number, attempt, asked)
+            asked |= set(chosen)
+            self.server.begin(number)
+            answer = self._answer()
+            # made before the first client answers: answers change what the server knows
+            messages = {client: answer(client) for client in chosen}
+            skip = training.on_error == "skip"
+            round = Round(number, chosen, messages, engine, self.memory, attempt, skip, self._shown)
+            if round.has(needed):
+                return round
+            round.refuse_too_few(needed, last=attempt == ATTEMPTS - 1)
+        raise AssertionError("the last attempt raises")
+
+    def _answer(self) -> Answer:
+        """What the server has for a client: one object for all, unless the method makes an answer for each."""
+        if self.method.overrides("message_for"):
+            return lambda client: Message(self.method.message_for(self.server, client), client=client)
+        shared = Message(self.method.message_for(self.server, EVERYONE))
+        return lambda client: shared
+
+    def _finish(self, unshared: State) -> Summary:
+        """Writes the last files of the run folder."""
+        figures = summary_of(self.history, self.recipe.evaluation.summary, self.task.federation.notes)
+        summary: Summary = {
+            "method": self.method.name,
+            "rounds": len(self.history),
+            "seed": self.recipe.seed,
+            "clients": self.task.clients,
+            **figures,
+            "seconds": self._seconds,
+            "run_dir": str(self.folder.path),
+        }
+        self.folder.write_model("server", self.server.state)
+        self.folder.write_model("initial", unshared)
+        self.folder.write_lines("clients.jsonl", self.evaluator.rows())
+        self.folder.write_json(LEDGER, self.ledger.to_json())
+        self.folder.write_json(SUMMARY, summary)
+        self.checkpoints.remove()
+        return summary

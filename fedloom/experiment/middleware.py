@@ -1,0 +1,97 @@
+"""Middleware between the round and the engine, each a small class around something that runs jobs.
+
+    ValidateResults(EncodeMessages(RecordMessages(engine)))
+
+The ledger is innermost: it records what really travelled, encoded, and rejected messages too.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from fedloom.core.codec import Codec
+from fedloom.core.failures import Failure
+from fedloom.core.job import ENCODED, Job, Result, Runner
+from fedloom.core.message import Message, MessageError, Signature, is_count, mismatch
+from fedloom.core.workspace import Workspace
+from fedloom.trust.ledger import Ledger
+
+
+class RecordMessages:
+    """Enters every message into the ledger as it travels, and counts the bytes that go down."""
+
+    def __init__(self, engine: Runner, ledger: Ledger):
+        self._engine, self._ledger = engine, ledger
+        self._round = 0
+        self.sent = self.bytes_down = 0
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Results as they are."""
+        for result in self._engine.run(self._sending(jobs)):
+            if result.message is not None:
+                self._ledger.add("up", self._round, result.client, result.message)
+            yield result
+
+    def _sending(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        for job in jobs:
+            self._round = job.round
+            self._ledger.add("down", job.round, job.client, job.message)
+            self.sent += 1
+            self.bytes_down += job.message.nbytes
+            yield job
+
+
+class EncodeMessages:
+    """Encodes what goes down to clients and decodes what comes up. A message that cannot be decoded is a failure."""
+
+    def __init__(self, engine: Runner, codec: Codec, server: Workspace):
+        self._engine, self._codec, self._server = engine, codec, server
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Results with decoded messages."""
+        received: dict[int, Message] = {}
+        for result in self._engine.run(self._encoding(jobs, received)):
+            yield self._decoded(result, received.pop(result.client, None))
+
+    def _encoding(self, jobs: Iterable[Job], received: dict[int, Message]) -> Iterator[Job]:
+        plain = encoded = Message({})
+        for job in jobs:
+            if job.kind in ENCODED:
+                if job.message is not plain:  # a round's clients usually get the same message: encoded once
+                    plain, encoded = job.message, self._codec.encode_down(job.message)
+                received[job.client] = encoded
+                job = replace(job, message=encoded)
+            yield job
+
+    def _decoded(self, result: Result, received: Message | None) -> Result:
+        if result.message is None or received is None:
+            return result
+        try:
+            start = self._codec.decode_down(received, self._server.initial)
+            return replace(result, message=self._codec.decode_up(result.message, start, self._server.sent))
+        except MessageError as error:
+            return Result(result.client, error=Failure("invalid", str(error)))
+
+
+class ValidateResults:
+    """Turns an answer that cannot be combined into a failure: other tensors than expected, NaN, a false identity."""
+
+    def __init__(self, engine: Runner, expected: Signature):
+        self._engine, self._expected = engine, expected
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Results whose messages can be combined, and failures."""
+        for result in self._engine.run(jobs):
+            wrong = None if result.error else self._problem(result)
+            yield result if wrong is None else Result(result.client, error=Failure("invalid", wrong))
+
+    def _problem(self, result: Result) -> str | None:
+        message = result.message
+        if message is None or result.memory is None:
+            return "it sent nothing"
+        if wrong := mismatch(message.signature, self._expected):
+            return wrong
+        if message.client != result.client or not is_count(message.samples):
+            return f"it claims to be client {message.client} with {message.samples} samples"
+        if name := message.not_finite():
+            return f"'{name}' has values that are not finite; a smaller learning rate may help"
+        return None

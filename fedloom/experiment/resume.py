@@ -1,0 +1,106 @@
+"""Whether a run folder may be continued: the same recipe, the same data; and what else should be known."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.config.loading import read_yaml
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
+from fedloom.core.task import Task
+from fedloom.experiment.run_folder import RECIPE, finished, holds_run, versions
+
+FREE = ("engine", "storage", "out", "log", "data.dir", "sweep.parallel")
+"""Where and how fast a run goes on may change; what it computes may not."""
+log = logging.getLogger("fedloom")
+
+
+def stored_recipe(folder: Path) -> Recipe:
+    """The recipe of the run in a folder."""
+    if not holds_run(folder):
+        raise UserError(
+            f"'{folder}' holds no run (there is no {RECIPE} in it): give the folder that `fedloom run` named, "
+            "such as runs/20250101-120000-fedavg-digits-s0"
+        )
+    return Recipe.parse(read_yaml(folder / RECIPE))
+
+
+def ended(recipe: Recipe, *, tell: bool = True) -> dict[str, Any] | None:
+    """The summary of the run in `recipe.out`, if it is finished; a run of another recipe is refused."""
+    folder = recipe.out
+    if folder is None or not holds_run(folder):
+        return None
+    refuse_differences(recipe.resolved(), stored_recipe(folder).resolved(), folder)
+    summary = finished(folder)
+    if summary is not None and tell:
+        log.warning("the run in '%s' is finished: there is nothing to resume", folder)
+    return summary
+
+
+def refuse_differences(given: Mapping[str, Any], stored: Mapping[str, Any], folder: Path) -> None:
+    """What a folder goes on with must be what it was begun with, but for what is free."""
+    mine, theirs = dict(flat(given)), dict(flat(stored))
+    for name in dict.fromkeys([*mine, *theirs]):
+        if not is_free(name) and mine.get(name) != theirs.get(name):
+            raise UserError(
+                f"{name} = {mine.get(name)!r}: what was begun in '{folder}' has {theirs.get(name)!r}, and only goes on "
+                "with that; give the recipe that it was begun with, or another --out"
+            )
+
+
+def tell_other_versions(folder: Path) -> None:
+    """A run that goes on with other versions of what computes it may give other numbers."""
+    try:
+        began = json.loads((folder / "versions.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    now = versions()
+    for name in now:
+        if name in began and began[name] != now[name]:
+            log.warning(
+                "%s is %s here; '%s' was begun with %s: numbers may differ", name, now[name], folder, began[name]
+            )
+
+
+def refuse_other_data(task: Task, found: str, expected: str) -> None:
+    """The same clients with the same samples, by their fingerprints."""
+    if found != expected:
+        raise UserError(
+            f"data.name = '{task.dataset.name}': these are not the data that the run was begun with; nothing was "
+            "changed. Give the folder that has them (--set data.dir=…), or begin a new run"
+        )
+
+
+def fingerprint(task: Task) -> str:
+    """Of labels, who holds what, and up to a thousand images; elsewhere, clients' data may grow between rounds."""
+    images = task.dataset.images
+    shape = task.shape if task.elsewhere else tuple(images.shape)
+    digest = hashlib.sha256(repr((shape, task.dataset.classes, task.federation.newcomers)).encode())
+    if task.elsewhere:
+        return digest.hexdigest()
+    federation = task.federation
+    distinct = {id(samples): samples for samples in (*federation.train, *federation.test)}
+    some = images[:: max(1, len(images) // 1000)]
+    for array in (task.dataset.labels.numpy(), some.numpy(), *distinct.values()):
+        digest.update(len(array).to_bytes(8, "little"))
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def is_free(path: str) -> bool:
+    """Whether a field says where and how fast, not what."""
+    return any(path == part or path.startswith(part + ".") for part in FREE)
+
+
+def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """A recipe's fields by path."""
+    if not isinstance(values, Mapping):
+        yield prefix, list(values) if isinstance(values, tuple) else values
+        return
+    for name, value in values.items():
+        yield from flat(value, f"{prefix}.{name}".lstrip("."))

@@ -1,0 +1,157 @@
+"""A run's folder: recipe, versions, metrics as they come, per-client results, summary, final models."""
+
+import json
+import math
+import platform
+import shutil
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from fedloom.core import registry
+from fedloom.core.errors import UserError
+from fedloom.core.state import serialisable
+from fedloom.experiment.files import unwritable, write_whole
+from fedloom.experiment.lock import RunLock
+
+RECIPE, METRICS, SUMMARY = "recipe.yaml", "metrics.jsonl", "summary.json"
+PACKAGES = ("fedloom", "torch", "numpy", "scikit-learn", "safetensors", "pydantic")
+
+
+class RunFolder:
+    """Writes; it is this process's alone until `close`. One that holds a run already is refused, unless to go on."""
+
+    def __init__(self, path: Path, *, resume: bool = False):
+        self.path = path
+        self._refuse_a_run(resume)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"out = '{path}' cannot be made: {error.strerror}; choose another folder") from None
+        self._lock = RunLock(path)
+        try:
+            self._refuse_a_run(resume)  # another process may have begun one in the meantime
+            for left in path.glob(".memory-*"):  # by a process that was killed
+                shutil.rmtree(left, ignore_errors=True)
+            self._metrics = (path / METRICS).open("ab", buffering=0)
+        except OSError as error:
+            self._lock.release()
+            raise unwritable(Path(error.filename or path), error) from error
+        except UserError:
+            self._lock.release()
+            raise
+
+    def _refuse_a_run(self, resume: bool) -> None:
+        if not resume and holds_run(self.path):
+            raise UserError(
+                f"out = '{self.path}' holds a run already: choose another folder, remove it, "
+                f"or go on with it: fedloom resume {self.path}"
+            )
+
+    @staticmethod
+    def fresh(parent: Path, name: str) -> Path:
+        """A path under `parent` that nothing has yet: the time, then the name."""
+        stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+        candidates = (parent / (stem if i == 0 else f"{stem}-{i}") for i in range(10_000))
+        return next(path for path in candidates if not path.exists())
+
+    def describe(self, recipe: str) -> None:
+        """The resolved recipe and the versions that ran it. From then on the folder holds a run."""
+        self.write_json("versions.json", versions())
+        write_whole(self.path / RECIPE, recipe.encode())
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        """One more round."""
+        data = _line(line)
+        try:
+            while data:
+                data = data[self._metrics.write(data) :]
+        except OSError as error:
+            raise unwritable(self.path / METRICS, error) from error
+
+    def cut_back(self, history: Iterable[Mapping[str, Any]]) -> None:
+        """These are the rounds so far; what was written after them is forgotten."""
+        self._metrics.close()
+        self.write_lines(METRICS, history)
+        self._metrics = (self.path / METRICS).open("ab", buffering=0)
+
+    def write_json(self, name: str, value: Any) -> None:
+        """A small JSON file, indented."""
+        write_json(self.path / name, value)
+
+    def write_lines(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """JSON lines."""
+        write_whole(self.path / name, b"".join(map(_line, rows)))
+
+    def write_model(self, name: str, state: Mapping[str, Tensor]) -> None:
+        """Named tensors as safetensors, under models/."""
+        path = self.path / "models" / f"{name}.safetensors"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(path.parent, error) from error
+        write_whole(path, save(serialisable(state)))
+
+    def close(self) -> None:
+        """No more rounds; another process may have the folder."""
+        self._metrics.close()
+        self._lock.release()
+
+
+def holds_run(path: Path) -> bool:
+    """Whether a run was begun in this folder."""
+    try:
+        return (path / RECIPE).exists()
+    except OSError as error:  # a name that is too long, say
+        raise UserError(f"out = '{path}' cannot be made: {error.strerror}; choose another folder") from None
+
+
+def finished(path: Path) -> dict[str, Any] | None:
+    """The summary of a run that has ended; it is the last thing that a run writes."""
+    try:
+        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"'{path / SUMMARY}' cannot be read ({error}); remove it, then `fedloom resume {path}` makes it if it can"
+        ) from None
+    assert isinstance(summary, dict)
+    return summary
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A small JSON file, indented; wholly or not at all."""
+    write_whole(path, (json.dumps(without_nan(value), indent=1) + "\n").encode())
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return (json.dumps(without_nan(row)) + "\n").encode()
+
+
+def versions() -> dict[str, str]:
+    """What this ran on, users' own files included."""
+    found = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed as a package"
+    return found | registry.files() | {"torch": torch.__version__}  # its own word tells the build (cpu, cu130)
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no NaN: null instead."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(item) for item in value]
+    return value

@@ -1,0 +1,52 @@
+"""Who takes part in a round."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
+from fedloom.core.rng import numpy_generator
+from fedloom.core.task import EVERYONE, Task, longest_first
+
+
+class Sampling:
+    """Draws clients by (seed, round). Newcomers never take part; a pooled method has one place that stands for all."""
+
+    def __init__(self, recipe: Recipe, task: Task, *, pooled: bool):
+        self._task, self._seed, self._fraction = task, recipe.seed, recipe.training.fraction
+        newcomers = set(task.federation.newcomers)
+        self.participants = [c for c in range(task.clients) if c not in newcomers]
+        self.trainers = [EVERYONE] if pooled else self.participants
+        self.poisson = recipe.privacy is not None and recipe.privacy.sampling == "poisson"
+        share = int(self._fraction * len(self.trainers) + 0.5)
+        self.per_round = max(1, share) if pooled else share
+        self._refuse_too_few(recipe.training.min_clients)
+
+    def _refuse_too_few(self, needed: int) -> None:
+        if self.per_round == 0:
+            raise UserError(
+                f"training.fraction = {self._fraction:g}: selects none of {len(self.trainers)} clients; "
+                f"{1 / len(self.trainers):.2g} selects one"
+            )
+        if needed > self.per_round:
+            raise UserError(
+                f"training.min_clients = {needed}: {self.per_round} of {len(self.trainers)} clients take part in a "
+                "round; lower it, or raise training.fraction"
+            )
+
+    def draw(self, round: int, attempt: int = 0, asked: Iterable[int] = ()) -> list[int]:
+        """Who takes part, the longest first: that order is also the order of summation, on every engine.
+
+        When a round is retried, those who were not asked before come first.
+        """
+        if attempt == 0:
+            generator = numpy_generator(self._seed, round, "sample")
+            if self.poisson:  # perhaps nobody
+                drawn = np.flatnonzero(generator.random(len(self.trainers)) < self._fraction)
+            else:
+                drawn = generator.choice(len(self.trainers), self.per_round, replace=False)
+            return longest_first(self._task, (self.trainers[i] for i in drawn))
+        order = numpy_generator(self._seed, round, "sample", attempt).permutation(self.trainers)
+        others_first = sorted((int(c) for c in order), key=set(asked).__contains__)
+        return longest_first(self._task, others_first[: self.per_round])

@@ -1,0 +1,101 @@
+"""Accuracy over clients, and a run's summary out of its rounds. Nothing in it is chosen on test data but `best`."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal, cast, get_args
+
+import numpy as np
+
+from fedloom.core.scores import Scores
+from fedloom.experiment.records import Best, Measures, RoundRecord
+
+Prefix = Literal["personal", "newcomer", "newcomer_global", "global_mean"]
+
+
+def spread(scores: Sequence[Scores], prefix: Prefix = "personal") -> Measures:
+    """Mean over clients (unweighted), the sample-weighted one, standard deviation, and the worst tenth's mean.
+
+    Clients without test samples say nothing.
+    """
+    known = [s for s in scores if sum(s.total)]
+    if not known:
+        return {}
+    each = np.array([s.accuracy for s in known])
+    worst = np.sort(each)[: max(1, len(each) // 10)]
+    found = {
+        f"{prefix}_accuracy": float(each.mean()),
+        f"{prefix}_weighted": pooled(known),
+        f"{prefix}_std": float(each.std()),
+        f"{prefix}_worst": float(worst.mean()),
+        f"{prefix}_loss": sum(s.loss for s in known) / sum(sum(s.total) for s in known),
+    }
+    return cast(Measures, found)
+
+
+def pooled(scores: Sequence[Scores]) -> float:
+    """Right answers among all test samples."""
+    total = sum(sum(s.total) for s in scores)
+    return sum(sum(s.right) for s in scores) / total if total else float("nan")
+
+
+def summarise(values: Sequence[float], rule: str) -> float:
+    """A run's figure out of its evaluations: the `last`, or `median:10` / `mean:10` of the last ten.
+
+    Never the best: that would be chosen on test data.
+    """
+    if rule == "last":
+        return values[-1]
+    kind, _, count = rule.partition(":")
+    last = np.asarray(values[-int(count) :])
+    return float(np.median(last) if kind == "median" else last.mean())
+
+
+Accuracy = Literal[
+    "global_accuracy", "personal_accuracy", "personal_weighted", "personal_std", "personal_worst", "newcomer_accuracy",
+    "newcomer_std", "newcomer_global_accuracy",
+]  # fmt: skip
+
+
+class Figures(Measures, total=False):
+    """The part of a summary that comes out of the rounds' records."""
+
+    summary: str
+    best: Best
+    up_bytes: int
+    down_bytes: int
+    failed: dict[str, int]
+    epsilon: float
+    notes: list[str]
+
+
+def summary_of(history: Sequence[RoundRecord], rule: str, notes: Sequence[str]) -> Figures:
+    """Accuracies by the recipe's rule, bytes per round, clients that failed, notes."""
+    tested = [record for record in history if "evaluated" in record]
+    names: tuple[Accuracy, ...] = get_args(Accuracy)
+    figures: Figures = {"summary": rule}
+    for name in names:
+        known = _known(tested, name)
+        figures[name] = summarise(known, rule) if known else None
+    figures["best"] = {
+        "global_accuracy": max(_known(tested, "global_accuracy"), default=None),
+        "personal_accuracy": max(_known(tested, "personal_accuracy"), default=None),
+    }
+    figures["up_bytes"] = round(float(np.mean([record["up_bytes"] for record in history])))
+    figures["down_bytes"] = round(float(np.mean([record["down_bytes"] for record in history])))
+    failed: Counter[str] = Counter()
+    for record in history:
+        failed.update(record.get("failed") or {})
+    if "epsilon" in history[-1]:
+        figures["epsilon"] = history[-1]["epsilon"]
+    figures["failed"] = dict(sorted(failed.items()))
+    figures["notes"] = [*notes, *_left_out(failed)]
+    return figures
+
+
+def _known(records: Sequence[RoundRecord], name: Accuracy) -> list[float]:
+    return [value for record in records if (value := record.get(name)) is not None]
+
+
+def _left_out(failed: Mapping[str, int]) -> list[str]:
+    counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(failed.items()))
+    return [f"clients that were left out of a round: {counts} (log.txt says who, when and why)"] if failed else []

@@ -1,1 +1,0 @@
-"""Clients that fail: on purpose, by accident, and whose answers count."""

@@ -1,0 +1,101 @@
+"""A model that takes images as they come: bytes or floats, channels first or last; preprocessing is in it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedloom.core.errors import UserError
+from fedloom.core.task import ImageFormat, ModelFactory, Objective, Task
+from fedloom.data import Dataset, Federation
+
+CHUNK = 512
+"""Images of one forward pass where many are asked about."""
+
+
+class ImageModel(nn.Module):
+    """Logits of images, preprocessing included. Frozen and in eval mode.
+
+    Images are uint8 or floats in [0, 1], arrays or tensors, [B, H, W, C], [B, C, H, W] or a single one of these.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, form: ImageFormat):
+        super().__init__()
+        self.form = form
+        mean, std = (torch.tensor(values, dtype=torch.float32).reshape(-1, 1, 1) for values in (form.mean, form.std))
+        self.register_buffer("scale", 1 / (255 * std), persistent=False)
+        self.register_buffer("shift", -mean / std, persistent=False)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names, in the order of the logits."""
+        return self.form.classes
+
+    def forward(self, images: Any) -> Tensor:
+        """Logits [B, classes]."""
+        return self.logits(self.prepared(images))
+
+    def features(self, images: Any) -> Tensor:
+        """Representations [B, width]."""
+        return self.represent(self.prepared(images))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Of what a network sees."""
+        raise NotImplementedError
+
+    def represent(self, x: Tensor) -> Tensor:
+        """Of what a network sees."""
+        raise NotImplementedError
+
+    def prepared(self, images: Any) -> Tensor:
+        """What a network sees: float32 [B, C, H, W], normalised."""
+        x = images if isinstance(images, Tensor) else torch.from_numpy(np.ascontiguousarray(images))
+        x = self._channels_first(x.to(self.scale.device))
+        factor = 1 if x.dtype == torch.uint8 else 255
+        return torch.addcmul(self.shift, x.to(self.scale.dtype), self.scale * factor)
+
+    def _channels_first(self, x: Tensor) -> Tensor:
+        channels, height, width = self.form.shape
+        if x.dtype != torch.uint8 and not x.is_floating_point():
+            raise UserError(f"images: {x.dtype} is not understood; give uint8, or floats in [0, 1]")
+        given = tuple(x.shape)
+        if channels == 1 and x.dim() in (2, 3) and given[-2:] == (height, width):  # grey images without a channel
+            x = x.reshape(-1, 1, height, width)
+        x = x.unsqueeze(0) if x.dim() == 3 else x
+        if x.dim() == 4 and tuple(x.shape[1:]) == (height, width, channels):
+            return x.permute(0, 3, 1, 2)
+        if x.dim() == 4 and tuple(x.shape[1:]) == (channels, height, width):
+            return x
+        raise UserError(
+            f"images of shape {list(given)}: this model takes [B, {height}, {width}, {channels}] "
+            f"or [B, {channels}, {height}, {width}]; resize them, or convert their colours"
+        )
+
+    @torch.no_grad()
+    def probabilities(self, images: Any) -> np.ndarray:
+        """[B, classes], some images at a time."""
+        return torch.cat([self(chunk).softmax(1) for chunk in chunks(images)]).cpu().numpy()
+
+
+def chunks(images: Any) -> Sequence[Any]:
+    """Images in pieces that fit into memory."""
+    if len(images.shape) < 4:
+        return [images]
+    return [images[start : start + CHUNK] for start in range(0, len(images), CHUNK)]
+
+
+def blank_task(form: ImageFormat, network: ModelFactory, objective: Objective) -> Task:
+    """A task without its data: enough to build networks with."""
+    dataset = Dataset(
+        name="",
+        images=torch.zeros(1, *form.shape, dtype=torch.uint8),
+        labels=torch.zeros(1, dtype=torch.int64),
+        test=torch.zeros(1, dtype=torch.bool),
+        classes=form.classes,
+    )
+    return Task(dataset, Federation([], []), network, objective)

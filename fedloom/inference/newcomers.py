@@ -1,0 +1,175 @@
+"""Newcomers: clients who never took part. What a run's representation is worth to them, beside training alone.
+
+RepPer's Fig. 6 (heads on the frozen representation, also on another dataset with other classes) and FedCRC's Table II
+(the global model as it is).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom import methods, objectives
+from fedloom.core.errors import UserError
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.task import Task
+from fedloom.core.workspace import Setup, Workspace
+from fedloom.data import Dataset, federate, limit, load
+from fedloom.data.augment import parse_augment
+from fedloom.data.dataset import resize
+from fedloom.inference.adapt import STEPS, HeadFitter
+from fedloom.inference.image_model import chunks
+from fedloom.inference.trained_model import AVERAGED, TrainedModel
+from fedloom.inference.trained_run import TrainedRun
+from fedloom.methods.addons.heads import Head
+from fedloom.models import Factory
+
+Record = dict[str, Any]
+GLOBAL, ALONE = "global", "alone"
+
+
+@dataclass(frozen=True)
+class NewcomerData:
+    """Somebody's samples: the run's own held-out clients, or clients of another dataset."""
+
+    task: Task
+    clients: tuple[int, ...]
+    own: bool
+    """Whether the classes are the run's, so that its classifiers mean something."""
+
+
+def held_out(run: TrainedRun) -> NewcomerData:
+    """The clients that `data.newcomers` kept out of training."""
+    if not run.facts["newcomers"]:
+        raise UserError(
+            f"the run in '{run.path}' held no clients out (data.newcomers = 0): give clients of another dataset "
+            "(--data), or run with --set data.newcomers=0.4"
+        )
+    return NewcomerData(run.task, tuple(run.facts["newcomers"]), own=True)
+
+
+def from_dataset(
+    run: TrainedRun, name: str, *, folder: Path | None = None, clients: int = 20, partition: str = "dirichlet:1",
+    split: str = "pooled:0.75", most: int | None = None, seed: int = 0,
+) -> NewcomerData:  # fmt: skip
+    """Clients of another dataset, its images brought to the form that the run's network takes."""
+    channels, height, width = run.form.shape
+    dataset = load(name, folder=folder, size=max(height, width))
+    if most is not None:
+        dataset = limit(dataset, most, seed)
+    dataset = replace(dataset, images=in_channels(resize(dataset.images, (height, width)), channels))
+    federation = federate(dataset, clients=clients, partition=partition, split=split, seed=seed)
+    network = dict(run.facts["model"])
+    task = Task(dataset, federation, Factory(network.pop("name"), network), objectives.get("labels"))
+    return NewcomerData(task, tuple(range(len(federation))), own=False)
+
+
+def evaluate_newcomers(
+    run: TrainedRun, data: NewcomerData, heads: Sequence[Head], *, steps: int = STEPS, alone_epochs: int | None = None,
+    on_client: Callable[[int], None] | None = None,
+) -> Record:  # fmt: skip
+    """Accuracy of every newcomer, in each way, and its mean and spread.
+
+    `alone` trains the run's network from scratch on the newcomer's data, for as many epochs as a client of the run had
+    on average unless told otherwise, with the run's optimizer; 0 leaves it out. Heads are fitted as `adapt` fits them.
+    """
+    base = run.representation()
+    task = data.task
+    classes = task.dataset.classes
+    everybody = _everybody(run) if data.own else None
+    fitters = [HeadFitter(base, classes, head, steps=steps, seed=run.recipe.seed) for head in heads]
+    epochs = _epochs(run) if alone_epochs is None else alone_epochs
+    workspace = _alone(run, task, epochs) if epochs else None
+    rows = []
+    for client in data.clients:
+        fit_on, test_on = task.federation.train[client], task.federation.test[client]
+        row: Record = {"client": client, "train": len(fit_on), "test": len(test_on)}
+        y = task.dataset.labels
+        if everybody is not None:
+            row[GLOBAL] = _accuracy(_over(everybody, task.dataset, test_on), y[test_on])
+        z_fit, z_test = (_over(base.features, task.dataset, index) for index in (fit_on, test_on))
+        for fitter in fitters:
+            fitter.fit(z_fit, y[fit_on], who=client)
+            row[fitter.head] = _accuracy(fitter.logits(z_test), y[test_on])
+        if workspace is not None:
+            row[ALONE] = perform(workspace, Job("evaluate", 1, Message({}), client=client)).scores[0].accuracy
+        rows.append(row)
+        if on_client is not None:
+            on_client(client)
+    ways = [way for way in (GLOBAL, *heads, ALONE) if way in rows[0]]
+    return {
+        "run": str(run.path),
+        "method": run.method.name,
+        "data": task.dataset.name,
+        "newcomers": len(rows),
+        "representation": "average of the clients' extractors" if base.client == AVERAGED else "shared",
+        "global": None if everybody is None else _whose(everybody),
+        "alone_epochs": epochs,
+        "ways": {way: _spread([row[way] for row in rows]) for way in ways},
+        "clients": rows,
+    }
+
+
+def _everybody(run: TrainedRun) -> TrainedModel | None:
+    """The model for everybody; a method that trains none has the average of the clients' (FedCRC, §IV-D)."""
+    if not run.method.has_global:
+        return run.averaged()
+    return None if run.method.overrides("generalise") and len(run.styles) > 1 else run.global_model()
+
+
+def _whose(model: TrainedModel) -> str:
+    return "average of the clients' models" if model.client == AVERAGED else "the global model"
+
+
+def _epochs(run: TrainedRun) -> int:
+    training = run.recipe.training
+    return max(1, round(training.rounds * training.epochs * training.fraction))
+
+
+def _alone(run: TrainedRun, task: Task, epochs: int) -> Workspace:
+    """Where newcomers train alone: in the run's form of images, with its augmentation."""
+    own = run.recipe.data
+    training = run.recipe.training.model_copy(update={"epochs": epochs})
+    task = replace(task, augment=parse_augment(own.augment), objective=objectives.get("labels"))
+    mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in (run.form.mean, run.form.std))
+    pixels = replace(task.pixels, mean=mean, std=std)
+    return Workspace(Setup(task, methods.get("local"), training, run.recipe.seed), pixels=pixels)
+
+
+@torch.no_grad()
+def _over(model: Callable[[Tensor], Tensor], dataset: Dataset, index: np.ndarray) -> Tensor:
+    """A model on some images, a few at a time."""
+    pieces = chunks(dataset.images[index])
+    return torch.cat([model(piece) for piece in pieces]) if len(index) else torch.empty(0, 1)
+
+
+def _accuracy(logits: Tensor, y: Tensor) -> float:
+    return float((logits.argmax(1) == y).double().mean()) if len(y) else float("nan")
+
+
+def _spread(values: Sequence[float]) -> Record:
+    known = np.array([value for value in values if not np.isnan(value)])
+    if not len(known):
+        return {"mean": None, "std": None, "worst": None}
+    return {"mean": float(known.mean()), "std": float(known.std()), "worst": float(known.min())}
+
+
+def in_channels(images: Tensor, channels: int) -> Tensor:
+    """Grey repeated, colours as luma: as Pillow converts pictures."""
+    if images.shape[1] == channels:
+        return images
+    if images.shape[1] == 1:
+        return images.expand(-1, channels, -1, -1)
+    if images.shape[1] != 3 or channels != 1:
+        raise UserError(f"images of {images.shape[1]} channels cannot be brought to the {channels} that the run took")
+    grey = torch.empty(len(images), 1, *images.shape[2:], dtype=torch.uint8)
+    weights = torch.tensor([19595, 38470, 7471], dtype=torch.int32).reshape(3, 1, 1)
+    for start in range(0, len(images), 1024):
+        some = images[start : start + 1024].int()
+        grey[start : start + 1024] = ((some * weights).sum(1, keepdim=True) + 0x8000).bitwise_right_shift(16)
+    return grey

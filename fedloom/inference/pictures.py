@@ -1,0 +1,83 @@
+"""A user's own picture files, brought to the form that a model takes."""
+
+import math
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fedloom.core.errors import UserError
+from fedloom.core.limits import refuse_without_room
+from fedloom.data.decode import BROKEN, write_picture
+from fedloom.data.sources.tree import PICTURES, pictures_in
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Those that could be read, and what was wrong with the others."""
+
+    paths: list[Path]
+    images: Tensor
+    """uint8 [N, C, H, W]"""
+    skipped: dict[str, str]
+    """Path → why."""
+
+
+def read_pictures(paths: Sequence[Path], shape: tuple[int, int, int]) -> Pictures:
+    """Decodes and resizes files as training images are; what cannot be read is left out, and named."""
+    if shape[0] not in (1, 3):
+        raise UserError(f"the model takes images of {shape[0]} channels: picture files have 1 (grey) or 3 (colour)")
+    refuse_without_room(len(paths) * math.prod(shape), f"{len(paths)} pictures (give fewer at a time)")
+    pixels = np.empty((len(paths), *shape), np.uint8)
+
+    def fill(index: int) -> str | None:
+        try:
+            with Image.open(paths[index]) as picture:
+                write_picture(picture, pixels[index])
+        except BROKEN as error:
+            return str(error).replace(f" '{paths[index]}'", "")
+        return None
+
+    with ThreadPoolExecutor() as pool:
+        problems = list(pool.map(fill, range(len(paths))))
+    good = [index for index, problem in enumerate(problems) if problem is None]
+    skipped = {str(path): problem for path, problem in zip(paths, problems, strict=True) if problem is not None}
+    return Pictures([paths[index] for index in good], torch.from_numpy(pixels[good]), skipped)
+
+
+def find_pictures(places: Iterable[Path]) -> list[Path]:
+    """Files as they are, and all pictures under folders."""
+    found: list[Path] = []
+    for place in places:
+        if place.is_dir():
+            inside = [place.joinpath(*parts) for parts in pictures_in(place)]
+            if not inside:
+                raise UserError(f"'{place}': there are no pictures in it ({', '.join(sorted(PICTURES))})")
+            found += inside
+        elif place.exists():
+            found.append(place)
+        else:
+            raise UserError(f"'{place}': there is no such file or folder")
+    return list(dict.fromkeys(found))
+
+
+def labelled_pictures(root: Path, shape: tuple[int, int, int]) -> tuple[Pictures, np.ndarray, tuple[str, ...]]:
+    """Pictures in a folder per class, their labels, and the classes."""
+    if not root.is_dir():
+        raise UserError(f"--images {root}: there is no such folder; it has a folder of pictures for each class")
+    files = pictures_in(root)
+    wrong = next((file for file in files if len(file) != 2), None)
+    if wrong or not files:
+        found = f"'{'/'.join(wrong)}' is there" if wrong else "there are no pictures in it"
+        raise UserError(f"--images {root}: expected a folder for each class with pictures in it, but {found}")
+    pictures = read_pictures([root.joinpath(*file) for file in files], shape)
+    if not pictures.paths:
+        raise UserError(f"--images {root}: none of its {len(files)} pictures can be read")
+    names = [path.parent.name for path in pictures.paths]
+    classes = tuple(sorted(set(names)))
+    return pictures, np.array([classes.index(name) for name in names]), classes

@@ -1,0 +1,1 @@
+"""Additions to a method's name: `+ft`, heads, probes."""

@@ -1,0 +1,183 @@
+"""Who holds what: a dot per client and class, its area the number of training samples."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.core.task import Dataset, Federation
+from fedloom.data.federation import counts
+
+INK, GREY, PALE, PAPER = "#22303c", "#9aa7b2", "#d9dfe4", "#ffffff"
+# Wong's palette (Nature Methods 8, 2011), told apart by colour-blind readers.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5aa8", "#8c6d31")
+SHOWN = 120
+
+
+def plot_federation(dataset: Dataset, federation: Federation, path: Path | str) -> None:
+    """Draws the federation as a PNG; clients run to the right, classes upwards, totals stand above.
+
+    Colours are groups where each client has one (styles, domains), else there is one. Newcomers are hollow.
+    Beyond 120 clients an even selection is drawn, and the title says so.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    table = counts(dataset, federation)
+    shown = np.unique(np.linspace(0, len(table) - 1, min(len(table), SHOWN)).round().astype(int))
+    held = table[shown]
+    groups = _groups(dataset, federation, shown)
+    clients, classes = held.shape
+    figure = Figure(
+        figsize=(min(17, max(7.2, 3.4 + 0.17 * clients)), min(13, max(4.2, 2.4 + 0.3 * classes))),
+        layout="constrained",
+        facecolor=PAPER,
+    )
+    FigureCanvasAgg(figure)
+    bars, dots = figure.subplots(
+        2, 1, sharex=True, gridspec_kw={"height_ratios": [1, max(3.0, 0.32 * min(classes, 40))]}
+    )
+    colours = np.array([COLOURS[g] for g in groups] if groups is not None else [COLOURS[0]] * clients)
+    new = np.isin(shown, federation.newcomers)
+    _draw_totals(bars, held.sum(1), colours, new)
+    _draw_dots(dots, held, colours, new, _room(figure, clients, classes))
+    _label_axes(dots, dataset, shown)
+    _draw_legend(figure, dataset, groups, held, new)
+    _title(bars, dataset.name, _caption(dataset, federation, clients))
+    figure.savefig(path, dpi=160)
+
+
+def _groups(dataset: Dataset, federation: Federation, shown: np.ndarray) -> np.ndarray | None:
+    """The group of each client; None without groups, with too many of them, or with clients of several."""
+    if dataset.groups is None or len(dataset.group_names) > len(COLOURS):
+        return None
+    groups = dataset.groups.numpy()
+    own = [np.unique(groups[federation.train[client]]) for client in shown]
+    return np.array([g[0] for g in own]) if all(len(g) == 1 for g in own) else None
+
+
+def _room(figure: Any, clients: int, classes: int) -> float:
+    """Diameter in points that the largest dot may have without touching its neighbours much."""
+    width, height = figure.get_size_inches()
+    return float(min(72 * (width - 2.4) / clients, 72 * (height - 2.2) / classes, 26) * 1.05)
+
+
+def _areas(held: np.ndarray, room: float, largest: int) -> np.ndarray:
+    # Area follows the count; a single sample stays visible.
+    return np.maximum(held / largest * room**2, 1.2)
+
+
+def _draw_dots(axes: Any, held: np.ndarray, colours: np.ndarray, new: np.ndarray, room: float) -> None:
+    client, label = np.nonzero(held)
+    hollow = new[client]
+    areas = _areas(held[client, label], room, int(held.max()))
+    for mask, face in ((~hollow, colours[client]), (hollow, np.full(len(client), PAPER))):
+        axes.scatter(
+            client[mask],
+            label[mask],
+            s=areas[mask],
+            c=face[mask],
+            edgecolors=colours[client][mask],
+            linewidths=np.where(hollow[mask], 1.2, 0.4),
+            alpha=0.88,
+            zorder=2,
+        )
+    axes.set_ylim(-0.7, held.shape[1] - 0.3)
+    axes.set_xlim(-0.8, held.shape[0] - 0.2)
+    axes.grid(color=PALE, linewidth=0.5, alpha=0.6, zorder=0)
+    _clean(axes)
+
+
+def _draw_totals(axes: Any, totals: np.ndarray, colours: np.ndarray, new: np.ndarray) -> None:
+    axes.bar(
+        np.arange(len(totals)),
+        totals,
+        width=0.62,
+        color=np.where(new, PAPER, colours),
+        edgecolor=colours,
+        linewidth=0.8,
+        alpha=0.88,
+    )
+    axes.set_ylabel("samples", color=INK, fontsize=9)
+    axes.set_ylim(0, max(1, totals.max()) * 1.12)
+    axes.yaxis.set_major_locator(_ticks(3))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.grid(axis="y", color=PALE, linewidth=0.5)
+    axes.set_axisbelow(True)
+    _clean(axes)
+
+
+def _label_axes(axes: Any, dataset: Dataset, shown: np.ndarray) -> None:
+    step = max(1, -(-len(shown) // 25))
+    axes.set_xticks(np.arange(0, len(shown), step), [str(client) for client in shown[::step]])
+    every = max(1, -(-len(dataset.classes) // 34))
+    axes.set_yticks(np.arange(0, len(dataset.classes), every), dataset.classes[::every])
+    axes.set_xlabel("client", color=INK, fontsize=9)
+    if all(len(name) < 3 for name in dataset.classes):
+        axes.set_ylabel("class", color=INK, fontsize=9)
+
+
+def _draw_legend(figure: Any, dataset: Dataset, groups: np.ndarray | None, held: np.ndarray, new: np.ndarray) -> None:
+    from matplotlib.lines import Line2D
+
+    def dot(label: str, face: str, edge: str, diameter: float) -> Line2D:
+        return Line2D(
+            [],
+            [],
+            linestyle="",
+            marker="o",
+            markersize=diameter,
+            color=face,
+            markeredgecolor=edge,
+            label=label,
+        )
+
+    room, largest = _room(figure, *held.shape), int(held.max())
+    entries = []
+    for group in [] if groups is None else np.unique(groups):
+        entries.append(dot(dataset.group_names[group], COLOURS[group], COLOURS[group], 8))
+    if new.any():
+        entries.append(dot("newcomer", PAPER, INK, 8))
+    for count in sorted({_round(largest), _round(largest / 4), _round(largest / 20)}, reverse=True):
+        area = float(_areas(np.array(count), room, largest))
+        entries.append(dot(f"{count:,}", GREY, GREY, area**0.5))
+    figure.legend(
+        handles=entries,
+        loc="outside right center",
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+        labelspacing=1.1,
+    )
+
+
+def _round(value: float) -> int:
+    """A count that reads well: one digit and zeros."""
+    if value < 1:
+        return 1
+    power = 10 ** int(np.log10(value))
+    return int(value // power * power)
+
+
+def _title(axes: Any, name: str, caption: str) -> None:
+    above = {"xycoords": "axes fraction", "textcoords": "offset points", "color": INK}
+    axes.annotate(name, (0, 1), (0, 27), fontsize=15, fontweight="bold", **above)
+    axes.annotate(caption, (0, 1), (0, 11), fontsize=9.5, **above)
+
+
+def _caption(dataset: Dataset, federation: Federation, clients: int) -> str:
+    total = sum(len(part) for part in federation.train)
+    words = f"{total:,} training samples, {len(dataset.classes)} classes, {len(federation):,} clients"
+    return words if clients == len(federation) else f"{words} ({clients} of them shown)"
+
+
+def _ticks(count: int) -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(count, integer=True)
+
+
+def _clean(axes: Any) -> None:
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(length=0, labelsize=8.5, colors=INK)

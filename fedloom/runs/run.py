@@ -1,0 +1,53 @@
+"""Runs one experiment, or resumes it."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedloom.config.loading import SHORT, raw_recipe
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
+from fedloom.experiment.loop import Experiment
+from fedloom.experiment.records import RoundRecord, Summary
+from fedloom.experiment.resume import ended, stored_recipe
+from fedloom.runs.compare import holds_comparison
+
+
+def run(
+    recipe: str | Path | Mapping[str, Any] | Recipe | None = None,
+    *,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    resume: bool = False,
+    **fields: Any,
+) -> Summary:
+    """Runs one experiment and returns its summary. `resume` goes on with the run in `out`, or begins it.
+
+    >>> fedloom.run(method="fedprox", data="digits", rounds=5, **{"method.mu": 0.01})   # doctest: +SKIP
+    """
+    if isinstance(recipe, Recipe):
+        recipe = recipe.with_(**{SHORT.get(name, name): value for name, value in fields.items()})
+    else:
+        recipe = Recipe.parse(raw_recipe(recipe, fields))
+    if resume and recipe.out is None:
+        raise UserError("--resume: say which run: --out FOLDER, or `fedloom resume FOLDER`")
+    if resume and (summary := ended(recipe)):
+        return summary
+    return Experiment(recipe, on_round=on_round).run(resume=resume)
+
+
+def resume(run_dir: str | Path, *, on_round: Callable[[RoundRecord], None] | None = None, **fields: Any) -> Summary:
+    """Goes on with an interrupted run from its last checkpoint, and returns its summary.
+
+    The result is that of a run that was never interrupted, bit for bit. Fields may say where and how fast it goes on.
+
+    >>> fedloom.resume("runs/20250101-120000-fedavg-digits-s0", engine="processes")   # doctest: +SKIP
+    """
+    if holds_comparison(run_dir):
+        raise UserError(f"'{run_dir}' holds a comparison: go on with it by fedloom.resume_comparison('{run_dir}')")
+    return run(recipe_of(run_dir, fields), on_round=on_round, resume=True)
+
+
+def recipe_of(run_dir: str | Path, fields: Mapping[str, Any]) -> Recipe:
+    """The recipe with which the run in a folder goes on."""
+    changes = {SHORT.get(name, name): value for name, value in fields.items()}
+    return stored_recipe(Path(run_dir)).with_(**changes | {"out": str(run_dir)})

@@ -1,1 +1,0 @@
-"""Run folders and client memory."""

@@ -1,0 +1,116 @@
+"""What a run costs: image-steps, and seconds where this machine's speed with the network is known from stored runs."""
+
+from collections.abc import Iterable
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedloom.config.recipe import Recipe
+from fedloom.core.job import Job, perform
+from fedloom.core.message import Message
+from fedloom.core.task import Task
+from fedloom.core.workspace import Setup, Workspace
+from fedloom.data import Dataset, Federation
+from fedloom.data.federation import parse_split
+from fedloom.methods import Method
+from fedloom.models import Factory, SplitModel
+from fedloom.objectives import Objective
+from fedloom.studies.results import Result, machine
+
+SIZES = {
+    "mnist": (60_000, 10_000), "fashion-mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
+    "cifar100": (50_000, 10_000), "cinic10": (180_000, 90_000), "emnist": (112_800, 18_800), "svhn": (73_257, 26_032),
+    "usps": (7_291, 2_007), "office-home": (15_588, 0), "adaptiope": (36_900, 0), "digits": (1_797, 0),
+}  # fmt: skip
+"""Training and test images of the complete datasets."""
+FORWARD = 1 / 3
+"""A pass without its backward half, in passes with it."""
+SAMPLE = 8
+"""Images of the round in which passes are counted."""
+
+
+def passes(recipe: Recipe) -> tuple[float, float]:
+    """How often an image goes through the network in a round, and how often of that with a backward pass.
+
+    Counted, not reckoned, in an update of a client of few images: each view, each epoch of each fit, each pass of a
+    frozen network counts.
+    """
+    method, objective = recipe.make_method(), recipe.make_objective()
+    key = repr((method.name, sorted(vars(method).items()), objective, recipe.training.epochs))
+    if key not in _counted:
+        _counted[key] = _count(recipe, method, objective)
+    return _counted[key]
+
+
+_counted: dict[str, tuple[float, float]] = {}
+
+
+def _count(recipe: Recipe, method: Method, objective: Objective) -> tuple[float, float]:
+    images = torch.arange(SAMPLE * 64, dtype=torch.float32).remainder(251).to(torch.uint8).reshape(SAMPLE, 1, 8, 8)
+    samples, test = np.arange(SAMPLE), torch.zeros(SAMPLE, dtype=torch.bool)
+    dataset = Dataset("counted", images, torch.arange(SAMPLE) % 2, test, ("a", "b"))
+    task = Task(dataset, Federation([samples], [samples]), Factory("mlp"), objective)
+    training = recipe.training.model_copy(update={"batch_size": SAMPLE})
+    workspace = Workspace(Setup(task, method, training, seed=0))
+    forward = backward = 0
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal forward, backward
+        forward += len(inputs[0])
+        backward += len(inputs[0]) * output.requires_grad
+
+    for module in (*workspace.parts.modules(), *workspace.received.modules()):
+        if isinstance(module, SplitModel):
+            module.extractor.register_forward_hook(note)
+    perform(workspace, Job("update", 1, Message(workspace.downward()), client=0))
+    return forward / SAMPLE, backward / SAMPLE
+
+
+def image_steps(recipe: Recipe) -> float:
+    """Images that go forward and backward through the network in a run; evaluation is not counted."""
+    data, training = recipe.data, recipe.training
+    kind, kept = parse_split(data.split)
+    sizes = []
+    for name in data.name.split("+"):
+        train, test = (min(n, data.limit or n) for n in SIZES[name])
+        sizes.append(kept * (train + test) if kind == "pooled" else train)
+    held_out = data.newcomers if data.newcomers < 1 else data.newcomers / data.clients
+    forward, backward = passes(recipe)
+    weight = backward + FORWARD * (forward - backward)
+    a_round = sum(sizes) * (1 - held_out) * training.fraction * weight
+    return a_round * training.rounds
+
+
+Kind = tuple[str, str, int | None]
+"""A machine, a network and the size to which images are brought."""
+
+
+def kind(recipe: Recipe, where: str | None = None) -> Kind:
+    """What decides over a run's speed, on this machine or on another."""
+    return where or machine(recipe), recipe.model.name, recipe.data.size
+
+
+def speeds(results: Iterable[Result]) -> dict[Kind, float]:
+    """Image-steps a second: the median of stored runs that had the machine to themselves."""
+    found: dict[Kind, list[float]] = {}
+    for result in results:
+        recipe = Recipe.parse(result.recipe)
+        if result.seconds and result.beside == 1:
+            found.setdefault(kind(recipe, result.machine), []).append(image_steps(recipe) / result.seconds)
+    return {key: median(values) for key, values in found.items()}
+
+
+def seconds(recipe: Recipe, known: dict[Kind, float]) -> float | None:
+    """What a run would take on this machine alone; nothing where no speed is known."""
+    speed = known.get(kind(recipe))
+    return image_steps(recipe) / speed if speed else None
+
+
+def in_words(seconds: float) -> str:
+    """`40 s`, `12 min`, `3.5 h`, `21 days`."""
+    for unit, length in (("days", 172_800), ("h", 7_200), ("min", 120)):
+        if seconds >= length:
+            return f"{seconds / (length / 2):.{int(unit == 'h')}f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,249 @@
+"""A paper's table as data: one setting, columns, rows of methods, the paper's figures; each cell is a recipe.
+
+The files are `fedloom/recipes/<paper>/<table>.yaml`; `setting.yaml` beside them is the paper's common recipe.
+"""
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache, cached_property
+from hashlib import sha256
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from fedloom.config.loading import assign, parse_yaml, read_assignment, read_yaml
+from fedloom.config.recipe import Recipe
+from fedloom.core.checking import Section, checked, refusal
+from fedloom.core.errors import UserError, nearest
+from fedloom.experiment.resume import flat, is_free
+
+PAPERS = ("fedintr", "fedcrc", "fedcrl", "repper", "fedstyle")
+"""In the order in which they are run: cheap ones first."""
+NO_CELL = "-"
+"""Stands among a row's figures where the paper's table has no such cell."""
+
+Axis = str | list[str] | dict[str, dict[str, Any]]
+Figure = float | Literal["-"] | None
+
+
+class Column(Section):
+    """A column of the paper's table."""
+
+    at: dict[str, str | int | float] = Field(description="its place on each axis: {dataset: cifar10, beta: 0.5}")
+    measure: str | None = Field(None, description="what is compared; the table's by default")
+    round: int | None = Field(None, ge=1, description="the figure is of this round; the last by default")
+    first: bool = Field(False, description="to be run before the others")
+
+
+class Row(Section):
+    """A method of the paper's table, with its figures in the order of the columns (null: the paper prints none)."""
+
+    name: str
+    method: str | dict[str, Any]
+    each: dict[str, list[Any]] = Field({}, description="hyperparameters that differ from column to column")
+    recipe: dict[str, Any] = Field({}, description="fields that differ for this method, by path")
+    measure: str | None = Field(None, description="what is compared; the column's by default")
+    first: bool = Field(True, description="whether it is among the first where the column is")
+    ours: bool = Field(False, description="not in the paper: it shows what a choice is worth")
+    figures: list[Figure]
+
+
+class Table(Section):
+    """A table or figure of a paper."""
+
+    title: str
+    setting: str = Field(description="the setting in words")
+    recipe: dict[str, Any] = Field({}, description="fields over the paper's setting.yaml, by path")
+    ours: bool = Field(False, description="the setting is not the paper's, though its figures stand beside ours")
+    reduced: dict[str, Any] = Field({}, description="a smaller setting for little time, by path; told in the report")
+    axes: dict[str, Axis] = Field(description="what a place on an axis sets: a template, or fields for each value")
+    measure: str = "global_accuracy"
+    unit: Literal["percent", "share"] = "percent"
+    columns: list[Column] = Field(min_length=1)
+    rows: dict[str, Row] = Field(min_length=1, description="or the name of a table that has them")
+    deviations: list[str] = Field([], description="what the paper leaves open or we do not have, and what we do")
+    notes: list[str] = Field([], description="what was found out; shown in the report")
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Table":
+        for key, row in self.rows.items():
+            for name, values in {"figures": row.figures, **row.each}.items():
+                if len(values) != len(self.columns):
+                    raise refusal(f"rows.{key}.{name}: {len(values)} values for {len(self.columns)} columns")
+        for column in self.columns:
+            if stray := set(column.at) - set(self.axes):
+                raise refusal(f"columns.at: there is no axis '{min(stray)}'")
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One figure of a table: where it stands, its recipe, what is compared, and what the paper has (in percent)."""
+
+    table: str
+    column: Column
+    row: str
+    name: str
+    values: Mapping[str, Any]
+    """the recipe before it is checked"""
+    measure: str
+    printed: float | None
+    """the paper's figure"""
+    first: bool
+    ours: bool
+    """the setting is not the paper's"""
+
+    @property
+    def paper(self) -> str:
+        """`fedintr`"""
+        return self.table.partition("/")[0]
+
+    @property
+    def place(self) -> str:
+        """`cifar10-beta0.5`"""
+        return place(self.column)
+
+    @cached_property
+    def key(self) -> str:
+        """Of the recipe: cells with the same key are figures of the same run, also across tables."""
+        return recipe_key(self.values)
+
+    @property
+    def rounds(self) -> int:
+        """Of its run."""
+        return int(self.values["training"]["rounds"])
+
+    def changed(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The recipe's values with fields changed by path; fewer rounds bring the steps of the schedule forward."""
+        values = deepcopy(dict(self.values))
+        for path, value in changes.items():
+            assign(values, path, deepcopy(value))
+        training = values["training"]
+        if "training.schedule" not in changes and "schedule" in training:
+            training["schedule"] = _scaled(training["schedule"], training["rounds"] / self.rounds)
+        return values
+
+    def recipe(self, changes: Mapping[str, Any] | None = None) -> Recipe:
+        """Checked."""
+        return Recipe.parse(self.changed(changes or {}))
+
+
+def place(column: Column) -> str:
+    """A column's name: values that speak for themselves, others with their axis."""
+    return "-".join(v if isinstance(v, str) else f"{axis}{v:g}" for axis, v in column.at.items())
+
+
+def recipe_key(values: Mapping[str, Any]) -> str:
+    """Of what was set, apart from the seed, place and speed; fields that fedloom gets later do not change it."""
+    told = {path: value for path, value in sorted(flat(values)) if not is_free(path) and path != "seed"}
+    return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def run_name(values: Mapping[str, Any], seed: int) -> str:
+    """Names a run: readable, and one for each recipe and seed."""
+    return f"{values['data']['name']}-{values['method']['name']}-{recipe_key(values)}-s{seed}".replace("/", "-")
+
+
+def _scaled(schedule: str, factor: float) -> str:
+    """`step:50=0.2` at a tenth of the rounds is `step:5=0.2`."""
+    kind, _, rest = schedule.partition(":")
+    if kind != "step" or factor == 1:
+        return schedule
+    pairs = (pair.split("=") for pair in rest.split(","))
+    return "step:" + ",".join(f"{max(1, round(int(start) * factor))}={value}" for start, value in pairs)
+
+
+def table_names() -> list[str]:
+    """All of them, a paper's figures after its tables: `fedintr/table1`, …"""
+    in_order = lambda name: (not name.startswith("table"), name)  # noqa: E731
+    return [f"{paper}/{name}" for paper in PAPERS for name in sorted(_files(paper), key=in_order)]
+
+
+@cache
+def load_table(name: str) -> Table:
+    """By its name."""
+    known = table_names()
+    if name not in known:
+        raise UserError(f"table '{name}' is unknown: {nearest(name, known)}; `fedloom reproduce --list` shows all")
+    paper, _, table = name.partition("/")
+    try:
+        return checked(Table, _with_rows(parse_yaml(_files(paper)[table].read_text(encoding="utf-8"))))
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+
+
+def _with_rows(values: dict[str, Any]) -> dict[str, Any]:
+    """`rows: fedcrl/table2` are that table's rows, with its figures at the same places."""
+    if not isinstance(values.get("rows"), str):
+        return values
+    other = load_table(values["rows"])
+    places = [column.at for column in other.columns]
+    index = [places.index(column["at"]) for column in values["columns"]]
+    rows = {}
+    for key, row in other.rows.items():
+        each = {name: [given[i] for i in index] for name, given in row.each.items()}
+        figures = [row.figures[i] for i in index]
+        rows[key] = row.model_dump(exclude_unset=True) | {"figures": figures, **({"each": each} if each else {})}
+    return values | {"rows": rows}
+
+
+def cells_of(name: str, table: Table) -> list[Cell]:
+    """Row by row within a column."""
+    setting = read_yaml(f"{name.partition('/')[0]}/setting")
+    return [
+        Cell(
+            table=name,
+            column=column,
+            row=key,
+            name=row.name,
+            values=_values(setting, table, column, row, index),
+            measure=row.measure or column.measure or table.measure,
+            printed=_percent(row.figures[index], table.unit),
+            first=column.first and row.first,
+            ours=table.ours or row.ours,
+        )
+        for index, column in enumerate(table.columns)
+        for key, row in table.rows.items()
+        if row.figures[index] != NO_CELL
+    ]
+
+
+def _values(setting: Mapping[str, Any], table: Table, column: Column, row: Row, index: int) -> dict[str, Any]:
+    values: dict[str, Any] = deepcopy(dict(setting))
+    values["method"] = {"name": row.method} if isinstance(row.method, str) else deepcopy(row.method)
+    fields = dict(table.recipe)
+    for axis, at in column.at.items():
+        fields |= _fields(axis, table.axes[axis], at)
+    fields |= {f"method.{name}": each[index] for name, each in row.each.items()}
+    for path, value in (fields | row.recipe).items():
+        assign(values, path, deepcopy(value))
+    for section in ("model", "objective"):  # the short form, `model: cnn4`, is the same recipe
+        if isinstance(values.get(section), str):
+            values[section] = {"name": values[section]}
+    return values
+
+
+def _fields(axis: str, rule: Axis, at: str | float) -> dict[str, Any]:
+    """What a place on an axis sets."""
+    if isinstance(rule, dict):
+        if str(at) not in rule:
+            raise UserError(f"axes.{axis}: has nothing for '{at}'; {nearest(str(at), rule)}")
+        return rule[str(at)]
+    templates = [rule] if isinstance(rule, str) else rule
+    return dict(read_assignment(template.format(at)) for template in templates)
+
+
+def _files(paper: str) -> dict[str, Traversable]:
+    folder = files("fedloom") / "recipes" / paper
+    found = (entry for entry in folder.iterdir() if entry.name.endswith(".yaml") and entry.name != "setting.yaml")
+    return {entry.name.removesuffix(".yaml"): entry for entry in found}
+
+
+def _percent(figure: Figure, unit: str) -> float | None:
+    if figure is None or isinstance(figure, str):
+        return None
+    return round(100 * figure, 4) if unit == "share" else figure
