@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="that count; one more goes before them")
     parser.add_argument("--workers", type=int, default=2, help="of the engine `processes`")
     parser.add_argument("--busy", action="store_true", help="keep one core busy with something else meanwhile")
+    parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS), metavar="CONTESTANT")
     parser.add_argument("--contestant", choices=CONTESTANTS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -54,11 +55,11 @@ def contest(options: argparse.Namespace) -> None:
         name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
     }
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if options.busy else None
-    told: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTESTANTS}
+    told: dict[str, list[dict[str, Any]]] = {name: [] for name in options.only}
     running: dict[str, subprocess.Popen[str]] = {}
     with tempfile.TemporaryDirectory(prefix="fedloom-benchmark-") as folder:
         try:
-            for name in CONTESTANTS:
+            for name in options.only:
                 command = [sys.executable, __file__, *sys.argv[1:], "--contestant", name, "--out", f"{folder}/{name}"]
                 running[name] = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -68,13 +69,14 @@ def contest(options: argparse.Namespace) -> None:
                 for name, process in running.items():
                     told[name].append(ask(process))
                 print(f"round {round}: " + ", ".join(f"{told[n][-1]['seconds']:.2f}" for n in told), file=sys.stderr)
-            same = final_weights(Path(folder), running)
+            same = final_weights(Path(folder), running) if {"inline", "processes"} <= running.keys() else None
         finally:
             for process in [*running.values(), *([busy] if busy else [])]:
                 process.kill()
                 process.wait()
     table(told, options)
-    print(f"final weights of inline and processes: {'bit-identical' if same else 'DIFFERENT'}")
+    if same is not None:
+        print(f"final weights of inline and processes: {'bit-identical' if same else 'DIFFERENT'}")
 
 
 def ask(process: "subprocess.Popen[str]") -> dict[str, Any]:
@@ -110,16 +112,18 @@ def table(told: dict[str, list[dict[str, Any]]], options: argparse.Namespace) ->
     seconds = {name: statistics.median(r["seconds"] for r in rounds) for name, rounds in counted.items()}
     print(
         f"FedAvg, {options.clients} clients sized by Dir(0.1), CNN2 on 28×28×1, batch {BATCH}, "
-        f"{told['inline'][0]['images']} images a round; median of {options.rounds} rounds, contestants in turns"
+        f"{told[options.only[0]][0]['images']} images a round; median of {options.rounds} rounds, contestants in turns"
         + ("; another process keeps a core busy" if options.busy else "")
     )
     head = ("", "s/round", "client steps/s", "img/s", "× plain", "fastest–slowest", "threads", "loss")
     print("{:<26}{:>9}{:>16}{:>8}{:>9}{:>17}{:>9}{:>7}".format(*head))
+    plain = seconds.get("plain loop")
     for name, rounds in counted.items():
+        ratio = "–" if plain is None else f"{plain / seconds[name]:.2f}"
         each = [r["seconds"] for r in rounds]
         print(
             f"{name:<26}{seconds[name]:>9.2f}{rounds[0]['steps'] / seconds[name]:>16.0f}"
-            f"{rounds[0]['images'] / seconds[name]:>8.0f}{seconds['plain loop'] / seconds[name]:>9.2f}"
+            f"{rounds[0]['images'] / seconds[name]:>8.0f}{ratio:>9}"
             f"{f'{min(each):.2f}–{max(each):.2f}':>17}{rounds[0]['threads']:>9}{rounds[-1]['loss']:>7.3f}"
         )
 
@@ -164,7 +168,8 @@ def steps(size: int, *, joined: bool) -> int:
 
 
 def fedloom_run(dataset: Any, federation: Any, options: argparse.Namespace, tell: Callable[..., None]) -> None:
-    from fedloom import Experiment, Recipe, Task
+    from fedloom import Experiment, Recipe, Task, objectives
+    from fedloom.models import Factory
 
     recipe = Recipe.parse(
         {
@@ -187,7 +192,11 @@ def fedloom_run(dataset: Any, federation: Any, options: argparse.Namespace, tell
         input()
 
     input()
-    Experiment(recipe, task=Task(dataset, federation, "cnn2", {"dropout": DROPOUT}), on_round=on_round).run()
+    Experiment(
+        recipe,
+        task=Task(dataset, federation, Factory("cnn2", {"dropout": DROPOUT}), objectives.get("labels")),
+        on_round=on_round,
+    ).run()
 
 
 def plain_loop(dataset: Any, federation: Any, rounds: int, tell: Callable[..., None]) -> None:

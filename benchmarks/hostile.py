@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.2)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--workers", type=int, default=2, help="runs at a time")
+    parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES), metavar="RULE")
     options = parser.parse_args()
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
         table(options, pool)
@@ -57,11 +58,11 @@ def table(options: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
     print(f"{'':<24}" + "".join(f"{m if s == options.strengths[0] else '':^17}" for m, s in columns))
     print(f"{'':<24}" + "".join(f"{f's = {s:g}' if s else 'no attack':^17}" for _, s in columns))
     running = {
-        (label, *column): [pool.submit(accuracy, options, *column, rule, seed) for seed in options.seeds]
-        for label, rule in RULES.items()
+        (label, *column): [pool.submit(accuracy, options, *column, RULES[label], seed) for seed in options.seeds]
+        for label in options.rules
         for column in columns
     }
-    for label in RULES:
+    for label in options.rules:
         cells = []
         for column in columns:
             found = [100 * run.result() for run in running[label, *column]]

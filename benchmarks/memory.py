@@ -51,8 +51,9 @@ def measure(method: str, clients: int, rounds: int, budget: int) -> dict[str, An
     import numpy as np
     import torch
 
-    from fedloom import Experiment, Recipe, Task
+    from fedloom import Experiment, Recipe, Task, objectives
     from fedloom.data import Dataset, Federation
+    from fedloom.models import Factory
 
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
@@ -66,7 +67,7 @@ def measure(method: str, clients: int, rounds: int, budget: int) -> dict[str, An
         recipe = Recipe.parse(
             {
                 "method": method,
-                "training": {"rounds": rounds, "fraction": PER_ROUND / clients},
+                "training": {"rounds": rounds, "fraction": min(1, PER_ROUND / clients)},
                 "evaluation": {"every": rounds, "clients": 20},
                 "storage": {"memory_mb": budget, "personal_models": False},
                 "engine": {"name": "inline", "device": "cpu"},
@@ -75,9 +76,11 @@ def measure(method: str, clients: int, rounds: int, budget: int) -> dict[str, An
         )
         before = resident("VmRSS")
         experiment = Experiment(
-            recipe, task=Task(dataset, federation), on_round=lambda record: seconds.append(record["train_seconds"])
+            recipe,
+            task=Task(dataset, federation, Factory("mlp"), objectives.get("labels")),
+            on_round=lambda record: seconds.append(record["train_seconds"]),
         )
-        drawn = {client for round in range(1, rounds + 1) for client in experiment._sample(round)}
+        drawn = {client for round in range(1, rounds + 1) for client in experiment.sampling.draw(round)}
         experiment.run()
     model = 4 * ((784 + 1) * 128 + (128 + 1) * 64 + (64 + 1) * 10) / 1e6
     return {

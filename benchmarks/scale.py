@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.memory import resident
 
+ROOT = Path(__file__).resolve().parents[1]
 PER_ROUND, EACH, EVALUATED, BUDGET_MB = 50, 40, 200, 16
 
 
@@ -30,6 +31,12 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000, 100_000])
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--methods", nargs="+", help="of clients and bytes; fedavg and local, and all, if not given")
+    parser.add_argument("--engines", nargs="+", default=["inline", "processes", "ray"])
+    parser.add_argument("--models", nargs="+", default=["mlp", "cnn2"], help="of engines")
+    parser.add_argument("--turns", type=int, default=7, help="of engines; the first does not count")
+    parser.add_argument("--megabytes", type=int, default=100, help="of server's messages")
+    parser.add_argument("--messages", type=int, nargs="+", default=[4, 16, 64], help="of server")
     parser.add_argument("--one", nargs=2, metavar=("METHOD", "CLIENTS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -44,10 +51,12 @@ def clients(options: argparse.Namespace) -> None:
     print(f"{options.rounds} rounds of {PER_ROUND} clients, mlp, {BUDGET_MB} MB of RAM for clients' memory; MB")
     head = ("method", "clients", "seen", "data", "deal s", "start s", "ms/round", "peak RSS", "above data")
     print("{:<8}{:>9}{:>7}{:>8}{:>8}{:>9}{:>10}{:>10}{:>12}".format(*head))
-    for method in ("fedavg", "local"):
+    for method in options.methods or ("fedavg", "local"):
         for number in options.clients:
             command = [sys.executable, "-m", "benchmarks.scale", "--rounds", str(options.rounds)]
-            done = subprocess.run([*command, "--one", method, str(number)], stdout=subprocess.PIPE, check=True)
+            done = subprocess.run(
+                [*command, "--one", method, str(number)], cwd=ROOT, stdout=subprocess.PIPE, check=True
+            )
             row = json.loads(done.stdout)
             print(
                 f"{method:<8}{number:>9}{row['seen']:>7}{row['data']:>8.1f}{row['deal']:>8.1f}{row['start']:>9.2f}"
@@ -64,8 +73,9 @@ def measure(method: str, clients: int, rounds: int) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from fedloom import Experiment, Recipe, Task
+    from fedloom import Experiment, Recipe, Task, objectives
     from fedloom.data import Dataset, federate
+    from fedloom.models import Factory
 
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
@@ -81,7 +91,7 @@ def measure(method: str, clients: int, rounds: int) -> dict[str, Any]:
         recipe = Recipe.parse(
             {
                 "method": method,
-                "training": {"rounds": rounds, "fraction": PER_ROUND / clients},
+                "training": {"rounds": rounds, "fraction": min(1, PER_ROUND / clients)},
                 "evaluation": {"every": rounds, "clients": EVALUATED},
                 "storage": {"memory_mb": BUDGET_MB, "personal_models": False},
                 "engine": {"name": "inline", "device": "cpu"},
@@ -91,9 +101,14 @@ def measure(method: str, clients: int, rounds: int) -> dict[str, Any]:
         forget_the_peak()
         before = resident("VmRSS")
         begun = process_time()
-        experiment = Experiment(recipe, task=Task(dataset, federation), on_round=lambda _: ends.append(process_time()))
-        drawn = {client for round in range(1, rounds + 1) for client in experiment._sample(round)}
+        experiment = Experiment(
+            recipe,
+            task=Task(dataset, federation, Factory("mlp"), objectives.get("labels")),
+            on_round=lambda _: ends.append(process_time()),
+        )
+        drawn = {client for round in range(1, rounds + 1) for client in experiment.sampling.draw(round)}
         experiment.run()
+    laps = [end - start for start, end in pairwise(ends)]
     positions = sum(part.nbytes for part in (*federation.train, *federation.test))
     return {
         "before": before,
@@ -102,7 +117,7 @@ def measure(method: str, clients: int, rounds: int) -> dict[str, Any]:
         "seen": len(drawn),
         "deal": deal,
         "start": ends[0] - begun,
-        "round": 1000 * statistics.median(after - before for before, after in pairwise(ends[:-1])),
+        "round": 1000 * statistics.median(laps[:-1] or laps or [ends[0] - begun]),  # the last round evaluates
     }
 
 
@@ -133,25 +148,26 @@ def engines(options: argparse.Namespace) -> None:
     labels = torch.from_numpy(rng.integers(0, 10, 4000))
     dataset = Dataset("synthetic", images, labels, torch.zeros(4000, dtype=torch.bool), tuple("0123456789"))
     print(f"rounds of {PER_ROUND} clients of 64 images, {cores()} workers; rounds/s, and as a share of processes'")
-    print("{:<8}{:>14}{:>16}{:>16}{:>16}".format("model", "message MB", "inline", "processes", "ray"))
-    for model in ("mlp", "cnn2"):
+    names = options.engines  # processes before Ray has threads: they are forked
+    print(f"{'model':<8}{'message MB':>14}" + "".join(f"{name:>16}" for name in names))
+    for model in options.models:
         held = [np.arange(i * 64, i * 64 + 64) for i in range(PER_ROUND)]
         task = Task(dataset, Federation(held, held), Factory(model), objectives.get("labels"))
         setup = Setup(task, get("fedavg"), Training(batch_size=16), 0)
-        names = ("inline", "processes", "ray")  # processes before Ray has threads: they are forked
         made = {name: make_engine(setup, EngineSettings(name=name, device="cpu")) for name in names}
-        message = Message(made["inline"].server_workspace.initial)
+        message = Message(made[names[0]].server_workspace.initial)
         jobs = [Job("update", 1, message, client=client) for client in range(PER_ROUND)]
         taken: dict[str, list[float]] = {name: [] for name in names}
-        for _ in range(7):
+        for _ in range(options.turns):
             for name, engine in made.items():
                 begun = perf_counter()
                 assert all(result.error is None for result in engine.run(jobs))
                 taken[name].append(perf_counter() - begun)
         for engine in made.values():
             engine.close()
-        rate = {name: 1 / statistics.median(times[1:]) for name, times in taken.items()}
-        cells = "".join(f"{rate[name]:>9.2f} ({rate[name] / rate['processes']:.2f})" for name in names)
+        rate = {name: 1 / statistics.median(times[1:] or times) for name, times in taken.items()}
+        base = rate.get("processes", rate[names[0]])
+        cells = "".join(f"{rate[name]:>9.2f} ({rate[name] / base:.2f})" for name in names)
         print(f"{model:<8}{message.nbytes / 1e6:>14.2f}{cells}", flush=True)
 
 
@@ -165,7 +181,7 @@ def bytes_of_methods(options: argparse.Namespace) -> None:
     print("bytes of a client in a round (digits, 10 classes, mlp); θ = ϕ + π; Ω̄: a mean representation per class")
     print("{:<13}{:>9}{:>9}  {:<26}{:>9}{:>9}".format("method", "up", "down", "formula", "bytes", "beside"))
     with tempfile.TemporaryDirectory(prefix="fedloom-benchmark-") as folder:
-        for name in sorted(REGISTRY):
+        for name in sorted(options.methods or REGISTRY):
             recipe = Recipe.parse(
                 {
                     "method": name, "data": {"name": "digits", "clients": 4, "partition": "iid", "limit": 200},
@@ -213,30 +229,34 @@ FORMULAS: dict[str, tuple[str, dict[str, int]]] = {
 def server(options: argparse.Namespace) -> None:
     import torch
 
-    from fedloom import Task
+    from fedloom import Task, objectives
     from fedloom.core.message import Message
     from fedloom.core.server import Server
     from fedloom.core.training import Training
     from fedloom.core.workspace import Setup, Workspace
     from fedloom.data import federate, load
     from fedloom.methods import get
+    from fedloom.models import Factory
 
     torch.set_num_threads(1)
     digits = load("digits")
-    task = Task(digits, federate(digits, clients=4, partition="iid", seed=0))
+    task = Task(digits, federate(digits, clients=4, partition="iid", seed=0), Factory("mlp"), objectives.get("labels"))
     home = Server(Workspace(Setup(task, get("fedavg"), Training(), 0)), federation=4)
-    source = {f"layer.{i}": torch.rand(2_500_000) for i in range(10)}
-    size = 100_000_000
-    print("averaging messages of 100 MB, made one by one; one core")
+    source = {f"layer.{i}": torch.rand(options.megabytes * 25_000) for i in range(10)}
+    size = options.megabytes * 1_000_000
+    print(f"averaging messages of {options.megabytes} MB, made one by one; one core")
     print("{:>9}{:>15}{:>9}{:>14}".format("messages", "CPU s/message", "GB/s", "above, MB"))
     before = resident("VmRSS")
-    for count in (4, 16, 64):
+    for count in options.messages:
         forget_the_peak()
         begun = process_time()
         home.average(Message({n: t.clone() for n, t in source.items()}, samples=3) for _ in range(count))
         each = (process_time() - begun) / count
         print(f"{count:>9}{each:>15.3f}{size / 1e9 / each:>9.2f}{resident('VmHWM') - before:>14.0f}", flush=True)
-    print("above: peak RSS less that before the first; a message itself is 100 MB of it, and the mean another")
+    print(
+        "above: peak RSS less that before the first; "
+        f"a message itself is {options.megabytes} MB of it, and the mean another"
+    )
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {

@@ -34,12 +34,13 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["fedavg", "fedcrl"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--forms", nargs="+", metavar="UP/DOWN", default=["/".join(form) for form in FORMS])
     options = parser.parse_args()
     print(f"digits, 20 clients by Dir(0.1), {options.rounds} rounds; mean ± std over seeds {options.seeds}")
     print(f"{'method':<8} {'up':<10} {'down':<6} {'bytes up':>9} {'bytes down':>11} {'× smaller':>10}   accuracy %")
     for method in options.methods:
         whole = 0
-        for up, down in FORMS:
+        for up, down in (form.split("/") for form in options.forms):
             runs = [summary(method, up, down, seed, options.rounds) for seed in options.seeds]
             sent, got = runs[0]["up_bytes"], runs[0]["down_bytes"]
             whole = whole or sent + got

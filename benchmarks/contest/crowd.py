@@ -48,7 +48,7 @@ def run(method: str, clients: int, name: str, device: str, lanes: int | None, sc
         experiment.run()
     return {
         "clients": clients,
-        "seen": len({client for round in range(1, ROUNDS + 1) for client in experiment._sample(round)}),
+        "seen": len({client for round in range(1, ROUNDS + 1) for client in experiment.sampling.draw(round)}),
         "seconds": seconds,
         "memory": clock.memory(),
         "allocated": torch.cuda.max_memory_allocated() / 1e9 if device == "cuda" else None,

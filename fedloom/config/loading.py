@@ -16,7 +16,7 @@ from fedloom.core.errors import UserError, nearest
 def shipped() -> dict[str, Traversable]:
     """Recipes that come with the package, by name: `demo`, `sweeps/fedintr-mu`, and each paper's common setting.
 
-    The other files in a paper's folder are its tables (`fedloom.reproduction`).
+    The other files in a paper's folder are its tables (`fedloom.studies`).
     """
     return dict(sorted(_recipes(files("fedloom") / "studies" / "recipes")))
 

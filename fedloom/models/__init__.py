@@ -2,8 +2,8 @@
 
 from fedloom.core.registry import import_all
 from fedloom.core.task import Shape
-from fedloom.models.base import MODELS, Factory, SplitModel, check, register, tapped
+from fedloom.models.base import MODELS, Factory, SplitModel, build, check, register, tapped
 
 import_all(__name__)
 
-__all__ = ["MODELS", "Factory", "Shape", "SplitModel", "check", "register", "tapped"]
+__all__ = ["MODELS", "Factory", "Shape", "SplitModel", "build", "check", "register", "tapped"]

@@ -105,6 +105,11 @@ class Factory:
         return network(shape, classes, **options)
 
 
+def build(name: str, *, shape: Shape, classes: int, **options: Any) -> SplitModel:
+    """A network by name: `build("mlp", shape=(1, 8, 8), classes=10, hidden=32)`."""
+    return Factory(name, options)(shape, classes)
+
+
 def check(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a network, validated before anything is built."""
     return validated(declared(MODELS.find(name)), options, "model", name)

@@ -238,7 +238,7 @@ def _fields(axis: str, rule: Axis, at: str | float) -> dict[str, Any]:
 
 
 def _files(paper: str) -> dict[str, Traversable]:
-    folder = files("fedloom") / "recipes" / paper
+    folder = files("fedloom") / "studies" / "recipes" / paper
     found = (entry for entry in folder.iterdir() if entry.name.endswith(".yaml") and entry.name != "setting.yaml")
     return {entry.name.removesuffix(".yaml"): entry for entry in found}
 

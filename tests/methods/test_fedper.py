@@ -18,7 +18,7 @@ from fedloom.core.training import Training
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get
 from fedloom.models import Factory, SplitModel
-from fedloom.models.base import _registry, register
+from fedloom.models.base import MODELS, register
 
 
 def lane_of(method="fedper", task=None, **parameters):
@@ -41,7 +41,7 @@ def headless():
             self.head = nn.Identity()
 
     yield replace(tiny_task(), network=Factory("headless"))
-    del _registry["headless"]
+    del MODELS["headless"]
 
 
 def test_with_an_empty_head_it_is_fedavg_bit_for_bit(headless):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedloom.core.errors import UserError
-from fedloom.models import build, models, tapped
+from fedloom.models import MODELS, build, tapped
 
 torch.set_num_threads(1)
 
@@ -79,7 +79,7 @@ SHAPES = {
 
 
 def test_every_network_is_in_the_table_of_shapes():
-    assert set(SHAPES) == set(models())
+    assert set(SHAPES) == set(MODELS)
 
 
 @pytest.mark.parametrize(("name", "shape"), [(name, shape) for name in SHAPES for shape in SHAPES[name]])

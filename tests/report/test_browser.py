@@ -126,6 +126,48 @@ def test_dark_follows_the_system_and_a_narrow_page_does_not_overflow(browser, re
     tab.page.close()
 
 
+COVERED = """
+() => [...document.querySelectorAll(".plot")].flatMap((plot) => {
+  plot.scrollIntoView({ block: "center", behavior: "instant" });
+  const layer = plot.querySelector(".nsewdrag"), area = layer.getBoundingClientRect();
+  const steps = [0.005, ...Array.from({ length: 19 }, (_, i) => (i + 1) / 20), 0.995];
+  const above = (right, down) => {
+    const all = document.elementsFromPoint(area.x + right * area.width, area.y + down * area.height);
+    return all.includes(layer) ? all.slice(0, all.indexOf(layer)) : [document.documentElement];
+  };
+  const found = steps.flatMap((right) => steps.flatMap((down) => above(right, down)))
+    .filter((element) => element.closest(".main-svg")?.closest(".plot") !== plot);
+  return [...new Set(found)].map((element) => `${plot.id}: ${element.tagName} ${element.className}`);
+})
+"""
+"""What lies over the plot area of a chart, visible or not, and is no part of its drawing."""
+
+TOOLS = """
+() => [...document.querySelectorAll(".plot .modebar")].map((bar) => ({
+  buttons: [...bar.querySelectorAll(".modebar-btn")].map((button) => button.dataset.title),
+  behind: [...new Set([bar, ...bar.querySelectorAll("*")].map((part) => getComputedStyle(part).backgroundColor))],
+}))
+"""
+"""The buttons of every chart, and the colours behind them."""
+
+
+@pytest.mark.parametrize(
+    "screen", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 800}, "has_touch": True}]
+)
+def test_nothing_covers_data(browser, report, screen):
+    tab = Tab(browser, report.as_uri(), **screen)
+    tab.page.add_style_tag(content="* { pointer-events: auto !important }")  # elementsFromPoint skips what has none
+    assert tab.page.evaluate(COVERED) == []
+    tools = tab.page.evaluate(TOOLS)
+    assert len(tools) == tab.page.locator(".plot").count() > 12
+    for tool in tools:  # they show while the pointer is over the chart, and always on a touch screen
+        assert tool == {
+            "buttons": ["Download plot as a PNG", "Zoom", "Pan", "Reset axes"],
+            "behind": ["rgba(0, 0, 0, 0)"],
+        }
+    tab.page.close()
+
+
 def test_a_watched_run_grows_and_its_page_outlives_the_server(browser, tmp_path):
     run = write_run(tmp_path / "run", history=[evaluated(1, 0.5)], rounds=3)
     with Live([run], insights=Insights(unfinished=False)) as live:

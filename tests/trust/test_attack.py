@@ -6,8 +6,7 @@ from tiny import same_state, tiny_run, tiny_task, without_times
 
 from fedloom.core.errors import UserError
 from fedloom.core.message import Message
-from fedloom.trust.attack import Attack, AttackSettings
-from fedloom.trust.sections import Trust
+from fedloom.trust.attack import Attack, AttackSettings, FalsifyMessages
 
 
 def attack(kind="signflip", clients=10, share=0.2, seed=0, **settings) -> Attack:
@@ -66,14 +65,14 @@ def test_the_record_counts_the_hostile_of_a_round_and_engines_agree():
 
 
 def test_the_median_stays_among_the_honest_where_the_mean_does_not(monkeypatch):
-    plain, sent = Trust.run, {}
+    plain, sent = FalsifyMessages.run, {}
 
-    def listening(trust, engine, jobs):
-        for result in plain(trust, engine, jobs):
+    def listening(middleware, jobs):
+        for result in plain(middleware, jobs):
             sent[result.client] = result.message
             yield result
 
-    monkeypatch.setattr(Trust, "run", listening)
+    monkeypatch.setattr(FalsifyMessages, "run", listening)
     shouting = {
         "attack": {"kind": "signflip", "share": 0.17, "strength": 1e4},
         "training__fraction": 1.0, "training__rounds": 1,

@@ -19,8 +19,8 @@ VARIABLE = "_FEDLOOM_COMPLETE"
 """Set by the shell when it asks for completions."""
 FLAGS = {"--help", "--show-completion", "--install-completion"}
 GROUPS = ("fedloom.methods", "fedloom.models", "fedloom.datasets", "fedloom.objectives")
-PACKAGE = Path(__file__).parents[1]
-FOLDERS = ("cli", "recipes", "methods", "models", "objectives", "engines", "data", "use", "completion")
+PACKAGE = Path(__file__).parents[2]
+FOLDERS = ("cli", "studies/recipes", "methods", "models", "objectives", "engines", "data", "inference")
 """Where commands, their flags and the names that they offer come from."""
 
 

@@ -71,11 +71,14 @@ function axis(described, length, values) {
   return { ...base, tickvals: at, ticktext: at.map((i) => described.labels[i]), range: [-0.6, described.labels.length - 0.4], showgrid: described.labels.length < 60, tickangle: 0 };
 }
 
+const TOOLS = 22; // pixels more above the plot area, for Plotly's buttons: they would cover data
+
 function draw(element, figure) {
   const narrow = element.clientWidth < 420;
   const layout = {
-    height: figure.square ? Math.min(element.clientWidth, 320) : figure.height, margin: { l: 8, r: 10, t: 8, b: 8 }, hovermode: "closest", barmode: "group", bargap: 0.25,
+    height: (figure.square ? Math.min(element.clientWidth, 320) : figure.height) + TOOLS, margin: { l: 8, r: 10, t: 8 + TOOLS, b: 8 }, hovermode: "closest", barmode: "group", bargap: 0.25,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: "zoom",
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") }, // Plotly's own choice is a dark box
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--soft") },
     hoverlabel: { bgcolor: css("--paper"), bordercolor: css("--line"), font: { color: css("--ink"), size: 12 }, align: "left" },
     xaxis: axis(figure.x, narrow ? 10 : 22, figure.marks.flatMap((marks) => marks.x)), yaxis: axis(figure.y, 34),
@@ -140,7 +143,7 @@ function tableOf(table) {
 
 function figureOf(figure) {
   const element = figures.get(figure.name)?.element ?? make("div", { class: "plot", id: `plot-${figure.name}` });
-  element.style.minHeight = `${figure.square ? 240 : figure.height}px`;
+  element.style.minHeight = `${(figure.square ? 240 : figure.height) + TOOLS}px`;
   figures.set(figure.name, { element, figure });
   const whole = make("figure", figure.wide ? { class: "wide" } : {}, make("h3", {}, figure.title), element);
   if (figure.note) whole.append(make("figcaption", {}, figure.note));

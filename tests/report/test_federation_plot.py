@@ -5,7 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedloom.data import Dataset, federate, plot_federation
+from fedloom.data import Dataset, federate
+from fedloom.report.federation_plot import plot_federation
 
 
 def make(classes: int, styles: int) -> Dataset:

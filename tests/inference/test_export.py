@@ -15,7 +15,7 @@ from fedloom import UserError, methods, objectives
 from fedloom.core.task import ImageFormat
 from fedloom.inference.export import describe, export
 from fedloom.inference.trained_model import TrainedModel, blank_workspace
-from fedloom.models import Factory, models
+from fedloom.models import MODELS, Factory
 
 
 def trained_network(name: str) -> TrainedModel:
@@ -43,7 +43,7 @@ def onnx_logits(path: Path, images: np.ndarray) -> np.ndarray:
     return np.asarray(session.run(None, {"images": images})[0])
 
 
-@pytest.mark.parametrize("name", sorted(set(models()) - {"resnet34"}))  # 34 is 18 with more of the same blocks
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"resnet34"}))  # 34 is 18 with more of the same blocks
 def test_every_network_gives_the_same_logits_in_onnxruntime(name: str, tmp_path: Path) -> None:
     model = trained_network(name)
     assert export(model, "onnx", tmp_path / "m.onnx") < 1e-4

@@ -13,7 +13,7 @@ from fedloom.cli.completion import outline
 from fedloom.cli.completion.commands import outline_of
 from fedloom.cli.completion.offers import matching
 from fedloom.engines import ENGINES
-from fedloom.models import models
+from fedloom.models import MODELS
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_names_are_completed_as_they_are_registered(capsys, monkeypatch):
     assert tab("fedloom run --method fedp") == sorted(name for name in methods.METHODS if name.startswith("fedp"))
     assert tab("fedloom methods scaf") == ["scaffold"]
     assert tab("fedloom compare --methods local,fedavg,fedpro") == ["local,fedavg,fedproto", "local,fedavg,fedprox"]
-    assert set(tab("fedloom run --model ")) == set(models())
+    assert set(tab("fedloom run --model ")) == set(MODELS)
     assert set(tab("fedloom run --engine ")) == {"auto", *ENGINES}
     assert tab("fedloom run --data mnist-") == ["mnist-m"]
     assert tab("fedloom sweep sweeps/fedi") == ["sweeps/fedintr-mu"]

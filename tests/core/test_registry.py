@@ -167,7 +167,7 @@ def test_a_run_goes_on_with_its_file_from_another_folder(tmp_path, monkeypatch):
     path = stopped_run(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    resumed = fedloom.Experiment(fedloom.api.recipe_of(path, {}), task=tiny_task())
+    resumed = fedloom.Experiment(fedloom.runs.run.recipe_of(path, {}), task=tiny_task())
     resumed.run(resume=True)
     assert without_times(resumed.history) == without_times(whole.history)
 
@@ -176,7 +176,7 @@ def test_a_run_whose_file_changed_says_so_and_one_whose_file_is_gone_stops(tmp_p
     Path("mine.py").write_text(METHOD)
     path = stopped_run(tmp_path)
     Path("mine.py").write_text(METHOD + "# changed\n")
-    fedloom.Experiment(fedloom.api.recipe_of(path, {}), task=tiny_task()).run(resume=True)
+    fedloom.Experiment(fedloom.runs.run.recipe_of(path, {}), task=tiny_task()).run(resume=True)
     assert f"{tmp_path / 'mine.py'} is sha256 " in caplog.text
     assert "numbers may differ" in caplog.text
     Path("mine.py").unlink()

@@ -26,7 +26,7 @@ def stopped_and_resumed(log):
     experiment = tiny_experiment("fedavg", log=log, out="run", on_round=die, storage__checkpoint_every=2)
     with pytest.raises(RuntimeError, match="power cut"):
         experiment.run()
-    fedloom.Experiment(fedloom.api.recipe_of("run", {}), task=tiny_task()).run(resume=True)
+    fedloom.Experiment(fedloom.runs.run.recipe_of("run", {}), task=tiny_task()).run(resume=True)
     return [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
 
 
