@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom import cli
+from fedloom.cli import commands
 from fedloom.cli.completion.commands import outline_of
 
 ROOT = Path(__file__).parent.parent
@@ -24,7 +24,7 @@ def shown(page: Path) -> list[list[str]]:
 
 def flags() -> dict[str, set[str]]:
     """Of every command, `data plot` by both words."""
-    outline = outline_of(cli.app)
+    outline = outline_of(commands.app)
     found = [(one["name"], one) for one in outline["commands"]]
     found += [(f"{name} {one['name']}", one) for name, group in outline["groups"].items() for one in group["commands"]]
     return {name: {flag for told in one["parameters"] for flag in told["names"]} | {"--help"} for name, one in found}
@@ -33,7 +33,7 @@ def flags() -> dict[str, set[str]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_on_a_page_exist(page):
     known = flags()
-    groups = {group.name for group in cli.app.registered_groups}
+    groups = {group.name for group in commands.app.registered_groups}
     for words in shown(page):
         if words[0] in ("--install-completion", "--show-completion", "--help"):
             continue

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from fedloom import cli
+from fedloom.cli import commands
 
 README = Path(__file__).parent.parent / "README.md"
 PROMISES = README.parent / "docs" / "promises.md"
@@ -44,7 +44,9 @@ def test_the_papers_figures_and_ours_are_those_that_are_stored():
     assert len(rows) >= 5
     for paper, here, command in rows:
         results = ["--results", str(README.parent / "docs" / "reproduction"), "--json"]
-        said = CliRunner(env={"FEDLOOM_DATA": "nowhere"}).invoke(cli.app, ["reproduce", *command.split(), *results])
+        said = CliRunner(env={"FEDLOOM_DATA": "nowhere"}).invoke(
+            commands.app, ["reproduce", *command.split(), *results]
+        )
         assert said.exception is None, said.output
         cells = [cell for cell in json.loads(said.stdout.splitlines()[-1])["cells"] if "what" not in cell["column"]]
         shown = [", ".join(f"{cell[key]:.2f}" for cell in cells) for key in ("paper", "here")]

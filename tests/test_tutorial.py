@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedloom import cli
+from fedloom.cli import commands
 from fedloom.methods import METHODS as REGISTRY
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -39,7 +39,7 @@ def test_every_block_works_in_order(monkeypatch):
             for line in text.splitlines():
                 program, *arguments = shlex.split(_shorter(line))
                 if program == "fedloom":
-                    result = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
+                    result = CliRunner().invoke(commands.app, arguments, catch_exceptions=False)
                     assert result.exit_code == 0, result.output
                     said.append(result.stdout)
                 else:

@@ -12,13 +12,14 @@ from sklearn.datasets import load_digits
 from typer.testing import CliRunner, Result
 
 from fedloom import cli
+from fedloom.cli import commands
 
 DIGITS = load_digits()
 PIXELS = np.rint(DIGITS.images * (255 / 16)).astype(np.uint8)
 
 
 def invoke(*arguments: Any, code: int = 0) -> Result:
-    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    result = CliRunner().invoke(commands.app, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == code

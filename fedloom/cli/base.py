@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from inspect import cleandoc
 from typing import Any
@@ -13,6 +13,7 @@ from rich.console import Console
 from fedloom.config.recipe import Recipe
 from fedloom.core.registry import short
 from fedloom.core.signals import Interrupted
+from fedloom.experiment.records import Summary
 from fedloom.experiment.run_folder import without_nan
 from fedloom.report.progress import RunProgress
 from fedloom.report.table import comparison_table
@@ -67,7 +68,7 @@ def watching() -> Iterator[Any]:
             progress.stop()
 
 
-def show(summaries: list[dict[str, Any]], as_json: bool, value: dict[str, Any]) -> None:
+def show(summaries: list[Summary], as_json: bool, value: Mapping[str, Any]) -> None:
     """A table, or JSON; and where everything is."""
     for note in dict.fromkeys(note for summary in summaries for note in summary["notes"]):
         err.print(f"note: {note}", highlight=False, markup=False)

@@ -34,6 +34,7 @@ from fedloom.cli.options import (
     Set,
     fields_of,
 )
+from fedloom.config.loading import raw_recipe
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.data import describe
@@ -41,7 +42,6 @@ from fedloom.experiment.build import make_task
 from fedloom.report.federation_plot import plot_federation
 from fedloom.report.ledger import ledger_lines
 from fedloom.report.methods import explain, list_one, method_info
-from fedloom.runs import compare as api
 from fedloom.trust.ledger import read_ledger
 
 data_app = typer.Typer(help="Look at data.", no_args_is_help=True)
@@ -116,7 +116,7 @@ def print_recipe(
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, seed=seed, engine=engine,
         out=out_dir,
     )  # fmt: skip
-    values = api.raw_recipe(recipe, fields)
+    values = raw_recipe(recipe, fields)
     comparison = {name: values.pop(name) for name in ("compare", "sweep") if name in values}
     resolved = Recipe.parse(values)
     if as_json:
@@ -150,7 +150,7 @@ def plot(
     Example: fedloom data plot --data digits --clients 20 --partition dirichlet:0.1 --to federation.png
     """
     fields = fields_of(set_, data=data, data_dir=data_dir, clients=clients, partition=partition, seed=seed)
-    values = api.raw_recipe(recipe, fields)
+    values = raw_recipe(recipe, fields)
     for several in ("compare", "sweep"):
         values.pop(several, None)
     task = make_task(Recipe.parse(values))

@@ -32,9 +32,13 @@ from fedloom.cli.options import (
 )
 from fedloom.cli.report import live_page
 from fedloom.cli.sweep import go_on
+from fedloom.config.loading import raw_recipe
 from fedloom.config.recipe import Recipe
 from fedloom.experiment.run_folder import RunFolder
-from fedloom.runs import compare as api
+from fedloom.runs.compare import compare as compare_methods
+from fedloom.runs.compare import holds_comparison, resume_comparison
+from fedloom.runs.run import recipe_of
+from fedloom.runs.run import run as run_one
 from fedloom.runs.sweep import holds_sweep
 
 
@@ -69,12 +73,12 @@ def run(
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, seed=seed, engine=engine,
         ray_address=ray_address, out=out_dir, log=log,
     )  # fmt: skip
-    resolved = Recipe.parse(api.raw_recipe(recipe, fields))
+    resolved = Recipe.parse(raw_recipe(recipe, fields))
     if watch:
         resolved = resolved.with_(out=str(resolved.out or RunFolder.fresh(Path("runs"), resolved.label)))
     with live_page(resolved.out if watch else None) as stay:
         with watching() as start:
-            summary = api.run(resolved, on_round=start(resolved), resume=resume)
+            summary = run_one(resolved, on_round=start(resolved), resume=resume)
         show([summary], as_json, summary)
         stay()
 
@@ -100,14 +104,14 @@ def resume(
     if holds_sweep(run_dir):
         go_on(run_dir, fields, as_json)
         return
-    if api.holds_comparison(run_dir):
+    if holds_comparison(run_dir):
         with watching() as start:
-            summaries = api.resume_comparison(run_dir, on_run=start, **fields)
+            summaries = resume_comparison(run_dir, on_run=start, **fields)
         show(summaries, as_json, {"runs": summaries, "run_dir": str(run_dir)})
         return
-    recipe = api.recipe_of(run_dir, fields)
+    recipe = recipe_of(run_dir, fields)
     with watching() as start:
-        summary = api.run(recipe, on_round=start(recipe), resume=True)
+        summary = run_one(recipe, on_round=start(recipe), resume=True)
     show([summary], as_json, summary)
 
 
@@ -142,5 +146,7 @@ def compare(
     )  # fmt: skip
     chosen = None if names is None else [name.strip() for name in names.split(",")]
     with watching() as start:
-        summaries = api.compare(recipe, methods=chosen, seeds=read_seeds(seeds), on_run=start, resume=resume, **fields)
+        summaries = compare_methods(
+            recipe, methods=chosen, seeds=read_seeds(seeds), on_run=start, resume=resume, **fields
+        )
     show(summaries, as_json, {"runs": summaries, "run_dir": str(Path(summaries[0]["run_dir"]).parent)})

@@ -27,6 +27,7 @@ from fedloom.cli.options import (
     fields_of,
     read_seeds,
 )
+from fedloom.experiment.records import Summary
 from fedloom.report.sweep import NOTE, by_setting, plot_sweep, sweep_table
 from fedloom.runs.sweep import SWEEP, read_over
 from fedloom.runs.sweep import sweep as run_sweep
@@ -82,7 +83,7 @@ def go_on(folder: Path, fields: dict[str, Any], as_json: bool) -> None:
     show_sweep(runs, as_json)
 
 
-def show_sweep(runs: list[dict[str, Any]], as_json: bool) -> None:
+def show_sweep(runs: list[Summary], as_json: bool) -> None:
     """The table, or JSON; the picture beside the runs."""
     folder = Path(runs[0]["run_dir"]).parent
     picture = folder / "sweep.png"

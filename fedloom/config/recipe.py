@@ -37,7 +37,7 @@ def _named(default: str | None = None) -> Callable[[Any], Any]:
 
     def read(value: Any) -> Any:
         value = {"name": value} if isinstance(value, str) else value
-        return {"name": default} | value if default and isinstance(value, Mapping) else value
+        return {"name": default} | dict(value) if default and isinstance(value, Mapping) else value
 
     return read
 

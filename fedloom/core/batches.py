@@ -34,7 +34,7 @@ class Plan:
         """All positions, step after step; a step's batches follow each other."""
         rows: np.ndarray = self.index.numpy()
         if len(rows) == 1:
-            return rows[0]
+            return rows.ravel()
         ends = np.cumsum(self.sizes)
         return np.concatenate([rows[:, end - size : end].ravel() for end, size in zip(ends, self.sizes, strict=True)])
 

@@ -8,7 +8,7 @@ count would be a wrong weight; so do tensors of fewer than 64 numbers in int8 an
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import AfterValidator, Field
@@ -17,9 +17,6 @@ from torch import Tensor
 from fedloom.core.checking import Section
 from fedloom.core.message import Message, MessageError, Signature, mismatch, signature
 from fedloom.core.state import State, under
-
-if TYPE_CHECKING:
-    from fedloom.core.method import Method
 
 MARK = "#"
 RESIDUAL = "wire/"
@@ -154,9 +151,9 @@ class WireSettings(Section):
 class Codec:
     """Both directions of one experiment."""
 
-    def __init__(self, settings: WireSettings, method: "Method"):
+    def __init__(self, settings: WireSettings, exact: tuple[str, ...] = ()):
         self.up, self.down = parse_encoding(settings.up), parse_encoding(settings.down, sparse=False)
-        self._exact = (*method.by.values(), *method.sums)
+        self._exact = exact
         self._forms: dict[Hashable, Signature] = {}
 
     def encode_down(self, message: Message) -> Message:

@@ -96,7 +96,8 @@ class Method:
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """What `update` minimises."""
-        return client.objective(client.model, batch)
+        loss: Tensor = client.objective(client.model, batch)
+        return loss
 
     def combine(self, server: Server, messages: Iterator[Message]) -> None:
         """What the server makes of a round's messages: a one-pass iterator, so that memory stays constant."""

@@ -33,7 +33,8 @@ def declared(thing: Callable[..., Any]) -> Declaration:
         hints = get_type_hints(thing, include_extras=True)
         return {f.name: (hints[f.name], ... if f.default is MISSING else f.default) for f in fields(thing)}
     parameters = [p for p in inspect.signature(thing).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    hints = get_type_hints(thing.__init__ if isinstance(thing, type) else thing, include_extras=True)
+    source: Any = getattr(thing, "__init__") if isinstance(thing, type) else thing  # noqa: B009
+    hints = get_type_hints(source, include_extras=True)
     return {p.name: _option(hints.get(p.name, Any), p.default) for p in parameters}
 
 

@@ -25,7 +25,7 @@ def pack(value: Any) -> Parcel:
 
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, value: Any) -> Any:
-            return _array(value) if type(value) is Tensor else super().reducer_override(value)
+            return _array(value) if type(value) is Tensor else cloudpickle.Pickler.reducer_override(self, value)
 
     buffers: list[memoryview] = []
 
@@ -36,7 +36,8 @@ def pack(value: Any) -> Parcel:
         return raw.nbytes <= SMALL
 
     file = io.BytesIO()
-    Pickler(file, protocol=5, buffer_callback=keep_inside).dump(value)
+    pickler: Any = Pickler
+    pickler(file, protocol=5, buffer_callback=keep_inside).dump(value)
     return [np.frombuffer(part, np.uint8) for part in (file.getbuffer(), *buffers)]
 
 

@@ -98,7 +98,7 @@ class Ray(Crew[_Worker]):
         """Of the server, here on a CPU; workers with GPUs have their own."""
         if self.settings.worker_gpus:
             return Precision(channels_last=self.settings.channels_last)
-        return super()._numbers()
+        return super()._precision()
 
     def _room(self) -> int:
         """Workers that the cluster has room for."""

@@ -37,7 +37,7 @@ class Watch(TorchDispatchMode):
     """
 
     def __init__(self, owned: list[Tensor]):
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self._owned = {storage(t) for t in owned}
         self._device = owned[0].device.type
         self._alive = owned  # a freed tensor's address could come back as somebody else's
@@ -98,7 +98,7 @@ class NoPythonReads(TorchFunctionMode):
 
 def storage(tensor: Tensor) -> int:
     """What identifies a tensor's memory."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def line() -> str:

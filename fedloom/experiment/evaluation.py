@@ -33,9 +33,17 @@ AWAY = ("dropped", "timed_out")
 class Evaluator:
     """Scores what a run has learnt; `scores` are the clients' of the last time."""
 
-    def __init__(self, recipe: Recipe, setup: Setup, server: Workspace, memory: Mapping[int, State], folder: RunFolder):
+    def __init__(
+        self,
+        recipe: Recipe,
+        setup: Setup,
+        method: Method,
+        server: Workspace,
+        memory: Mapping[int, State],
+        folder: RunFolder,
+    ):
         self.recipe, self.setup, self.server, self.memory, self.folder = recipe, setup, server, memory, folder
-        self.task, self.method = setup.task, setup.method
+        self.task, self.method = setup.task, method
         self.clients = _evaluated(recipe, setup.task)
         self.scores: list[Scores] = []
 

@@ -1,7 +1,7 @@
 """A run's log file, and the services that its rounds are also written to: TensorBoard, Weights & Biases."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
+from fedloom.experiment.records import RoundRecord
 
 LOGGER = logging.getLogger("fedloom")
 
@@ -31,9 +32,6 @@ def logging_to(path: Path) -> Iterator[None]:
         for handler in handlers:
             LOGGER.removeHandler(handler)
         to_file.close()
-
-
-Record = Mapping[str, Any]
 
 
 class Writer(Protocol):
@@ -117,7 +115,7 @@ class Writers:
     def __init__(self, recipe: Recipe, folder: Path):
         self._writers = [WRITERS[name](recipe, folder) for name in recipe.log]
 
-    def __call__(self, record: Record) -> None:
+    def __call__(self, record: RoundRecord) -> None:
         """Numbers of the record, lists and notes left out."""
         plain = {n: float(v) for n, v in record.items() if isinstance(v, int | float) and not isinstance(v, bool)}
         for writer in self._writers:

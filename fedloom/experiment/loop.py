@@ -101,9 +101,11 @@ class Experiment:
                 clients=self.remembered,
                 combination=self.trust.combination,
             )
-            self.evaluator = Evaluator(self.recipe, self.setup, engine.server_workspace, self.memory, self.folder)
+            self.evaluator = Evaluator(
+                self.recipe, self.setup, self.method, engine.server_workspace, self.memory, self.folder
+            )
             self.ledger = Ledger()
-            privacy = self.recipe.privacy and self.recipe.privacy.model_dump(mode="json")
+            privacy = None if self.recipe.privacy is None else self.recipe.privacy.model_dump(mode="json")
             self.ledger.describe(engine.server_workspace, models=self.recipe.storage.personal_models, privacy=privacy)
             self.checkpoints = Checkpoints(self.folder.path / "checkpoints")
             self._due = Due(self.recipe.storage.checkpoint_every, self.recipe.storage.checkpoint_seconds)
@@ -189,8 +191,8 @@ class Experiment:
             "up_bytes": 0 if self.method.pooled else round.bytes_up // max(1, round.answered),
             "down_bytes": traffic.bytes_down // max(1, traffic.sent),
             "failed": dict(sorted(round.failed.items())),
-            **self.trust.record(number, round.clients),
         }
+        self.trust.note(record, round.clients)
         if round.attempt:
             record["attempts"] = round.attempt + 1
         record["train_seconds"] = perf_counter() - start
@@ -242,15 +244,15 @@ class Experiment:
     def _finish(self, unshared: State) -> Summary:
         """Writes the last files of the run folder."""
         figures = summary_of(self.history, self.recipe.evaluation.summary, self.task.federation.notes)
-        summary: Summary = {
+        figures["seconds"] = self._seconds
+        run: Summary = {
             "method": self.method.name,
             "rounds": len(self.history),
             "seed": self.recipe.seed,
             "clients": self.task.clients,
-            **figures,
-            "seconds": self._seconds,
             "run_dir": str(self.folder.path),
         }
+        summary = run | cast(Summary, figures)
         self.folder.write_model("server", self.server.state)
         self.folder.write_model("initial", unshared)
         self.folder.write_lines("clients.jsonl", self.evaluator.rows())

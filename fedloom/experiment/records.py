@@ -64,15 +64,11 @@ class Best(TypedDict):
     personal_accuracy: float | None
 
 
-class Summary(Measures, total=False):
-    """summary.json: a run's figures by the rule of `evaluation.summary`."""
+class Figures(Measures, total=False):
+    """The part of a summary that comes out of the rounds' records."""
 
-    method: Required[str]
-    rounds: int
-    seed: int
-    clients: int
     summary: str
-    """The rule."""
+    """The rule of `evaluation.summary` by which the measures were taken."""
     best: Best
     up_bytes: int
     down_bytes: int
@@ -80,6 +76,15 @@ class Summary(Measures, total=False):
     epsilon: float
     notes: list[str]
     seconds: float
+
+
+class Summary(Figures, total=False):
+    """summary.json."""
+
+    method: Required[str]
+    rounds: int
+    seed: int
+    clients: int
     run_dir: str
     label: str
     """In a comparison or sweep: what tells this run apart."""
@@ -97,3 +102,9 @@ class ClientRow(TypedDict):
     right: list[int]
     total: list[int]
     loss: float
+
+
+def measure(record: RoundRecord | Figures | Summary, name: str) -> float | None:
+    """A number of a record by its name, for code that goes through several of them."""
+    value = record.get(name)
+    return float(value) if isinstance(value, int | float) else None

@@ -13,6 +13,7 @@ from fedloom.config.loading import read_yaml
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.task import Task
+from fedloom.experiment.records import Summary
 from fedloom.experiment.run_folder import RECIPE, finished, holds_run, versions
 
 FREE = ("engine", "storage", "out", "log", "data.dir", "sweep.parallel")
@@ -30,7 +31,7 @@ def stored_recipe(folder: Path) -> Recipe:
     return Recipe.parse(read_yaml(folder / RECIPE))
 
 
-def ended(recipe: Recipe, *, tell: bool = True) -> dict[str, Any] | None:
+def ended(recipe: Recipe, *, tell: bool = True) -> Summary | None:
     """The summary of the run in `recipe.out`, if it is finished; a run of another recipe is refused."""
     folder = recipe.out
     if folder is None or not holds_run(folder):

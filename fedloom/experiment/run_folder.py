@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save
@@ -19,6 +19,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.state import serialisable
 from fedloom.experiment.files import unwritable, write_whole
 from fedloom.experiment.lock import RunLock
+from fedloom.experiment.records import ClientRow, RoundRecord, Summary
 
 RECIPE, METRICS, SUMMARY = "recipe.yaml", "metrics.jsonl", "summary.json"
 PACKAGES = ("fedloom", "torch", "numpy", "scikit-learn", "safetensors", "pydantic")
@@ -66,7 +67,7 @@ class RunFolder:
         self.write_json("versions.json", versions())
         write_whole(self.path / RECIPE, recipe.encode())
 
-    def record(self, line: Mapping[str, Any]) -> None:
+    def record(self, line: RoundRecord) -> None:
         """One more round."""
         data = _line(line)
         try:
@@ -75,7 +76,7 @@ class RunFolder:
         except OSError as error:
             raise unwritable(self.path / METRICS, error) from error
 
-    def cut_back(self, history: Iterable[Mapping[str, Any]]) -> None:
+    def cut_back(self, history: Iterable[RoundRecord]) -> None:
         """These are the rounds so far; what was written after them is forgotten."""
         self._metrics.close()
         self.write_lines(METRICS, history)
@@ -85,7 +86,7 @@ class RunFolder:
         """A small JSON file, indented."""
         write_json(self.path / name, value)
 
-    def write_lines(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    def write_lines(self, name: str, rows: Iterable[RoundRecord | ClientRow]) -> None:
         """JSON lines."""
         write_whole(self.path / name, b"".join(map(_line, rows)))
 
@@ -112,7 +113,7 @@ def holds_run(path: Path) -> bool:
         raise UserError(f"out = '{path}' cannot be made: {error.strerror}; choose another folder") from None
 
 
-def finished(path: Path) -> dict[str, Any] | None:
+def finished(path: Path) -> Summary | None:
     """The summary of a run that has ended; it is the last thing that a run writes."""
     try:
         summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
@@ -123,7 +124,7 @@ def finished(path: Path) -> dict[str, Any] | None:
             f"'{path / SUMMARY}' cannot be read ({error}); remove it, then `fedloom resume {path}` makes it if it can"
         ) from None
     assert isinstance(summary, dict)
-    return summary
+    return cast(Summary, summary)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -131,7 +132,7 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, (json.dumps(without_nan(value), indent=1) + "\n").encode())
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
+def _line(row: RoundRecord | ClientRow) -> bytes:
     return (json.dumps(without_nan(row)) + "\n").encode()
 
 

@@ -7,7 +7,7 @@ from typing import Literal, cast, get_args
 import numpy as np
 
 from fedloom.core.scores import Scores
-from fedloom.experiment.records import Best, Measures, RoundRecord
+from fedloom.experiment.records import Figures, Measures, RoundRecord
 
 Prefix = Literal["personal", "newcomer", "newcomer_global", "global_mean"]
 
@@ -54,18 +54,6 @@ Accuracy = Literal[
     "global_accuracy", "personal_accuracy", "personal_weighted", "personal_std", "personal_worst", "newcomer_accuracy",
     "newcomer_std", "newcomer_global_accuracy",
 ]  # fmt: skip
-
-
-class Figures(Measures, total=False):
-    """The part of a summary that comes out of the rounds' records."""
-
-    summary: str
-    best: Best
-    up_bytes: int
-    down_bytes: int
-    failed: dict[str, int]
-    epsilon: float
-    notes: list[str]
 
 
 def summary_of(history: Sequence[RoundRecord], rule: str, notes: Sequence[str]) -> Figures:

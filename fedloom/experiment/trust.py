@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import TypedDict
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
@@ -10,6 +9,7 @@ from fedloom.core.job import Runner
 from fedloom.core.message import Message
 from fedloom.core.method import Method
 from fedloom.core.server import Combination
+from fedloom.experiment.records import RoundRecord
 from fedloom.experiment.sampling import Sampling
 from fedloom.trust.access import Sealed, use_of_messages
 from fedloom.trust.attack import Attack, FalsifyMessages
@@ -17,13 +17,6 @@ from fedloom.trust.privacy import PrivateAverage, Spending
 from fedloom.trust.robust import RobustAverage
 
 log = logging.getLogger("fedloom")
-
-
-class TrustRecord(TypedDict, total=False):
-    """What a round's record says of attackers and privacy."""
-
-    hostile: int
-    epsilon: float
 
 
 class Trust:
@@ -63,11 +56,9 @@ class Trust:
         """What a method's `combine` gets: where something replaces the mean, it cannot read messages itself."""
         return messages if self.combination is None else Sealed(messages, self.combination.refusal)
 
-    def record(self, round: int, chosen: Iterable[int]) -> TrustRecord:
-        """What a round's record says of it."""
-        record = TrustRecord()
+    def note(self, record: RoundRecord, chosen: Iterable[int]) -> None:
+        """Adds to a round's record: attackers among the participants, privacy spent."""
         if self.attack is not None:
             record["hostile"] = len(self.attack.hostile.intersection(chosen))
         if self.spending is not None:
-            record["epsilon"] = self.spending.epsilon(round) if self.method.up else 0.0
-        return record
+            record["epsilon"] = self.spending.epsilon(record["round"]) if self.method.up else 0.0

@@ -3,7 +3,7 @@
 RepPer's second stage for somebody who never took part; images and classes may be others than the run's.
 """
 
-import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
@@ -162,12 +162,16 @@ def pick_shots(labels: np.ndarray, shots: int, rng: np.random.Generator) -> tupl
 
 def stratified_folds(labels: np.ndarray, folds: int, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
     """Positions to fit on and to test on; each is tested once, and each class is spread evenly over the folds."""
-    order = rng.permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]  # class by class, at random within
-    fold_of = np.empty(len(labels), np.int64)
-    fold_of[order] = np.arange(len(labels)) % folds
-    pairs = [(np.flatnonzero(fold_of != fold), np.flatnonzero(fold_of == fold)) for fold in range(folds)]
-    return [(inner, outer) for inner, outer in pairs if len(inner) and len(outer)]
+    from sklearn.model_selection import KFold, StratifiedKFold  # here: it takes a second to import
+
+    if len(labels) < 2:
+        return []
+    most = int(np.bincount(labels).max())
+    splitter = KFold if most < 2 else StratifiedKFold
+    count, seed = min(folds, len(labels) if most < 2 else most), int(rng.integers(2**32))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The least populated class")  # `_judge` says so in our words
+        return list(splitter(count, shuffle=True, random_state=seed).split(labels[:, None], labels))
 
 
 def temperature(logits: Tensor, y: Tensor) -> float:
@@ -180,13 +184,12 @@ def temperature(logits: Tensor, y: Tensor) -> float:
     return float(grid[int(np.argmin(losses))])
 
 
-def wilson(right: int, total: int) -> tuple[float, float]:
-    """The 95% interval of a share, sound for small numbers too."""
-    z, share = 1.96, right / total
-    centre = share + z * z / (2 * total)
-    spread = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    scale = 1 + z * z / total
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+def interval(right: int, total: int) -> tuple[float, float]:
+    """The 95% interval of a share by Wilson's method, sound for small numbers too."""
+    from scipy.stats import binomtest
+
+    found = binomtest(right, total).proportion_ci(0.95, method="wilson")
+    return float(found.low), float(found.high)
 
 
 def _judge(
@@ -194,29 +197,29 @@ def _judge(
 ) -> Adaptation:
     counts = np.bincount(fitted, minlength=len(classes))
     by_class = {name: int(count) for name, count in zip(classes, counts, strict=True)}
-    warnings = []
+    notes = []
     if len(classes) == 1:
-        warnings.append(
+        notes.append(
             f"there is one class, '{classes[0]}': the model can only answer that, and its accuracy says nothing; add "
             "images of what it should be told from"
         )
     elif few := [f"'{name}' ({count})" for name, count in by_class.items() if count < FEW]:
-        warnings.append(f"fewer than {FEW} images of {_some(few)}: expect mistakes there, and an uncertain accuracy")
+        notes.append(f"fewer than {FEW} images of {_some(few)}: expect mistakes there, and an uncertain accuracy")
     if alone := [name for name, count in by_class.items() if count == 1 and how != "held out" and len(classes) > 1]:
         names = _some([f"'{name}'" for name in alone])
-        warnings.append(f"one image of {names}: it cannot be fitted on and tested on, and counts as a mistake")
+        notes.append(f"one image of {names}: it cannot be fitted on and tested on, and counts as a mistake")
     right, total = int((truth == said).sum()), len(truth)
     accuracy = low = high = None
     majority = float(np.bincount(truth).max() / total) if total else 1.0
     if total:
         accuracy = right / total
-        low, high = wilson(right, total)
+        low, high = interval(right, total)
         if len(classes) > 1 and accuracy <= majority:
             often = classes[int(np.bincount(truth).argmax())]
-            warnings.append(f"it does no better than always answering '{often}' ({majority:.0%}): do not rely on it")
+            notes.append(f"it does no better than always answering '{often}' ({majority:.0%}): do not rely on it")
     else:
-        warnings.append("there are too few images to test anything: the accuracy is not known")
-    return Adaptation(head, by_class, accuracy, low, high, total, how, majority, warnings)
+        notes.append("there are too few images to test anything: the accuracy is not known")
+    return Adaptation(head, by_class, accuracy, low, high, total, how, majority, notes)
 
 
 def _some(names: list[str]) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,9 @@ class TrainedModel(ImageModel):
 
     def __init__(self, workspace: Workspace, form: ImageFormat, client: int, about: Mapping[str, Any] | None = None):
         super().__init__(form)
-        self.client, self.method, self.about = client, workspace.setup.method, dict(about or {})
+        method = workspace.setup.method
+        assert isinstance(method, Method)
+        self.client, self.method, self.about = client, method, dict(about or {})
         self.workspace = workspace
         self.parts, self.received = workspace.parts, workspace.received
         self.requires_grad_(False).eval()
@@ -76,8 +78,8 @@ class TrainedModel(ImageModel):
         task = self.workspace.setup.task
         says = {
             "format": FORMAT,
-            "method": {"name": self.method.name} | {f.name: getattr(self.method, f.name) for f in fields(self.method)},
-            "objective": {"name": task.objective.name} | asdict(task.objective),
+            "method": {"name": self.method.name} | _fields(self.method),
+            "objective": {"name": task.objective.name} | _fields(task.objective),
             "network": {"name": task.network.name, **task.network.options},
             "images": self.form.to_json(),
             "client": self.client,
@@ -96,6 +98,10 @@ class TrainedModel(ImageModel):
             self.features(blank)
         read = self.state_dict(keep_vars=True).items()
         return serialisable({name: tensor for name, tensor in read if id(tensor) in reads.seen})
+
+
+def _fields(thing: Any) -> dict[str, Any]:
+    return {field.name: getattr(thing, field.name) for field in fields(thing)}
 
 
 class _Reads(TorchFunctionMode):

@@ -17,11 +17,10 @@ from fedloom.core.task import ImageFormat, Task
 from fedloom.core.workspace import Workspace
 from fedloom.experiment.build import TASK, make_task
 from fedloom.experiment.evaluation import RECEIVED
+from fedloom.experiment.records import ClientRow, RoundRecord, Summary
 from fedloom.experiment.resume import fingerprint, refuse_other_data
 from fedloom.experiment.run_folder import RECIPE, SUMMARY, finished, holds_run
 from fedloom.inference.trained_model import AVERAGED, GLOBAL, TrainedModel, blank_workspace, factory_of
-
-Record = dict[str, Any]
 
 
 class TrainedRun:
@@ -34,22 +33,22 @@ class TrainedRun:
         self._task = task
 
     @cached_property
-    def summary(self) -> Record | None:
+    def summary(self) -> Summary | None:
         """The run's figures; none while it is not finished."""
         return finished(self.path)
 
     @cached_property
-    def history(self) -> list[Record]:
+    def history(self) -> list[RoundRecord]:
         """A record per round."""
         return _lines(self.path / "metrics.jsonl")
 
     @cached_property
-    def clients(self) -> list[Record]:
+    def clients(self) -> list[ClientRow]:
         """What the last evaluation said of each client."""
         return _lines(self.path / "clients.jsonl")
 
     @cached_property
-    def facts(self) -> Record:
+    def facts(self) -> dict[str, Any]:
         """Classes, image shape, normalisation, network, clients, newcomers, styles."""
         try:
             facts = json.loads((self.path / TASK).read_text(encoding="utf-8"))
@@ -208,7 +207,7 @@ def _recipe(folder: Path) -> Recipe:
     return Recipe.parse(values)
 
 
-def _lines(path: Path) -> list[Record]:
+def _lines(path: Path) -> list[Any]:
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except FileNotFoundError:

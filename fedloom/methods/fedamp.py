@@ -65,7 +65,7 @@ class FedAMP(Method):
     def message_for(self, server: Server, client: int) -> Mapping[str, Tensor]:
         """u_i = Σ_j ξ_ij w_j."""
         own: State = server.clients.get(client, server.state)
-        names = [f"mixture.{name}" for name, _ in server.mixture.named_parameters()]
+        names = [f"mixture.{name}" for name, _ in server.parts.get_submodule("mixture").named_parameters()]
         others = [j for j in server.clients if j != client]
         if not others:
             return own

@@ -64,6 +64,6 @@ class FedGH(Method):
             lr=self.server_lr,
         )  # fmt: skip
 
-    def head_loss(self, server: Server, batch: FeatureBatch) -> Tensor:
+    def head_loss(self, server: Client, batch: FeatureBatch) -> Tensor:
         """Cross-entropy of the head."""
         return cross_entropy(server.model.head(batch.x), batch.y)

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from fedloom.core.batches import Batch
-from fedloom.core.client import Client, FitResult
+from fedloom.core.client import Client
+from fedloom.core.fit import FitResult
 from fedloom.core.message import Message
 from fedloom.core.server import Server
 from fedloom.core.state import Part, copy_, inner_product, parameters_of, under

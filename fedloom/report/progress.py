@@ -1,7 +1,6 @@
 """Progress of a run: a live bar in a terminal, plain lines elsewhere. Always on stderr."""
 
 from time import monotonic
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -12,6 +11,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from fedloom.experiment.records import RoundRecord, measure
 
 
 class RunProgress:
@@ -36,7 +37,7 @@ class RunProgress:
             self._task = self._bar.add_task(title, total=rounds, told="")
             self._bar.start()
 
-    def __call__(self, record: dict[str, Any]) -> None:
+    def __call__(self, record: RoundRecord) -> None:
         """One more round."""
         done = record["round"]
         told = accuracies(record)
@@ -61,12 +62,12 @@ class RunProgress:
             self._bar.stop()
 
 
-def accuracies(record: dict[str, Any]) -> str:
+def accuracies(record: RoundRecord) -> str:
     """Loss and accuracies of a round, as far as they are known."""
     shown = []
     if record.get("loss") is not None:
         shown.append(f"loss {record['loss']:.3f}")
     for name, label in (("global_accuracy", "global"), ("personal_accuracy", "clients")):
-        if record.get(name) is not None:
-            shown.append(f"{label} {100 * record[name]:.1f}%")
+        if (value := measure(record, name)) is not None:
+            shown.append(f"{label} {100 * value:.1f}%")
     return "  ".join(shown)

@@ -1,15 +1,15 @@
 """What a sweep found: the table, and a picture (a curve over one field, a heat map over two)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
+from fedloom.experiment.records import Summary, measure
 from fedloom.report.federation_plot import COLOURS, GREY, INK, PAPER
 from fedloom.report.table import percent
-from fedloom.runs.sweep import Setting, short_names
 
 SCORES = {"personal_accuracy": "clients %", "global_accuracy": "global %"}
 NOTE = (
@@ -18,15 +18,26 @@ NOTE = (
 )
 
 
-def by_setting(runs: Sequence[dict[str, Any]]) -> list[tuple[Setting, list[dict[str, Any]]]]:
+Setting = dict[str, Any]
+"""A value for each field that is swept."""
+
+
+def short_names(paths: Iterable[str]) -> dict[str, str]:
+    """`training.optimizer.lr` → `lr`, where no other path ends so."""
+    paths = list(paths)
+    leaves = {path: path.removesuffix(".name").rpartition(".")[2] for path in paths}
+    return {path: leaf if list(leaves.values()).count(leaf) == 1 else path for path, leaf in leaves.items()}
+
+
+def by_setting(runs: Sequence[Summary]) -> list[tuple[Setting, list[Summary]]]:
     """The runs of each setting, one per seed."""
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[Summary]] = {}
     for run in runs:
         groups.setdefault(repr(run["setting"]), []).append(run)
     return [(group[0]["setting"], group) for group in groups.values()]
 
 
-def sweep_table(runs: Sequence[dict[str, Any]]) -> Table:
+def sweep_table(runs: Sequence[Summary]) -> Table:
     """A row per setting. Percent; ± is over seeds."""
     seeds = len({run["seed"] for run in runs})
     caption = f"clients: mean accuracy over clients · spread: std over clients · ±: std over {seeds} seeds"
@@ -47,14 +58,14 @@ def sweep_table(runs: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def plot_sweep(runs: Sequence[dict[str, Any]], path: Path | str) -> None:
+def plot_sweep(runs: Sequence[Summary], path: Path | str) -> None:
     """One field: a curve. Two: a heat map, or dots where not all combinations were run. More: dots over each field."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     groups = by_setting(runs)
     fields = list(groups[0][0])
-    scores = {score: label for score, label in SCORES.items() if any(run[score] is not None for run in runs)}
+    scores = {score: label for score, label in SCORES.items() if any(measure(run, score) is not None for run in runs)}
     across = len(fields) if len(fields) > 2 else 1
     figure = Figure(figsize=(5.2 * across * len(scores), 4.2), layout="constrained", facecolor=PAPER)
     FigureCanvasAgg(figure)
@@ -62,7 +73,7 @@ def plot_sweep(runs: Sequence[dict[str, Any]], path: Path | str) -> None:
     names = short_names(fields)
     for score, label in scores.items():
         found = [
-            (setting, *_mean_std([100 * run[score] for run in group if run[score] is not None]))
+            (setting, *_mean_std([100 * value for run in group if (value := measure(run, score)) is not None]))
             for setting, group in groups
         ]
         if len(fields) == 2:

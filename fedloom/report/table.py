@@ -1,20 +1,21 @@
 """The table of a comparison: methods in rows, means over seeds."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from rich.table import Table
 
+from fedloom.experiment.records import Summary
 
-def comparison_table(summaries: Iterable[dict[str, Any]], title: str = "") -> Table:
+
+def comparison_table(summaries: Iterable[Summary], title: str = "") -> Table:
     """Mean client accuracy, its spread over clients, global accuracy, MB sent, seconds. Percent; ± is over seeds."""
     caption = "clients: mean accuracy over clients · spread: std over clients · MB up: per client and round"
     table = Table(title=title or None, caption=caption)
     table.add_column("method", style="bold", overflow="fold")
     for name in ("clients %", "spread", "worst 10%", "global %", "MB up", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[Summary]] = {}
     for summary in summaries:
         groups.setdefault(summary.get("label", summary["method"]), []).append(summary)
     for method, runs in groups.items():

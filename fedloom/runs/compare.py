@@ -67,7 +67,9 @@ def compare(
     labels = [label for label in _labels(comparison.methods) for _ in comparison.seeds]
 
     def labelled(summaries: list[Summary]) -> list[Summary]:
-        return [summary | {"label": label} for label, summary in zip(labels, summaries, strict=False)]
+        for label, summary in zip(labels, summaries, strict=False):
+            summary["label"] = label
+        return summaries
 
     common = recipes[0].model_dump(mode="json", exclude={"method", "seed", "out"})
     return labelled(

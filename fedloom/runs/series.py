@@ -77,7 +77,8 @@ def run_series(
                 except Interrupted as stopped:
                     when = f"run {number} of {len(recipes)} {stopped.when}"
                     raise _stopped(when, folder, stopped.signal) from None
-            summaries.append(summary | {"run_dir": str(recipe.out)})
+            summary["run_dir"] = str(recipe.out)
+            summaries.append(summary)
             if on_end is not None:
                 on_end(summaries)
     return summaries

@@ -22,11 +22,10 @@ from fedloom.core.registry import short
 from fedloom.core.rng import key, numpy_generator
 from fedloom.experiment.records import RoundRecord, Summary
 from fedloom.experiment.run_folder import RunFolder, write_json
+from fedloom.report.sweep import Setting, short_names
 from fedloom.runs.series import run_series
 
 SWEEP, RESULTS = "sweep.yaml", "sweep.json"
-Setting = dict[str, Any]
-"""A value for each field that is swept."""
 
 
 class Sweep(Section):
@@ -81,17 +80,20 @@ def sweep(
         raise UserError("--resume: say which sweep: --out FOLDER, or `fedloom resume FOLDER`")
     folder = Path(out or RunFolder.fresh(Path("runs"), "sweep"))
     found = list(settings(chosen))
-    recipes, runs = [], []
+    recipes: list[Recipe] = []
+    ran: list[Setting] = []
     for setting in found:
         for seed in chosen.seeds:
             place = folder / f"{_folder_name(setting, found)}-s{seed}"
             recipes.append(Recipe.parse(raw_recipe(values, setting) | {"seed": seed, "out": str(place)}))
-            runs.append({"setting": setting, "label": label(setting, found)})
+            ran.append(setting)
 
-    def told(summaries: list[Summary]) -> list[Summary]:
-        return [summary | run for summary, run in zip(summaries, runs, strict=False)]
+    def labelled(summaries: list[Summary]) -> list[Summary]:
+        for summary, setting in zip(summaries, ran, strict=False):
+            summary["setting"], summary["label"] = setting, label(setting, found)
+        return summaries
 
-    return told(
+    return labelled(
         run_series(
             folder / SWEEP,
             json.loads(json.dumps(values | {"sweep": chosen.model_dump(mode="json")}, default=str)),
@@ -99,7 +101,7 @@ def sweep(
             resume=resume,
             parallel=chosen.parallel,
             on_run=on_run,
-            on_end=lambda so_far: write_json(folder / RESULTS, {"runs": told(so_far)}),
+            on_end=lambda so_far: write_json(folder / RESULTS, {"runs": labelled(so_far)}),
         )
     )
 
@@ -129,13 +131,6 @@ def label(setting: Setting, among: Iterable[Setting] = ()) -> str:
     """`mu=0.1 lr=0.01`: fields by their last part, or in full where two have the same."""
     names = short_names({path for one in (setting, *among) for path in one})
     return " ".join(f"{names[path]}={_shown(value)}" for path, value in setting.items())
-
-
-def short_names(paths: Iterable[str]) -> dict[str, str]:
-    """`training.optimizer.lr` → `lr`, where no other path ends so."""
-    paths = list(paths)
-    leaves = {path: path.removesuffix(".name").rpartition(".")[2] for path in paths}
-    return {path: leaf if list(leaves.values()).count(leaf) == 1 else path for path, leaf in leaves.items()}
 
 
 def read_over(text: str) -> tuple[str, Any]:

@@ -13,10 +13,11 @@ from typing import Any
 from fedloom.config.loading import assign
 from fedloom.config.recipe import Recipe
 from fedloom.core.signals import Interrupted, Interrupts
+from fedloom.experiment.records import RoundRecord
 from fedloom.experiment.resume import is_free
 from fedloom.experiment.run_folder import finished
-from fedloom.runs import compare as api
 from fedloom.runs.parallel import Process, fedloom_process, keep_busy
+from fedloom.runs.run import run
 from fedloom.studies.results import BESIDE, RESULTS, Result, note_machine, read, result_of, store
 from fedloom.studies.table import Cell, cells_of, load_table, recipe_key, run_name, table_names
 
@@ -27,7 +28,7 @@ KEPT: dict[str, Any] = {"storage.personal_models": False, "storage.checkpoint_ev
 SAME = "the same command"
 """Goes on with what was stopped, and stores its result."""
 
-Watch = Callable[[Recipe], Callable[[dict[str, Any]], None]]
+Watch = Callable[[Recipe], Callable[[RoundRecord], None]]
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def run_cells(cells: list[Cell], plan: Plan, watch: Watch | None = None) -> Outc
         _set_aside(recipe.out)
     told = _Rounds(plan, recipe, watch(recipe) if watch else None)
     try:
-        api.run(recipe, on_round=told, resume=True)
+        run(recipe, on_round=told, resume=True)
     except Interrupted as stopped:
         if not told.is_up:
             raise Interrupted(stopped.when, SAME, stopped.signal) from None
@@ -123,13 +124,13 @@ def _set_aside(folder: Path) -> None:
 
 
 class _Rounds:
-    """FitResult of each round: notes which machine it was, and asks the run to stop when another would end too late."""
+    """Called after each round: notes which machine it was, and asks the run to stop when another would end too late."""
 
-    def __init__(self, plan: Plan, recipe: Recipe, on_round: Callable[[dict[str, Any]], None] | None):
+    def __init__(self, plan: Plan, recipe: Recipe, on_round: Callable[[RoundRecord], None] | None):
         self.plan, self.recipe, self.on_round = plan, recipe, on_round
         self.round, self.is_up, self._last = 0, False, monotonic()
 
-    def __call__(self, record: dict[str, Any]) -> None:
+    def __call__(self, record: RoundRecord) -> None:
         """One more round."""
         if self.round == 0 and self.recipe.out:
             note_machine(self.recipe.out, self.recipe)

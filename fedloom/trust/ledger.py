@@ -14,9 +14,8 @@ from torch import Tensor
 
 from fedloom.core.errors import UserError
 from fedloom.core.message import Message
-from fedloom.core.method import Method
 from fedloom.core.state import nbytes, under
-from fedloom.core.workspace import Workspace
+from fedloom.core.workspace import MethodLike, Workspace
 
 Direction = Literal["up", "down"]
 Contents = frozenset[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]
@@ -154,7 +153,7 @@ def _members(found: Iterable[tuple[int, int]]) -> set[int]:
     return {number for first, last in found for number in range(first, last + 1)}
 
 
-def _stays(tensors: Mapping[str, Tensor], method: Method, private: tuple[str, ...]) -> list[dict[str, Any]]:
+def _stays(tensors: Mapping[str, Tensor], method: MethodLike, private: tuple[str, ...]) -> list[dict[str, Any]]:
     """Parts that are not sent, by the longest path that is spoken of."""
     groups: dict[tuple[str, str], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -165,7 +164,7 @@ def _stays(tensors: Mapping[str, Tensor], method: Method, private: tuple[str, ..
     ]
 
 
-def _why(name: str, method: Method, private: tuple[str, ...]) -> tuple[str, str]:
+def _why(name: str, method: MethodLike, private: tuple[str, ...]) -> tuple[str, str]:
     for paths, why in (
         (private, "private module"),
         (method.keeps, "kept by the client"),

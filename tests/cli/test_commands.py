@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 from using import last_line, refused
 
 from fedloom import cli, methods
+from fedloom.cli import commands
 from fedloom.config.recipe import Recipe
 
 TINY = ["--data", "digits", "--clients", "4", "--rounds", "2", "--model", "mlp", "--set", "data.limit=200"]
@@ -29,7 +30,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def invoke(*arguments: str) -> Result:
-    result = CliRunner().invoke(cli.app, list(arguments))
+    result = CliRunner().invoke(commands.app, list(arguments))
     if result.exception is not None:
         raise result.exception
     return result

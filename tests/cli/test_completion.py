@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedloom import cli, methods
+from fedloom import methods
+from fedloom.cli import commands
 from fedloom.cli.completion import outline
 from fedloom.cli.completion.commands import outline_of
 from fedloom.cli.completion.offers import matching
@@ -23,7 +24,7 @@ def _a_cache_of_its_own(monkeypatch, tmp_path):
 
 @pytest.fixture
 def kept():
-    outline.keep(cli.app)
+    outline.keep(commands.app)
 
 
 def offered(capsys, monkeypatch, line):
@@ -98,13 +99,13 @@ def name_of(command):
 def words_of_all_commands():
     inner = [
         [group.name, name_of(one)]
-        for group in cli.app.registered_groups
+        for group in commands.app.registered_groups
         for one in group.typer_instance.registered_commands
     ]
     return [[], *[[group] for group, _ in inner], *inner, *[[name] for name in NAMES]]
 
 
-NAMES = [name_of(one) for one in cli.app.registered_commands]
+NAMES = [name_of(one) for one in commands.app.registered_commands]
 
 
 @pytest.mark.usefixtures("kept")
@@ -113,15 +114,15 @@ def test_help_out_of_the_outline_is_that_of_the_commands():
     for words in words_of_all_commands():
         texts = {
             CliRunner().invoke(each, [*words, "--help"], prog_name="fedloom", env={"COLUMNS": "100"}).stdout
-            for each in (cli.app, app)
+            for each in (commands.app, app)
         }
         assert len(texts) == 1 and "Usage: fedloom" in texts.pop(), words
 
 
 def test_help_has_an_example_shows_the_text_of_every_parameter_and_fits_100_columns():
-    for command in outline_of(cli.app)["commands"]:
+    for command in outline_of(commands.app)["commands"]:
         asked = [command["name"], "--help"]
-        text = CliRunner().invoke(cli.app, asked, prog_name="fedloom", env={"COLUMNS": "100"}).stdout
+        text = CliRunner().invoke(commands.app, asked, prog_name="fedloom", env={"COLUMNS": "100"}).stdout
         assert "Example" in text, command["name"]
         assert max(map(len, text.splitlines())) <= 100
         for parameter in command["parameters"]:
@@ -130,7 +131,7 @@ def test_help_has_an_example_shows_the_text_of_every_parameter_and_fits_100_colu
 
 
 def test_an_outline_of_other_commands_is_not_used(monkeypatch):
-    outline.keep(cli.app)
+    outline.keep(commands.app)
     monkeypatch.setattr(outline, "version", lambda package: "another")
     assert outline.kept() is None
 
@@ -141,7 +142,7 @@ def test_a_changed_command_makes_the_outline_anew(monkeypatch, tmp_path):
     command = tmp_path / "cli" / "run.py"
     command.parent.mkdir()
     command.touch()
-    outline.keep(cli.app)
+    outline.keep(commands.app)
     assert outline.kept() is not None
     os.utime(command, (0, 0))
     assert outline.kept() is None

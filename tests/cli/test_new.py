@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedloom import cli
+from fedloom.cli import commands
 from fedloom.core.errors import UserError
 
 
 def new(*arguments: str) -> str:
-    return CliRunner().invoke(cli.app, ["new", *arguments], catch_exceptions=False).stdout
+    return CliRunner().invoke(commands.app, ["new", *arguments], catch_exceptions=False).stdout
 
 
 def test_everything_it_writes_passes_its_own_test_and_the_linter():

@@ -9,7 +9,8 @@ from tiny import same_state, tiny_experiment, tiny_run, tiny_task, without_times
 from typer.testing import CliRunner
 
 import fedloom
-from fedloom import cli, methods, objectives
+from fedloom import methods, objectives
+from fedloom.cli import commands
 from fedloom.config.recipe import Recipe
 from fedloom.core import registry as plugins
 from fedloom.core.errors import UserError
@@ -105,7 +106,7 @@ def test_all_kinds_by_file_through_the_command(own):
     )
     command = ["run", "recipe.yaml", "--data", f"{own}:halves", "--set", f"objective.name={own}:Twice", "--rounds", "1",
                "--clients", "2", "--partition", "iid", "--json"]  # fmt: skip
-    result = CliRunner().invoke(cli.app, command, catch_exceptions=False)
+    result = CliRunner().invoke(commands.app, command, catch_exceptions=False)
     said = json.loads(result.stdout.splitlines()[-1])
     assert said["method"] == "mine"
     assert said["up_bytes"] == 4 * (65 * 5 + 6 * 2)
@@ -131,7 +132,7 @@ def test_a_comparison_tells_two_files_apart_and_styles_join(own):
 
 
 def test_it_is_explained_as_shipped_ones_are(own):
-    said = CliRunner().invoke(cli.app, ["methods", f"{own}:Mine"], catch_exceptions=False).stdout
+    said = CliRunner().invoke(commands.app, ["methods", f"{own}:Mine"], catch_exceptions=False).stdout
     assert "FedAvg, held near what was received." in said
     assert "pull = 0.1" in said
 
@@ -243,7 +244,7 @@ def test_entry_points_are_known_by_their_names():
     assert build("spun-net", shape=(1, 8, 8), classes=2, width=3).features == 3
     assert objectives.get("spun-loss", factor=5.0).factor == 5
     assert load("spun-data").classes == ("dark", "light")
-    assert "spun" in CliRunner().invoke(cli.app, ["methods"], catch_exceptions=False).stdout
+    assert "spun" in CliRunner().invoke(commands.app, ["methods"], catch_exceptions=False).stdout
     with pytest.raises(UserError, match="method.name = 'spunn' is unknown: did you mean 'spun'"):
         fedloom.method("spunn")
     with pytest.raises(UserError, match="'torn': the entry point threads:Missing of threads cannot be imported: Attr"):

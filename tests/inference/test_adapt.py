@@ -10,7 +10,7 @@ from using import DIGITS, PIXELS, invoke, last_line, write_pictures
 
 import fedloom
 from fedloom import UserError
-from fedloom.inference.adapt import HEADS, adapt, pick_shots, stratified_folds, temperature, wilson
+from fedloom.inference.adapt import HEADS, adapt, interval, pick_shots, stratified_folds, temperature
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -95,8 +95,8 @@ def test_shots_take_what_a_small_class_has() -> None:
 
 
 def test_the_interval_is_wilson_s() -> None:
-    assert wilson(5, 5) == pytest.approx((0.5655, 1), abs=1e-4)  # by hand: 1 / (1 + 1.96² / 5)
-    low, high = wilson(50, 100)
+    assert interval(5, 5) == pytest.approx((0.5655, 1), abs=1e-4)  # by hand: 1 / (1 + 1.96² / 5)
+    low, high = interval(50, 100)
     assert (low, high) == pytest.approx((0.4038, 0.5962), abs=1e-4)
 
 

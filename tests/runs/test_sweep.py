@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fedloom
-from fedloom import cli
+from fedloom.cli import commands
 from fedloom.config.loading import read_yaml
 from fedloom.config.recipe import Recipe
 from fedloom.core.checking import checked
@@ -93,7 +93,7 @@ def test_a_recipe_with_a_sweep_is_sent_to_the_command():
 
 def test_the_command_runs_the_grid_and_reports_without_choosing():
     command = ["sweep", *FLAGS, "--over", "method.mu=0,1", "--over", "lr=0.001,0.1", "--seeds", "1", "--out", "s"]
-    result = CliRunner().invoke(cli.app, [*command, "--json"], catch_exceptions=False)
+    result = CliRunner().invoke(commands.app, [*command, "--json"], catch_exceptions=False)
     said = json.loads(result.stdout.splitlines()[-1])
     assert [one["setting"] for one in said["settings"]] == [
         {"method.mu": mu, "lr": lr} for mu in (0, 1) for lr in (0.001, 0.1)
@@ -105,12 +105,14 @@ def test_the_command_runs_the_grid_and_reports_without_choosing():
     for figure in ("personal_accuracy", "global_accuracy", "seed"):
         assert swept[figure] == alone[figure]
     before = {path: path.stat().st_mtime_ns for path in Path("s").rglob("metrics.jsonl")}
-    again = CliRunner().invoke(cli.app, ["resume", "s"], catch_exceptions=False).stdout  # nothing is left: the table
+    again = (
+        CliRunner().invoke(commands.app, ["resume", "s"], catch_exceptions=False).stdout
+    )  # nothing is left: the table
     assert {path: path.stat().st_mtime_ns for path in Path("s").rglob("metrics.jsonl")} == before
     assert "worst 10%" in again and "picture: s/sweep.png" in again
     assert Image.open("s/sweep.png").size[0] > 1000  # two heat maps: clients and global
     with pytest.raises(UserError, match="holds runs already"):
-        CliRunner().invoke(cli.app, command, catch_exceptions=False)
+        CliRunner().invoke(commands.app, command, catch_exceptions=False)
 
 
 def test_a_stopped_sweep_keeps_what_is_finished_and_goes_on():

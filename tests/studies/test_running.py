@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from fedloom import cli
+from fedloom.cli import commands
 from fedloom.config.recipe import Recipe
 from fedloom.core.signals import Interrupts
 from fedloom.studies import running
@@ -43,7 +43,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def reproduce(*arguments: str) -> Result:
-    result = CliRunner().invoke(cli.app, ["reproduce", *arguments])
+    result = CliRunner().invoke(commands.app, ["reproduce", *arguments])
     if result.exception is not None:
         raise result.exception
     return result
@@ -156,7 +156,7 @@ def test_runs_side_by_side_stop_together_with_checkpoints_and_are_gone(
 def test_a_run_that_fails_beside_others_is_told_and_so_is_the_exit_code(data: Path) -> None:
     (data / "cifar-10-batches-py" / "data_batch_3").unlink()
     command = ["reproduce", *CELLS, "--data-dir", str(data), "--engine", "inline", "--parallel", "2"]
-    result = CliRunner(env={"PYTHONPATH": str(ROOT)}).invoke(cli.app, command)
+    result = CliRunner(env={"PYTHONPATH": str(ROOT)}).invoke(commands.app, command)
     assert result.exit_code == 2
     assert result.stderr.count("exit code 2: ") == 2 and "not run yet" in result.stdout
 

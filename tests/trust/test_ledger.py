@@ -7,7 +7,7 @@ import torch
 from tiny import tiny_run, tiny_task
 from typer.testing import CliRunner
 
-from fedloom import cli
+from fedloom.cli import commands
 from fedloom.core.errors import UserError
 from fedloom.core.message import Message
 from fedloom.trust.ledger import Ledger, ranges, read_ledger
@@ -97,7 +97,7 @@ def test_pooled_training_has_nothing_that_travels(tmp_path):
 
 def test_the_command_prints_every_tensor_and_json(tmp_path):
     tiny_run("fedrep", task=tiny_task(norm=False), privacy={}, out=str(tmp_path / "run"))
-    shown = CliRunner().invoke(cli.app, ["ledger", str(tmp_path / "run")])
+    shown = CliRunner().invoke(commands.app, ["ledger", str(tmp_path / "run")])
     assert shown.exit_code == 0
     lines = shown.stdout.splitlines()
     ledger = read_ledger(tmp_path / "run")
@@ -105,7 +105,7 @@ def test_the_command_prints_every_tensor_and_json(tmp_path):
         assert sum(line.split()[0] == tensor["name"] and f"{tensor['bytes']:,} bytes" in line for line in lines) == 2
     assert any(line.split()[:1] == ["model.head"] and "kept by the client" in line for line in lines)
     assert "the messages that it got are not" in shown.stdout
-    as_json = CliRunner().invoke(cli.app, ["ledger", str(tmp_path / "run"), "--json"])
+    as_json = CliRunner().invoke(commands.app, ["ledger", str(tmp_path / "run"), "--json"])
     assert json.loads(as_json.stdout) == ledger
 
 
@@ -126,9 +126,9 @@ def test_a_folder_without_a_ledger_is_refused(content, tmp_path):
 
 
 def test_methods_says_what_leaves_a_client_and_which_protection_is_possible():
-    said = json.loads(CliRunner().invoke(cli.app, ["methods", "fedproto", "--json"]).stdout)["methods"][0]
+    said = json.loads(CliRunner().invoke(commands.app, ["methods", "fedproto", "--json"]).stdout)["methods"][0]
     assert (said["leaves"], said["robust"], said["private"]) == (["means", "counts"], True, False)
     assert "class counts" in said["not_private"]
-    shown = CliRunner().invoke(cli.app, ["methods", "fedrep"]).stdout
+    shown = CliRunner().invoke(commands.app, ["methods", "fedrep"]).stdout
     assert "leaves a client: model.extractor;" in shown
     assert "differential privacy: yes" in shown

@@ -13,8 +13,7 @@ import typer
 from typer.main import get_command
 from typer.models import CommandInfo, OptionInfo
 
-from fedloom.cli.completion.offers import matching
-from fedloom.cli.completion.outline import MoreIsWanted
+from fedloom.cli.completion.offers import MoreIsWanted, matching
 
 TYPES = {kind.__name__: kind for kind in (str, int, float, bool, Path)}
 TOLD = ("help", "metavar", "min", "max", "show_default")

@@ -5,6 +5,10 @@ from glob import escape, iglob
 from os.path import isdir, join
 
 
+class MoreIsWanted(Exception):  # noqa: N818
+    """A command of the outline was to run: `--out --help` is a folder's name."""
+
+
 def matching(names: Iterable[str], incomplete: str) -> list[str]:
     """Names that begin as what was typed, else files that do; of a list with commas, its last entry."""
     before, comma, last = incomplete.rpartition(",")

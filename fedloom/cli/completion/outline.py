@@ -24,10 +24,6 @@ FOLDERS = ("cli", "studies/recipes", "methods", "models", "objectives", "engines
 """Where commands, their flags and the names that they offer come from."""
 
 
-class MoreIsWanted(Exception):  # noqa: N818
-    """A command of the outline was to run: `--out --help` is a folder's name."""
-
-
 def enough() -> bool:
     """Whether the outline should be all it takes: a shell wants completions, or somebody help."""
     return (

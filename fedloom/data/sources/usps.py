@@ -1,6 +1,5 @@
 """USPS, the digits of envelopes: libsvm's text files, or one HDF5 file."""
 
-import bz2
 from pathlib import Path
 
 import numpy as np
@@ -43,27 +42,16 @@ class Usps(Source):
 
 def _read_libsvm(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Lines such as `7 1:-1 2:-0.81 … 256:0.3`; a pixel that is left out is 0 in the file, so mid-grey."""
+    from sklearn.datasets import load_svmlight_file  # here: it takes a second to import
+
     try:
-        lines = bz2.decompress(path.read_bytes()).decode("ascii").splitlines()
+        values, labels = load_svmlight_file(str(path), n_features=256, zero_based=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
-    values, labels = np.zeros((len(lines), 256)), np.empty(len(lines), np.int64)
-    for row, line in enumerate(lines):
-        try:
-            label, *pairs = line.split()
-            labels[row] = int(float(label)) - 1
-            for pair in pairs:
-                index, value = pair.split(":")
-                values[row, int(index) - 1] = _pixel(int(index), float(value))
-        except (ValueError, IndexError) as error:
-            raise UserError(f"{path}: line {row + 1} is not in libsvm's format ({error})") from error
-    return (values + 1) / 2, labels
-
-
-def _pixel(index: int, value: float) -> float:
-    if index < 1 or not np.isfinite(value):
-        raise ValueError(f"pixel {index} is {value}")
-    return value
+        raise UserError(f"{path}: cannot be read in libsvm's format ({error})") from error
+    pixels: np.ndarray = values.toarray()
+    if not np.isfinite(pixels).all():
+        raise UserError(f"{path}: a pixel of line {int(np.argwhere(~np.isfinite(pixels))[0, 0]) + 1} is no number")
+    return (pixels + 1) / 2, labels.astype(np.int64) - 1
 
 
 def _read_hdf5(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:

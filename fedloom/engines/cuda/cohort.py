@@ -75,8 +75,8 @@ class Cohort:
         self._blocks: Blocks = {}
         self._calls: dict[Hashable, Together | None] = {}
         self.lanes = [new_lane(seat) for seat in self._seats]
-        for get in (lambda lane: lane.parts, lambda lane: lane.received):
-            for tensors in zip(*(tensors_of(get(lane)) for lane in self.lanes), strict=True):
+        for trees in ([lane.parts for lane in self.lanes], [lane.received for lane in self.lanes]):
+            for tensors in zip(*map(tensors_of, trees), strict=True):
                 self._blocks[id(tensors[0])] = tensors[0], as_rows(tensors)
         for lane in self.lanes:
             lane.moved()  # from now on parts stay where they are

@@ -27,7 +27,8 @@ class Products:
         rows = patches.flatten(0, 2) @ _aligned(_as_patches(weight)).t()
         if bias is not None:
             rows = rows + bias
-        return rows.unflatten(0, patches.shape[:3]).permute(0, 3, 1, 2)
+        images: Tensor = rows.unflatten(0, patches.shape[:3]).permute(0, 3, 1, 2)
+        return images
 
     def backward(
         self, gradient: Tensor, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, wanted: Sequence[bool]

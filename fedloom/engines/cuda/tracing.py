@@ -51,7 +51,7 @@ class Draws(TorchDispatchMode):
     """Notes every drawing; or, given what was drawn before, hands that out in the same order."""
 
     def __init__(self, given: list[Tensor] | None = None):
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.noted: list[Draw] = []
         self._given = None if given is None else iter(given)
 

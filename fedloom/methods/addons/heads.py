@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedloom.core.batches import FeatureBatch
-from fedloom.core.client import Client, Features
+from fedloom.core.client import Client
+from fedloom.core.fit import Features
 from fedloom.core.method import Method
 from fedloom.core.state import Part
 from fedloom.core.task import Task

@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 
+from fedloom.experiment.records import ClientRow
 from fedloom.report.page.figure import Axis, Figure, Marks, Section, colour
 from fedloom.report.page.insight import Holdings, Insight
-from fedloom.report.page.runs import Entry, Record, Run
+from fedloom.report.page.runs import Entry, Run
 
 KINDS = ("head", "tail", "not held")
 SHOWN = 2
@@ -74,7 +75,7 @@ def _tally(runs: Sequence[Run]) -> Tally:
     return found
 
 
-def _tally_of(row: Record) -> Tally:
+def _tally_of(row: ClientRow) -> Tally:
     each = enumerate(zip(row["right"], row["total"], strict=True))
     return {label: (right, total) for label, (right, total) in each if total}
 

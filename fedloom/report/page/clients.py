@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedloom.experiment.records import ClientRow
 from fedloom.report.page.figure import Axis, Figure, Marks, Section, colour, slug
-from fedloom.report.page.runs import Entry, Record
+from fedloom.report.page.runs import Entry
 
 BARS = 400
 """Clients that a figure of bars has room for; of more, an even selection."""
@@ -27,7 +28,7 @@ def clients(entries: Sequence[Entry]) -> Section:
     return section
 
 
-def _rows(entry: Entry) -> list[tuple[int, Record]]:
+def _rows(entry: Entry) -> list[tuple[int, ClientRow]]:
     """Seed and result of every client that was tested."""
     return [(run.seed, row) for run in entry.runs for row in run.clients if row["accuracy"] is not None]
 
@@ -63,7 +64,7 @@ def _large(i: int, entry: Entry, height: int, name: str, what: str, hollow: bool
     return [Marks("dots", what, *place, colour(i), [entry.group], sizes=[13], text=text, hollow=hollow)]
 
 
-def _told(entry: Entry, seed: int, row: Record) -> str:
+def _told(entry: Entry, seed: int, row: ClientRow) -> str:
     new = ", newcomer" if row["newcomer"] else ""
     who = f"{entry.label}<br>client {row['client']}{new} (seed {seed})"
     return f"{who}<br>{100 * row['accuracy']:.1f}%<br>{row['train']:,} training samples"

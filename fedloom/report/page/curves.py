@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedloom.experiment.records import measure
 from fedloom.report.page.figure import Axis, Figure, Marks, Numbers, Section, Switch, colour
 from fedloom.report.page.runs import Entry
 
@@ -71,7 +72,7 @@ def mean_by_round(entry: Entry, name: str, scale: float = 1) -> tuple[Numbers, N
     found: dict[int, list[float]] = defaultdict(list)
     for run in entry.runs:
         for record in run.history:
-            if record.get(name) is not None:
-                found[record["round"]].append(scale * record[name])
+            if (value := measure(record, name)) is not None:
+                found[record["round"]].append(scale * value)
     rounds = sorted(found)
     return [float(r) for r in rounds], [float(np.mean(found[r])) for r in rounds]

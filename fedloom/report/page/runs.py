@@ -10,11 +10,11 @@ from typing import Any
 
 from fedloom.config.loading import read_yaml
 from fedloom.core.errors import UserError
+from fedloom.experiment.records import ClientRow, Figures, RoundRecord, Summary, measure
 from fedloom.experiment.resume import FREE, flat
 from fedloom.experiment.run_folder import RECIPE, finished, holds_run
 from fedloom.experiment.summary import summary_of
 
-Record = dict[str, Any]
 LOG_LINES = 200
 
 
@@ -23,11 +23,11 @@ class Run:
     """One run's folder, as far as it has come."""
 
     path: Path
-    recipe: Record
-    history: list[Record]
-    clients: list[Record]
+    recipe: dict[str, Any]
+    history: list[RoundRecord]
+    clients: list[ClientRow]
     """A line per client of the last evaluation; empty before the end."""
-    done: Record | None
+    done: Summary | None
     """The summary of a finished run."""
     log: list[str]
     versions: dict[str, str]
@@ -50,17 +50,18 @@ class Run:
         return int(self.recipe["training"]["rounds"])
 
     @cached_property
-    def tested(self) -> list[Record]:
+    def tested(self) -> list[RoundRecord]:
         """Rounds with an evaluation."""
         return [record for record in self.history if "evaluated" in record]
 
     @cached_property
-    def summary(self) -> Record:
+    def summary(self) -> Figures | Summary:
         """The run's figures; those so far while it is not finished; none before the first round."""
         if self.done is not None or not self.history:
-            return self.done or {}
-        rule = self.recipe["evaluation"]["summary"]
-        return summary_of(self.history, rule, ()) | {"seconds": sum(r["seconds"] for r in self.history)}
+            return self.done or Figures()
+        figures = summary_of(self.history, self.recipe["evaluation"]["summary"], ())
+        figures["seconds"] = sum(record["seconds"] for record in self.history)
+        return figures
 
 
 @dataclass
@@ -77,8 +78,7 @@ class Entry:
 
     def known(self, name: str) -> list[float]:
         """This figure of every run that has it."""
-        found = [run.summary.get(name) for run in self.runs]
-        return [value for value in found if value is not None]
+        return [value for run in self.runs if (value := measure(run.summary, name)) is not None]
 
     @property
     def group(self) -> str:
@@ -119,7 +119,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _lines(path: Path) -> list[Record]:
+def _lines(path: Path) -> list[Any]:
     """JSON lines; a last one that is being written does not count yet."""
     whole, _, _ = _text(path).rpartition("\n")
     return [json.loads(line) for line in whole.splitlines()]
