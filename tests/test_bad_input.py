@@ -206,6 +206,7 @@ FILES = {
         cifar(CIFAR, pickle.dumps({"label_names": 3})),
         original("cifar10"), ["batches.meta", "label_names"]),
     "usps: not bzip2": (usps(b"hello"), original("usps"), ["usps.bz2", "cannot be read"]),
+    "usps: cut off": (usps(bz2.compress(b"1 1:2")[:-4]), original("usps"), ["usps.bz2", "cannot be read"]),
     "usps: no libsvm": (usps("1 1:2 x"), original("usps"), ["line 1", "libsvm"]),
     "usps: a pixel too many": (usps("1 257:2"), original("usps"), ["line 1", "libsvm"]),
     "usps: a label out of range": (usps("99 1:2"), original("usps"), ["label 98", "out of range"]),

@@ -59,6 +59,14 @@ class Named(BaseModel):
         return dict(self.model_extra or {})
 
 
+def _model_exists(model: Named) -> Named:
+    try:
+        models.check(model.name, model.options)
+    except UserError as error:
+        raise refusal(str(error)) from None
+    return model
+
+
 def _summary_rule(rule: str) -> str:
     kind, _, count = rule.partition(":")
     if rule == "last" or (kind in ("median", "mean") and count.isdigit() and int(count) > 0):
@@ -96,7 +104,7 @@ class Recipe(Section):
 
     method: Annotated[Named, BeforeValidator(_named("fedavg"))] = Named(name="fedavg")
     data: Annotated[DataSettings, BeforeValidator(_named())] = DataSettings()
-    model: Annotated[Named, BeforeValidator(_named("mlp"))] = Named(name="mlp")
+    model: Annotated[Named, BeforeValidator(_named("mlp")), AfterValidator(_model_exists)] = Named(name="mlp")
     objective: Annotated[Named | None, BeforeValidator(_named("labels"))] = Field(
         None, description="labels, simclr, simsiam, byol, moco or barlow; the method's own by default"
     )
@@ -153,9 +161,8 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
-    def _named_exist(self) -> "Recipe":
+    def _method_exists(self) -> "Recipe":
         try:
-            models.check(self.model.name, self.model.options)
             self.make_method()
         except UserError as error:
             raise refusal(str(error)) from None

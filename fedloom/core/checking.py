@@ -61,6 +61,8 @@ def _sentence(kind: type[BaseModel], error: Any, path: str) -> str:
     cause = error.get("ctx", {}).get("error")
     if cause is None:
         return f"{field} = {shown(error['input'])}: {_remedy(kind, error)}"
+    if str(cause).startswith(f"{field} = "):
+        return str(cause)
     value = shown(error["input"])
     message = str(cause).removeprefix(f"{error['loc'][-1]} {value}: ")
     return f"{field}: {message}" if value in message else f"{field} = {value}: {message}"

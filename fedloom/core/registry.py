@@ -41,9 +41,12 @@ class Registry(dict[str, T], Generic[T]):
 
     def add(self, name: str, thing: T) -> T:
         """Registers a thing. The name of a shipped one cannot be taken by another module."""
+        if not _is_ours(thing):
+            self._load()  # a shipped thing that is imported later would take the name from this one
         known = self.get(name)
         if known is not None and _is_ours(known) and _home(known) != _home(thing):
-            raise UserError(f"{self.field} = '{name}' is a part of fedloom already; choose another name")
+            whose = getattr(thing, "__name__", type(thing).__name__)
+            raise UserError(f"{whose}: the {self.field} '{name}' is a part of fedloom already; choose another name")
         self[name] = thing
         return thing
 

@@ -10,7 +10,7 @@ from inspect import isfunction
 
 import numpy as np
 
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, nearest
 from fedloom.core.options import Count, Positive, declared, validated
 from fedloom.core.registry import Registry
 
@@ -98,13 +98,19 @@ def parse_partition(spec: str) -> Partition:
     file, colon, rest = spec.rpartition(".py:")
     first, *texts = rest.split(":")
     name = file + colon + first
-    divide = PARTITIONS.find(name)
+    said = f"partition '{spec}':"
+    if (divide := PARTITIONS.look_up(name)) is None:
+        choice = nearest(name, PARTITIONS.names())
+        raise UserError(f"{said} '{name}' is unknown: {choice}, or one of yours: path/to/file.py:name")
     values = declared(divide)
     needed = [value for value, (_, default) in values.items() if default is ...]
     form = ":".join([name, *(value if value in needed else f"[{value}]" for value in values)])
     if not len(needed) <= len(texts) <= len(values):
-        raise UserError(f"partition '{spec}': it is written {form}, with {len(texts)} value(s) given")
-    read = validated(values, dict(zip(values, texts, strict=False)), f"partition '{spec}'", name)
+        raise UserError(f"{said} it is written {form}, with {len(texts)} value(s) given")
+    try:
+        read = validated(values, dict(zip(values, texts, strict=False)), "", name)
+    except UserError as error:
+        raise UserError(f"{said} {'; '.join(str(error).splitlines())}") from None
     return Partition(spec, divide, tuple(read.values()))
 
 

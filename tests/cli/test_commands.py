@@ -47,7 +47,7 @@ def test_run_prints_one_json_object_and_progress_elsewhere() -> None:
     assert said["up_bytes"] == said["down_bytes"] == 4 * (65 * 128 + 129 * 64 + 65 * 10)
     assert "fedprox (seed 3)  round 1/2" in result.stderr
     assert "round 2/2" in result.stderr
-    assert Recipe.load(Path(said["run_dir"]) / "recipe.yaml").method.parameters["mu"] == 0.01
+    assert Recipe.load(Path(said["run_dir"]) / "recipe.yaml").method.options["mu"] == 0.01
 
 
 def test_local_has_no_global_accuracy() -> None:
@@ -134,7 +134,7 @@ def test_a_plain_recipe_is_compared_over_seeds_with_its_own_method(tmp_path: Pat
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
     said = last_line(invoke("compare", "r.yaml", "--seeds", "1,2", "--json"))
     assert [(run["method"], run["seed"]) for run in said["runs"]] == [("fedprox", 1), ("fedprox", 2)]
-    assert Recipe.load(Path(said["runs"][0]["run_dir"]) / "recipe.yaml").method.parameters["mu"] == 0.5
+    assert Recipe.load(Path(said["runs"][0]["run_dir"]) / "recipe.yaml").method.options["mu"] == 0.5
 
 
 def test_methods_as_json_have_the_promised_shape() -> None:
@@ -212,7 +212,7 @@ MISTAKES = [
     (["run", "--set", "training.rounds"], "--set training.rounds: write field=value"),
     (["run", "--set", "data.augment=[flip"], "--set data.augment=[flip: the value is not YAML"),
     (["run", "--rounds", "0"], "training.rounds = 0: must be at least 1"),
-    (["run", "--partition", "domain:0"], "data.partition = 'domain:0'"),
+    (["run", "--partition", "domain:0"], "data.partition = 'domain:0': each = '0': must be at least 1"),
     (["run", "--data", "digitz"], "digitz"),
     (["run", "nowhere.yaml"], "recipe 'nowhere.yaml' cannot be read"),
     (["run", "demo"], "describes a comparison of methods; run it with `fedloom compare`"),
@@ -220,7 +220,7 @@ MISTAKES = [
     (["compare", "--methods", "local,fedavgg"], "did you mean 'fedavg'?"),
     (["compare", "--methods", "fedprox,local", "--set", "method.mu=1"], "method.mu = 1: a comparison has several"),
     (["methods", "fedproxx"], "did you mean 'fedprox'?"),
-    (["recipe", "--model", "cnn9"], "model.name = 'cnn9': is unknown: did you mean"),
+    (["recipe", "--model", "cnn9"], "model.name = 'cnn9' is unknown: did you mean 'cnn4'?"),
     (["data", "plot", "--to", "nowhere/x.png"], "--to nowhere/x.png: cannot be written"),
     (["data", "plot", "--to", "x.txt"], "--to x.txt: cannot be written"),
 ]

@@ -120,7 +120,7 @@ def test_assign_goes_into_sections_short_forms_and_empty_ones() -> None:
 def test_with_changes_fields_and_leaves_the_recipe_alone() -> None:
     recipe = Recipe.parse({"method": "fedprox", "training": {"rounds": 3}})
     changed = recipe.with_("method.mu=1e-2", "training.epochs=4", seed=5)
-    assert (changed.method.parameters, changed.training.rounds) == ({"mu": 0.01}, 3)
+    assert (changed.method.options, changed.training.rounds) == ({"mu": 0.01}, 3)
     assert (changed.training.epochs, changed.seed) == (4, 5)
     assert recipe.resolved()["method"]["mu"] == 0.1
     with pytest.raises(UserError, match=r"training\.epoch = 4: there is no such field; did you mean 'epochs'"):
@@ -163,17 +163,21 @@ WRONG: list[tuple[dict[Any, Any], list[str]]] = [
     ({"method": {"mu": 1}}, ["method.mu = 1", "fedavg has none"]),
     ({"method": {"name": "fedprox", "mu": "big"}}, ["method.mu = 'big'", "number"]),
     ({"method": {"name": "fedprox", "norm": "l3"}}, ["method.norm = 'l3'", "'l2'"]),
-    ({"model": "cnn22"}, ["model.name = 'cnn22': is unknown", "did you mean 'cnn2'"]),
+    ({"model": "cnn22"}, ["model.name = 'cnn22' is unknown", "did you mean 'cnn2'"]),
     ({"model": {"name": "cnn2", "dropot": 0.1}}, ["model.dropot = 0.1", "did you mean 'dropout'"]),
-    ({"model": {"name": "cnn2", "dropout": 2}}, ["model.dropout = 2", "a number in [0, 1)"]),
+    ({"model": {"name": "cnn2", "dropout": 2}}, ["model.dropout = 2", "must be below 1"]),
+    ({"model": {"name": "cnn2", "dropout": -0.1}}, ["model.dropout = -0.1", "must be at least 0"]),
     ({"engine": "inlne"}, ["engine.name = 'inlne'", "did you mean 'inline'"]),
     ({"engine": {"device": "gpu"}}, ["engine.device = 'gpu'", "choices: auto, cpu, cuda"]),
     ({"data": {"normalise": "haf"}}, ["data.normalise = 'haf'", "did you mean 'half'"]),
     ({"training": {"optimizer": {"name": "adamw"}}}, ["training.optimizer.name = 'adamw'", "did you mean 'adam'"]),
     # small languages
     ({"data": {"partition": "dirichlt:0.1"}}, ["data.partition = 'dirichlt:0.1'", "did you mean 'dirichlet'"]),
+    ({"data": {"partition": "dirichlt"}}, ["data.partition", "'dirichlt' is unknown", "did you mean 'dirichlet'"]),
+    ({"data": {"partition": "gone.py:mine:3"}}, ["data.partition = 'gone.py:mine'", "there is no file", "gone.py'"]),
     ({"data": {"partition": "dirichlet"}}, ["data.partition = 'dirichlet'", "written dirichlet:alpha"]),
-    ({"data": {"partition": "dirichlet:-1"}}, ["data.partition = 'dirichlet:-1'", "alpha must be a number above 0"]),
+    ({"data": {"partition": "dirichlet:-1"}}, ["data.partition = 'dirichlet:-1'", "alpha = '-1': must be above 0"]),
+    ({"data": {"partition": "domain:0:x"}}, ["data.partition = 'domain:0:x'", "each = '0'", "beta = 'x'"]),
     ({"data": {"split": "poled"}}, ["data.split", "'poled'", "did you mean 'pooled:0.75'"]),
     ({"data": {"split": "pooled:2"}}, ["data.split = 'pooled:2'", "between 0 and 1"]),
     ({"data": {"augment": ["cropp:4"]}}, ["data.augment = ['cropp:4']", "did you mean 'crop'"]),

@@ -134,9 +134,9 @@ def test_features_are_those_of_the_extractor_in_eval_mode():
     z, y = client.features()
     samples = torch.from_numpy(client._samples)
     client.parts.eval()
-    x = (client._lane.pixels.images[samples].float() / 255 - 0.5) / 0.5
+    x = (client._workspace.pixels.images[samples].float() / 255 - 0.5) / 0.5
     torch.testing.assert_close(z, client.model.extractor(x).detach())
-    assert torch.equal(y, client._lane.pixels.labels[samples])
+    assert torch.equal(y, client._workspace.pixels.labels[samples])
 
 
 def test_fit_on_features_sees_features():
@@ -171,15 +171,17 @@ def test_two_batches_of_a_step_are_independent_and_equally_large():
 def test_the_optimizer_state_can_be_kept_between_rounds():
     client = client_of(optimizer=OptimizerSettings(lr=0.1, momentum=0.9))
     client.fit("model", plain, keep_optimizer=True)
-    kept = client._kept
+    kept = client.optimizers
     assert kept
     assert all(name.startswith("optim.plain.model.") for name in kept)
     start = snapshot(client.parts)
-    fresh = Client(client._lane, id=0, round=2, job="update", samples=client._samples, first=False)
+    fresh = Client(client._workspace, id=0, round=2, job="update", samples=client._samples, first=False)
     fresh.fit("model", plain)
     without = snapshot(client.parts)
-    client._lane.load(start, None)
-    again = Client(client._lane, id=0, round=2, job="update", samples=client._samples, first=False, kept=kept)
+    client._workspace.load(start, None)
+    again = Client(
+        client._workspace, id=0, round=2, job="update", samples=client._samples, first=False, optimizers=kept
+    )
     again.fit("model", plain, keep_optimizer=True)
     assert not torch.equal(snapshot(client.parts)["model.head.weight"], without["model.head.weight"])
 
@@ -189,13 +191,13 @@ def test_a_recipe_can_keep_every_optimizer():
     of_method.fit("model", plain, keep_optimizer=True)
     of_recipe = client_of(optimizer=OptimizerSettings(lr=0.1, momentum=0.9, keep=True))
     of_recipe.fit("model", plain)
-    assert same_state(of_recipe._kept, of_method._kept)
+    assert same_state(of_recipe.optimizers, of_method.optimizers)
 
     def step(client, batch):
         client.descend("model", plain(client, batch))
 
     of_recipe.steps(step, train="model")
-    assert any(name.startswith("optim.step.model.") for name in of_recipe._kept)
+    assert any(name.startswith("optim.step.model.") for name in of_recipe.optimizers)
 
 
 def test_randomness_is_keyed_by_seed_round_client_and_use():

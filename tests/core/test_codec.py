@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 from federated import NAMES, LoopGrid, make_experiment, make_federation, make_fleet, member, small_recipe
-from tiny import same_state, tiny_experiment, tiny_run, without_times
+from tiny import same_state, tiny_experiment, tiny_run, tiny_task, without_times
 
 from fedloom.core.codec import RESIDUAL, Codec, WireSettings, parse_encoding
 from fedloom.core.errors import UserError
 from fedloom.core.message import Message, MessageError
+from fedloom.core.training import Training
+from fedloom.core.workspace import Setup
 from fedloom.experiment.loop import Experiment
 from fedloom.methods import get
 
@@ -57,7 +59,7 @@ def test_what_is_not_finite_stays_so(form):
 
 
 def test_error_feedback_loses_nothing_it_only_comes_later():
-    wire = Codec(WireSettings(up="topk:0.05"), get("fedavg"))
+    wire = Codec(WireSettings(up="topk:0.05"))
     like, received = {"w": torch.zeros(100)}, {"w": _random(100, seed=9)}
     memory, arrived, changed = {}, torch.zeros(100), torch.zeros(100)
     for step in range(12):
@@ -110,7 +112,7 @@ def test_methods_do_not_notice(method):
 
 
 def test_row_weights_travel_as_they_are():
-    wire = Codec(WireSettings(up="int8"), get("fedcrl"))
+    wire = Setup(tiny_task(), get("fedcrl"), Training(), seed=0, wire=WireSettings(up="int8")).codec
     message = Message({"means": _random(10, 64), "counts": torch.arange(100.0)})
     sent, _ = wire.encode_up(message, {}, {})
     assert set(sent) == {"means#int8", "means#scale", "counts"}
@@ -166,7 +168,7 @@ def test_nan_is_noticed_in_every_form(form):
     ],
 )
 def test_what_is_no_encoding_is_refused(parts, why):
-    wire = Codec(WireSettings(up="topk:0.02"), get("fedavg"))
+    wire = Codec(WireSettings(up="topk:0.02"))
     good = {"w#place": torch.tensor([5, 7], dtype=torch.int32), "w#value": torch.ones(2)}
     assert wire.decode_up(Message(good), {}, {"w": torch.zeros(100)})["w"].sum() == 2
     with pytest.raises(MessageError, match=why):

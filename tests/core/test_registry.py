@@ -16,6 +16,7 @@ from fedloom.core import registry as plugins
 from fedloom.core.errors import UserError
 from fedloom.data import load
 from fedloom.models import build
+from fedloom.runs.run import recipe_of
 
 METHOD = """
 from fedloom.methods.fedavg import FedAvg
@@ -168,7 +169,7 @@ def test_a_run_goes_on_with_its_file_from_another_folder(tmp_path, monkeypatch):
     path = stopped_run(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    resumed = fedloom.Experiment(fedloom.runs.run.recipe_of(path, {}), task=tiny_task())
+    resumed = fedloom.Experiment(recipe_of(path, {}), task=tiny_task())
     resumed.run(resume=True)
     assert without_times(resumed.history) == without_times(whole.history)
 
@@ -177,7 +178,7 @@ def test_a_run_whose_file_changed_says_so_and_one_whose_file_is_gone_stops(tmp_p
     Path("mine.py").write_text(METHOD)
     path = stopped_run(tmp_path)
     Path("mine.py").write_text(METHOD + "# changed\n")
-    fedloom.Experiment(fedloom.runs.run.recipe_of(path, {}), task=tiny_task()).run(resume=True)
+    fedloom.Experiment(recipe_of(path, {}), task=tiny_task()).run(resume=True)
     assert f"{tmp_path / 'mine.py'} is sha256 " in caplog.text
     assert "numbers may differ" in caplog.text
     Path("mine.py").unlink()
@@ -197,14 +198,14 @@ def test_a_run_whose_file_changed_says_so_and_one_whose_file_is_gone_stops(tmp_p
         ({"method": {"name": "my+Code/own.py:Mine", "pul": 1}}, ["did you mean 'pull'?"]),
         ({"method": "bad.py:Mine"}, ["bad.py cannot be imported: line 2: NameError: name 'Nowhere' is not defined"]),
         ({"method": "worse.py:Mine"}, ["worse.py cannot be imported: line 1: SyntaxError"]),
-        ({"method": "taken.py:FedAvg"}, ["taken.py: class FedAvg: 'fedavg' is a method of fedloom already"]),
+        ({"method": "taken.py:FedAvg"}, ["taken.py: FedAvg: the method.name 'fedavg' is a part of fedloom already"]),
         ({"method": "leaves.py:Mine"}, ["leaves.py cannot be imported: line 1: SystemExit: 3"]),
         ({"method": "empty.py:Mine"}, ["'Mine' is not in empty.py; there is none in it: write a subclass of"]),
         ({"model": "gone.py:Net"}, ["model.name = 'gone.py:Net': there is no file"]),
         ({"model": "my+Code/own.py:Nett"}, ["model.name = 'my+Code/own.py:Nett': 'Nett' is not in", "'Net'?"]),
         ({"model": {"name": "my+Code/own.py:Net", "widht": 3}}, ["did you mean 'width'?"]),
         ({"objective": "my+Code/own.py:Mine"}, ["objective.name = ", "of fedloom.objectives.Objective"]),
-        ({"data": "my+Code/own.py:Net"}, ["dataset 'my+Code/own.py:Net': it is the class Net", "function"]),
+        ({"data": "my+Code/own.py:Net"}, ["data.name = 'my+Code/own.py:Net': it is the class Net", "function"]),
         ({"data": "my+Code/own.py:nothing"}, ["nothing() returned a int, no Dataset"]),
         ({"data": "my+Code/own.py:broken"}, ["broken() failed, line ", "ZeroDivisionError"]),
     ],

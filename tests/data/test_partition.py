@@ -206,17 +206,17 @@ def test_natural_clients_are_the_groups_whatever_number_was_asked() -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("dirichlett:0.1", "unknown partition 'dirichlett': did you mean 'dirichlet'"),
+        ("dirichlett:0.1", "partition 'dirichlett:0.1': 'dirichlett' is unknown: did you mean 'dirichlet'"),
         ("dirichlet", "written dirichlet:alpha, with 0 value"),
         ("iid:3", "written iid, with 1 value"),
         ("domain:1:2:3", r"written domain:\[each\]:\[beta\], with 3 value"),
-        ("dirichlet:x", "alpha must be a number above 0, not 'x'"),
-        ("dirichlet:0", "alpha must be a number above 0, not '0'"),
-        ("dirichlet:inf", "alpha must be a number above 0, not 'inf'"),
-        ("dirichlet:nan", "alpha must be a number above 0, not 'nan'"),
-        ("pathological:2.5", "classes must be a whole number of at least 1, not '2.5'"),
-        ("shards:-1", "each must be a whole number of at least 1, not '-1'"),
-        ("domain:", "each must be a whole number of at least 1, not ''"),
+        ("dirichlet:x", "partition 'dirichlet:x': alpha = 'x': must be a number"),
+        ("dirichlet:0", "partition 'dirichlet:0': alpha = '0': must be above 0"),
+        ("dirichlet:inf", "partition 'dirichlet:inf': alpha = 'inf': must be a finite number"),
+        ("dirichlet:nan", "partition 'dirichlet:nan': alpha = 'nan': must be above 0"),
+        ("pathological:2.5", "classes = '2.5': must be a whole number"),
+        ("shards:-1", "each = '-1': must be at least 1"),
+        ("domain:", "each = '': must be a whole number"),
     ],
 )
 def test_a_spec_that_cannot_be_read_is_refused(spec: str, words: str) -> None:

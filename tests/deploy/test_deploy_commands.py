@@ -11,7 +11,7 @@ from cryptography import x509
 from federated import make_federation, small_recipe
 from typer.testing import CliRunner
 
-from fedloom.cli import app
+from fedloom.cli.commands import app
 from fedloom.core.errors import RunError, UserError
 from fedloom.deploy.certificates import read_key
 from fedloom.deploy.launch import environment

@@ -227,9 +227,14 @@ def _asked(federation, kind="update", client=0, **about):
     """What north answers to a job."""
     north = federation.members[100]
     state = federation.fleet_state
-    faults = {name: about.pop(name) for name in ("fault", "delay") if name in about}
-    job = Job(kind, about.pop("round", 1), Message(state | about.pop("extra", {})), client=client, **faults,
-              clients=(client,) if kind == "global" else about.pop("clients", ()))  # fmt: skip
+    job = Job(
+        kind,
+        about.pop("round", 1),
+        Message(state | about.pop("extra", {})),
+        client=client,
+        attempt=about.pop("attempt", 0),
+        clients=(client,) if kind == "global" else about.pop("clients", ()),
+    )
     header = {"what": "job", "to": 0, "run": "one", "accepted": None, "recipe": federation.fleet._terms,
               "versions": federation.language} | about  # fmt: skip
     return Result.from_bytes(north.answer(header, job.to_bytes())[1])
@@ -255,8 +260,7 @@ def agreed(tmp_path):
         ({"run": "../../etc"}, "it names no run"),
         ({"run": ".."}, "it names no run"),
         ({"run": ".ssh"}, "it names no run"),
-        ({"delay": 1e9}, "it asks for a fault"),
-        ({"fault": "nan"}, "it asks for a fault"),
+        ({"attempt": -1}, "it says no number of attempts"),
         ({"recipe": "0" * 64}, "this recipe was not agreed on"),
         ({"accepted": 1}, "there is no memory of it"),
         ({"to": 1}, "it is for client 1"),

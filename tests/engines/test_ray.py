@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,6 +35,7 @@ from fedloom.engines.ray_session import _token, connected, import_ray
 from fedloom.experiment.loop import Experiment
 from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods import Method, get
+from fedloom.trust.faults import FaultInjector, Faults
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -46,8 +48,8 @@ def local():
     assert not ray.is_initialized()
 
 
-def setup_of(method=None):
-    return Setup(tiny_task(), method or get("fedavg"), Training(), seed=0)
+def setup_of(method=None, intercept=None):
+    return Setup(tiny_task(), method or get("fedavg"), Training(), seed=0, intercept=intercept)
 
 
 @pytest.fixture
@@ -63,9 +65,17 @@ def mine():
     del REGISTRY["mine"]
 
 
-def jobs(count, **options):
+def jobs(count, round=1):
     message = Message(setup_of().build().named_tensors())
-    return [Job("update", 1, message, client=c, **options) for c in range(count)]
+    return [Job("update", round, message, client=c) for c in range(count)]
+
+
+SLOW = Faults(slow=0.5, slow_seconds=1.5)
+
+
+def round_in_which(*slow):
+    """A round in which just these of the first clients are slow."""
+    return next(r for r in count(1) if [SLOW.draw(0, r, c)[1] > 0 for c in range(len(slow))] == list(slow))
 
 
 def results(engine, jobs, strike=None):
@@ -109,16 +119,18 @@ def test_ray_equals_inline_bit_for_bit(method):
 
 @pytest.mark.usefixtures("local")
 def test_a_lost_worker_is_replaced_and_its_client_is_not_lost(caplog, mine):
-    expected = [r.message for r in Inline(setup_of(mine), EngineSettings()).run(jobs(4))]
-    with Ray(setup_of(mine), EngineSettings(name="ray", workers=2, lost_after=3, client_timeout=60)) as engine:
+    all_slow, one_slow = round_in_which(True, True, True, True), round_in_which(True, False, False)
+    expected = [r.message for r in Inline(setup_of(mine), EngineSettings()).run(jobs(4, all_slow))]
+    slow = setup_of(mine, FaultInjector(SLOW, seed=0))
+    with Ray(slow, EngineSettings(name="ray", workers=2, lost_after=3, client_timeout=60)) as engine:
         for blow in (signal.SIGKILL, signal.SIGSTOP):  # dead; silent, as behind a network that is gone
-            got, struck = results(engine, jobs(4, delay=0.7), strike=blow)
+            got, struck = results(engine, jobs(4, all_slow), strike=blow)
             assert [r.error for r in got] == [None] * 4
             assert all(same_state(r.message.tensors, m.tensors) for r, m in zip(got, expected, strict=True))
             assert gone(struck[0])
         assert "silent for engine.lost_after = 3 s" in caplog.text
         engine.settings = engine.settings.model_copy(update={"client_timeout": 1.0})
-        got, _ = results(engine, [*jobs(1, delay=60.0), *jobs(3)[1:]])
+        got, _ = results(engine, jobs(3, one_slow))
         assert [r.error and r.error.kind for r in got] == ["timed_out", None, None]
 
 

@@ -81,7 +81,7 @@ def test_a_rebound_parameter_is_refused(client):
 
 
 def test_torch_dropout_in_a_network_is_refused(client):
-    client._lane.parts.add_module("extra", nn.Dropout(0.5))
+    client._workspace.parts.add_module("extra", nn.Dropout(0.5))
 
     def dropped(client, batch):
         return cross_entropy(client.extra(client.model(batch.x)), batch.y)

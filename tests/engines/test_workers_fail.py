@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from itertools import count
 from time import monotonic, sleep
 
 import pytest
@@ -16,6 +17,7 @@ from fedloom.core.workspace import Setup
 from fedloom.engines import EngineSettings, Processes
 from fedloom.engines.crew import WorkerError
 from fedloom.methods import Method, get
+from fedloom.trust.faults import FaultInjector, Faults
 
 
 class _Suicidal(Method, abstract=True):
@@ -39,14 +41,22 @@ class _Hanging(Method, abstract=True):
             sleep(60)
 
 
-def engine_of(method, workers=2, **settings):
-    setup = Setup(tiny_task(), method, Training(), seed=0)
+def engine_of(method, workers=2, faults=None, seed=0, **settings):
+    setup = Setup(tiny_task(), method, Training(), seed=0, intercept=FaultInjector(Faults(**faults or {}), seed))
     return Processes(setup, EngineSettings(name="processes", workers=workers, **settings))
 
 
 def jobs(engine, clients, kind="update", **fields):
     message = Message(engine.server_workspace.initial)
     return [Job(kind, 1, message, client=c, **fields) for c in clients]
+
+
+def slow_alone(client, of, seconds):
+    """Faults and a seed with which this client is slow in round 1, of so many the only one."""
+    faults = {"slow": 0.3, "slow_seconds": seconds}
+    only = [c == client for c in range(of)]
+    seeds = (seed for seed in count() if [Faults(**faults).draw(seed, 1, c)[1] > 0 for c in range(of)] == only)
+    return faults, next(seeds)
 
 
 def kinds(results):
@@ -85,8 +95,8 @@ def test_workers_killed_while_idle_cost_nobody():
 
 
 def test_a_worker_killed_from_outside_during_a_round(start):
-    with engine_of(get("fedavg"), workers=1) as engine:
-        stream = engine.run(jobs(engine, range(4), delay=0.3))
+    with engine_of(get("fedavg"), workers=1, faults={"slow": 1, "slow_seconds": 0.3}) as engine:
+        stream = engine.run(jobs(engine, range(4)))
         first = next(stream)
         victim = engine._workers[0].process.pid
         threading.Timer(0.1, os.kill, (victim, signal.SIGKILL)).start()
@@ -98,12 +108,11 @@ def test_a_worker_killed_from_outside_during_a_round(start):
 def test_a_hanging_client_is_left_after_its_time_and_only_it(start):
     if start == "spawn":
         method = get("fedavg")  # a class of a test file is not known to a new interpreter
-        late = {1: 60.0}
+        faults, seed = slow_alone(1, of=5, seconds=60)
     else:
-        method, late = _Hanging(), {}
-    with engine_of(method, client_timeout=1.0) as engine:
-        message = Message(engine.server_workspace.initial)
-        todo = [Job("update", 1, message, client=c, delay=late.get(c, 0.0)) for c in range(5)]
+        method, faults, seed = _Hanging(), {}, 0
+    with engine_of(method, faults=faults, seed=seed, client_timeout=1.0) as engine:
+        todo = jobs(engine, range(5))
         list(engine.run(todo[:1]))  # all are up: starting takes seconds where they are spawned, and is not counted
         begun = monotonic()
         results = list(engine.run(todo))
@@ -131,9 +140,9 @@ def test_an_evaluation_is_done_again_by_another_worker():
 
 
 def test_an_injected_crash_is_a_dead_worker():
-    with engine_of(get("fedavg"), workers=1) as engine:
+    with engine_of(get("fedavg"), workers=1, faults={"crash": 1}) as engine:
         pid = engine._workers[0].process.pid
-        results = list(engine.run([*jobs(engine, [0], fault="crash"), *jobs(engine, [1])]))
+        results = list(engine.run([*jobs(engine, [0]), *jobs(engine, [1], kind="evaluate")]))
         assert kinds(results) == ["died", None]
         assert results[0].error.injected
         assert engine._workers[0].process.pid != pid
@@ -150,16 +159,17 @@ def _dies_at_once(*arguments):
 
 
 def test_who_stops_listening_leaves_nothing_to_the_next_round():
-    with engine_of(get("fedavg")) as engine:
-        stream = engine.run(jobs(engine, range(6), delay=0.1))
+    with engine_of(get("fedavg"), faults={"slow": 1, "slow_seconds": 0.1}) as engine:
+        stream = engine.run(jobs(engine, range(6)))
         next(stream)
         stream.close()
         assert [r.client for r in engine.run(jobs(engine, [5, 4, 3]))] == [5, 4, 3]
 
 
 def test_closing_does_not_wait_for_a_busy_worker():
-    engine = engine_of(get("fedavg"))
-    stream = engine.run([*jobs(engine, [0]), *jobs(engine, [1], delay=60.0)])
+    faults, seed = slow_alone(1, of=2, seconds=60)
+    engine = engine_of(get("fedavg"), faults=faults, seed=seed)
+    stream = engine.run(jobs(engine, [0, 1]))
     next(stream)
     processes = [w.process for w in engine._workers]
     begun = monotonic()

@@ -44,6 +44,12 @@ def everyone(**fields):
     return {"training__fraction": 1.0, "training__rounds": 1} | fields
 
 
+def inject(monkeypatch, draw):
+    """Faults that this function draws."""
+    monkeypatch.setattr(Faults, "draw", draw)
+    monkeypatch.setattr(Faults, "any", True)
+
+
 def raising_for(*bad):
     def update(self, client):
         Method.update(self, client)
@@ -168,7 +174,7 @@ def test_what_cannot_be_used_is_not_combined(what, engine, monkeypatch, caplog):
 def _without_client_two(monkeypatch):
     """The state after the same round in which client 2 just does not answer."""
     with monkeypatch.context() as patch:
-        patch.setattr(Faults, "draw", lambda self, seed, round, client, attempt=0: ("drop" if client == 2 else "", 0.0))
+        inject(patch, lambda self, seed, round, client, attempt=0: ("drop" if client == 2 else "", 0.0))
         done = tiny_run("fedavg", **everyone())
     assert done.history[0]["failed"] == {"dropped": 1}
     return done.server.state
@@ -211,7 +217,7 @@ def test_a_failed_clients_memory_is_what_it_was(fault, engine, monkeypatch):
     def draw(self, seed, round, client, attempt=0):
         return (fault if (round, client) == (2, 1) else ""), 0.0
 
-    monkeypatch.setattr(Faults, "draw", draw)
+    inject(monkeypatch, draw)
     rounds = remembered(everyone(training__rounds=3, engine__name=engine), monkeypatch)
     one, two, three = (memory for memory, _ in rounds)
     assert rounds[1][1]["failed"] == {
@@ -223,9 +229,7 @@ def test_a_failed_clients_memory_is_what_it_was(fault, engine, monkeypatch):
 
 
 def test_a_client_that_fails_at_its_first_round_has_no_memory(monkeypatch):
-    monkeypatch.setattr(
-        Faults, "draw", lambda self, seed, round, client, attempt=0: ("raises" if client == 1 else "", 0)
-    )
+    inject(monkeypatch, lambda self, seed, round, client, attempt=0: ("raises" if client == 1 else "", 0))
     (memory, _), *_ = remembered(everyone(), monkeypatch)
     assert sorted(memory) == [0, 2, 3, 4, 5]
 
@@ -252,7 +256,7 @@ def test_a_round_with_too_few_answers_is_retried_with_others(monkeypatch, caplog
     def draw(self, seed, round, client, attempt=0):
         return ("drop" if round == 1 and attempt == 0 else ""), 0.0
 
-    monkeypatch.setattr(Faults, "draw", draw)
+    inject(monkeypatch, draw)
     rounds = remembered({"training__fraction": 0.5, "training__rounds": 2}, monkeypatch)
     asked_first = {int(line.split("client ")[1].split()[0]) for line in caplog.messages if "left out" in line}
     memory, record = rounds[0]
@@ -269,7 +273,7 @@ def test_answers_of_an_attempt_that_failed_are_as_if_never_given(monkeypatch):
         return ("drop" if attempt == 0 and client in (0, 4) else ""), 0.0
 
     plain = tiny_run("fedper", **everyone(training__rounds=2))
-    monkeypatch.setattr(Faults, "draw", draw)
+    inject(monkeypatch, draw)
     done = tiny_run("fedper", **everyone(training__rounds=2, training__min_clients=5))
     assert [r["attempts"] for r in done.history] == [2, 2]
     assert same_state(done.server.state, plain.server.state)

@@ -12,6 +12,7 @@ from tiny import tiny_experiment, tiny_task
 import fedloom
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
+from fedloom.runs.run import recipe_of
 
 NUMBERS = ("loss", "personal_accuracy", "up_bytes")
 
@@ -26,7 +27,7 @@ def stopped_and_resumed(log):
     experiment = tiny_experiment("fedavg", log=log, out="run", on_round=die, storage__checkpoint_every=2)
     with pytest.raises(RuntimeError, match="power cut"):
         experiment.run()
-    fedloom.Experiment(fedloom.runs.run.recipe_of("run", {}), task=tiny_task()).run(resume=True)
+    fedloom.Experiment(recipe_of("run", {}), task=tiny_task()).run(resume=True)
     return [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
 
 

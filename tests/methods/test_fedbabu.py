@@ -55,7 +55,7 @@ def test_what_is_fine_tuned_can_be_chosen(what, parts):
     lane = lane_of(ft_parts=what)
     Watched.moved = []
     lane.setup.method.personalise(
-        Watched(lane, who=0, round=1, job="personalise", samples=lane.setup.task.samples(0), first=True)
+        Watched(lane, id=0, round=1, job="personalise", samples=lane.setup.task.samples(0), first=True)
     )
     ((fitted, moved, steps),) = Watched.moved
     assert fitted == parts

@@ -32,7 +32,7 @@ class Watched(Client):
 def test_three_steps_in_order_and_frozen_parts_do_not_move_buffers_included():
     lane = Workspace(Setup(tiny_task(norm=True), get("fedcrc"), Training(batch_size=16, epochs=3), seed=0))
     Watched.moved = []
-    client = Watched(lane, who=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)
+    client = Watched(lane, id=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)
     lane.setup.method.update(client)
     (first, f, steps), (second, h, steps2), (third, g, steps3) = Watched.moved
     names = lane.parts.named_tensors()

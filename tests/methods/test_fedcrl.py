@@ -100,7 +100,7 @@ def test_the_local_aggregation_is_eq_7_and_8(reg):
             return super().fit(parts, loss, **options)
 
     lane.load(global_state, memory)
-    client = Peeking(lane, who=0, round=2, job="update", samples=lane.setup.task.samples(0), first=False)
+    client = Peeking(lane, id=0, round=2, job="update", samples=lane.setup.task.samples(0), first=False)
     lane.setup.method.update(client)
     tau = np.exp(-0.8 * reg)
     for name, value in seen.items():

@@ -173,9 +173,7 @@ def test_without_alignment_and_with_one_client_it_is_fedrep_bit_for_bit():
 def test_the_head_first_then_the_extractor_each_with_the_other_frozen():
     lane = lane_of(epochs=3)
     Watched.moved = []
-    lane.setup.method.update(
-        Watched(lane, who=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)
-    )
+    lane.setup.method.update(Watched(lane, id=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True))
     (first, h, steps), (second, f, more) = Watched.moved
     assert (first, second) == ("model.head", "model.extractor")
     assert h == set(HEAD)

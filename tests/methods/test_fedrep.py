@@ -14,9 +14,7 @@ def watched(**parameters):
         Setup(tiny_task(norm=True), get("fedrep", **parameters), Training(batch_size=16, epochs=2), seed=0)
     )
     Watched.moved = []
-    lane.setup.method.update(
-        Watched(lane, who=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)
-    )
+    lane.setup.method.update(Watched(lane, id=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True))
     return lane, Watched.moved
 
 

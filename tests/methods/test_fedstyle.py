@@ -245,5 +245,5 @@ def test_what_a_method_cannot_learn_from_is_refused():
         Recipe.parse({"method": "fedcrl", "objective": "simclr"})
     with pytest.raises(UserError, match="did you mean 'simclr'"):
         Recipe.parse({"method": "fedavg", "objective": "simclear"})
-    with pytest.raises(UserError, match=r"objective.tauu = 1: simclr has no such field: did you mean 'tau'"):
+    with pytest.raises(UserError, match=r"objective.tauu = 1: simclr has no such option: did you mean 'tau'"):
         Recipe.parse({"method": "fedavg", "objective": {"name": "simclr", "tauu": 1}})

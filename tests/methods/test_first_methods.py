@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 from tiny import same_state, tiny_run, tiny_task
@@ -82,7 +85,7 @@ def test_a_method_can_be_redefined_but_not_one_of_ours():
             sign: float = -1.0
 
         assert get("again").sign == -1.0
-        with pytest.raises(UserError, match="'fedprox' is a method of fedloom already"):
+        with pytest.raises(UserError, match="FedProx: the method.name 'fedprox' is a part of fedloom already; choose"):
 
             class FedProx(Method):
                 pass
@@ -91,6 +94,12 @@ def test_a_method_can_be_redefined_but_not_one_of_ours():
         from fedloom.methods import METHODS as REGISTRY
 
         del REGISTRY["again"]
+
+
+def test_one_of_ours_cannot_be_redefined_before_it_is_imported():
+    script = "import fedloom\nclass FedProx(fedloom.Method): ..."
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert "errors.UserError: FedProx: the method.name 'fedprox' is a part of fedloom already" in done.stderr
 
 
 def test_hyperparameters_are_checked_as_the_recipe_is():
@@ -116,7 +125,7 @@ def test_a_method_is_frozen():
 
 
 def test_hyperparameters_are_checked():
-    with pytest.raises(UserError, match=r"method.muu = 1: fedprox has no such hyperparameter: did you mean 'mu'"):
+    with pytest.raises(UserError, match=r"method.muu = 1: fedprox has no such option: did you mean 'mu'"):
         get("fedprox", muu=1)
     with pytest.raises(UserError, match=r"method.mu = 'much'"):
         get("fedprox", mu="much")

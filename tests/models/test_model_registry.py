@@ -10,30 +10,29 @@ from fedloom.models.base import check
 
 
 def test_the_listing_has_every_network_with_a_line_about_it():
-    listed = MODELS
-    assert {"mlp", "cnn2", "cnn3", "cnn4", "resnet18", "resnet34", "resnet20", "mobilenet"} <= set(listed)
-    assert all(line.endswith(".") and "\n" not in line for line in listed.values())
+    assert {"mlp", "cnn2", "cnn3", "cnn4", "resnet18", "resnet34", "resnet20", "mobilenet"} <= set(MODELS.names())
+    assert all(network.__doc__.split("\n")[0].endswith(".") for network in MODELS.values())
 
 
 def test_an_unknown_model_is_refused_with_the_nearest_name():
-    with pytest.raises(UserError, match="model 'cnn22' is unknown: did you mean 'cnn2'"):
+    with pytest.raises(UserError, match="model.name = 'cnn22' is unknown: did you mean 'cnn2'"):
         build("cnn22", shape=(1, 28, 28), classes=10)
 
 
 def test_an_unknown_option_is_refused_with_the_nearest_name():
-    with pytest.raises(UserError, match="'cnn2' has no option 'droput': did you mean 'dropout'"):
+    with pytest.raises(UserError, match="model.droput = 0.5: cnn2 has no such option: did you mean 'dropout'"):
         build("cnn2", shape=(1, 28, 28), classes=10, droput=0.5)
-    with pytest.raises(UserError, match="'cnn3' has no option 'dropout': it has none"):
+    with pytest.raises(UserError, match="model.dropout = 0.5: cnn3 has no such option: cnn3 has none"):
         build("cnn3", shape=(1, 28, 28), classes=10, dropout=0.5)
 
 
 @pytest.mark.parametrize(
     ("options", "remedy"),
     [
-        ({"norm": 1}, "'norm' of model 'mlp' is true or false, not 1"),
-        ({"hidden": 0}, "'hidden' of model 'mlp' is a whole number of at least 1, not 0"),
-        ({"hidden": 12.5}, "'hidden' of model 'mlp' is a whole number of at least 1, not 12.5"),
-        ({"features": True}, "'features' of model 'mlp' is a whole number of at least 1, not True"),
+        ({"norm": 2}, "model.norm = 2: must be true or false"),
+        ({"hidden": 0}, "model.hidden = 0: must be at least 1"),
+        ({"hidden": 12.5}, "model.hidden = 12.5: must be a whole number"),
+        ({"features": True}, "model.features = True: must be a number, not a switch"),
     ],
 )
 def test_a_bad_value_is_refused_with_what_it_should_be(options, remedy):
@@ -41,10 +40,19 @@ def test_a_bad_value_is_refused_with_what_it_should_be(options, remedy):
         build("mlp", shape=(1, 8, 8), classes=10, **options)
 
 
-@pytest.mark.parametrize("dropout", [1, -0.1, "0.3"])
-def test_dropout_is_a_probability_below_one(dropout):
-    with pytest.raises(UserError, match=r"'dropout' of model 'cnn2' is a number in \[0, 1\)"):
+@pytest.mark.parametrize(
+    ("dropout", "remedy"), [(1, "must be below 1"), (-0.1, "must be at least 0"), ("much", "must be a number")]
+)
+def test_dropout_is_a_probability_below_one(dropout, remedy):
+    with pytest.raises(UserError, match=f"model.dropout = {dropout!r}: {remedy}"):
         build("cnn2", shape=(1, 28, 28), classes=10, dropout=dropout)
+
+
+def test_a_network_gets_a_value_in_its_own_type():
+    assert check("cnn2", {"dropout": "0.3"}) == {"dropout": 0.3}
+    assert check("mlp", {"norm": 1})["norm"] is True
+    network = build("cnn2", shape=(1, 28, 28), classes=10, dropout="0.3")
+    assert [module.p for module in network.modules() if hasattr(module, "p")] == [0.3]
 
 
 @pytest.mark.parametrize(("name", "least"), [("cnn2", 16), ("cnn3", 22), ("cnn4", 8)])
@@ -62,8 +70,13 @@ def test_a_shape_has_three_positive_numbers(shape):
 
 
 def test_a_name_is_given_once():
-    with pytest.raises(UserError, match="already registered as 'mlp'"):
-        register("mlp")(type(build("mlp", shape=(1, 8, 8), classes=2)))
+    ours = MODELS["mlp"]
+    with pytest.raises(UserError, match="Net: the model.name 'mlp' is a part of fedloom already; choose another name"):
+
+        @register("mlp")
+        class Net(SplitModel): ...
+
+    assert MODELS["mlp"] is ours
 
 
 def test_the_same_seed_gives_the_same_weights():
@@ -75,14 +88,13 @@ def test_the_same_seed_gives_the_same_weights():
 
 
 def test_a_choice_names_what_there_is_to_choose():
-    with pytest.raises(UserError, match="'stem' of model 'resnet18' is auto or small or large, not 'tiny'"):
+    with pytest.raises(UserError, match=r"model.stem = 'tiny': is unknown; \(choices: auto, large, small\)"):
         build("resnet18", shape=(3, 32, 32), classes=10, stem="tiny")
 
 
 @pytest.fixture
-def numbers(monkeypatch):
+def numbers():
     """A user's network, whose options are numbers with and without bounds."""
-    monkeypatch.setattr("fedloom.models.base._registry", {})
 
     @register("numbers")
     class Numbers(SplitModel):
@@ -91,6 +103,9 @@ def numbers(monkeypatch):
             slope: Annotated[float, Field(gt=0)] = 0.2, momentum: Annotated[float, Field(gt=0, le=1)] = 0.1,
         ):  # fmt: skip
             super().__init__()
+
+    yield
+    del MODELS["numbers"]
 
 
 @pytest.mark.parametrize(
@@ -104,12 +119,13 @@ def test_a_number_is_bound_by_its_annotation_alone(numbers, options):
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [
-        ({"scale": float("inf")}, "'scale' of model 'numbers' is a number, not inf"),
-        ({"shift": float("nan")}, "'shift' of model 'numbers' is a number, not nan"),
-        ({"scale": True}, "'scale' of model 'numbers' is a number, not True"),
-        ({"offset": 1.5}, "'offset' of model 'numbers' is a whole number, not 1.5"),
-        ({"slope": 0}, "'slope' of model 'numbers' is a number above 0, not 0"),
-        ({"momentum": 0}, r"'momentum' of model 'numbers' is a number in \(0, 1\], not 0"),
+        ({"scale": float("inf")}, "model.scale = inf: must be a finite number"),
+        ({"shift": float("nan")}, "model.shift = nan: must be a finite number"),
+        ({"scale": True}, "model.scale = True: must be a number, not a switch"),
+        ({"offset": 1.5}, "model.offset = 1.5: must be a whole number"),
+        ({"slope": 0}, "model.slope = 0: must be above 0"),
+        ({"momentum": 0}, "model.momentum = 0: must be above 0"),
+        ({"momentum": 1.5}, "model.momentum = 1.5: must be at most 1"),
     ],
 )
 def test_a_number_outside_its_annotation_is_refused(numbers, options, wanted):

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 from written import a_client, evaluated, write_run
 
-from fedloom.cli import app
+from fedloom.cli.commands import app
 from fedloom.core.errors import UserError
 
 

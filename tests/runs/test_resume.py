@@ -251,7 +251,7 @@ def test_a_full_disk_under_the_metrics(tmp_path) -> None:
 def test_a_full_disk_under_memory_that_spills(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("fedloom.experiment.client_store.Path.write_bytes", _full)
     running = experiment("local", tmp_path / "run")
-    monkeypatch.setattr("fedloom.experiment.ClientStore", lambda budget, inside: _store(1, inside))
+    monkeypatch.setattr("fedloom.experiment.loop.ClientStore", lambda budget, inside: _store(1, inside))
     with pytest.raises(UserError, match="cannot be written: No space left on device"):
         running.run()
 
@@ -269,7 +269,7 @@ def _store(budget, inside):
 def test_spilled_memory_is_in_the_checkpoint_and_what_a_killed_process_left_is_removed(
     whole, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr("fedloom.experiment.ClientStore", lambda budget, inside: _store(20_000, inside))
+    monkeypatch.setattr("fedloom.experiment.loop.ClientStore", lambda budget, inside: _store(20_000, inside))
     out = tmp_path / "run"
     with pytest.raises(Interrupted):
         experiment("ditto", out, on_round=stop_in(2)).run()

@@ -11,7 +11,7 @@ from test_resume import CrashError, contents, results
 from typer.testing import CliRunner
 
 import fedloom
-from fedloom.cli import app
+from fedloom.cli.commands import app
 from fedloom.core.errors import UserError
 from fedloom.core.signals import Interrupted
 

@@ -74,7 +74,7 @@ def test_figures_printed_as_shares_are_percents_here() -> None:
 def test_settings_are_the_papers() -> None:
     fedintr = cell("fedintr/table3", "moon", dataset="cifar10", beta=0.5).recipe()
     assert (fedintr.training.batch_size, fedintr.training.epochs, fedintr.evaluation.summary) == (512, 10, "median:10")
-    assert (fedintr.data.partition, fedintr.method.parameters["mu"]) == ("dirichlet:0.5", 5)
+    assert (fedintr.data.partition, fedintr.method.options["mu"]) == ("dirichlet:0.5", 5)
     fedcrc = cell("fedcrc/table2", "fedcrc", dataset="cifar10", beta=0.1).recipe()
     assert [fedcrc.training.lr(round) for round in (1, 49, 50, 75)] == pytest.approx([0.05, 0.05, 0.01, 0.001])
     assert (fedcrc.data.newcomers, fedcrc.training.fraction, fedcrc.data.split) == (40, 0.1, "pooled:0.8")

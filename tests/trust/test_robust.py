@@ -8,7 +8,7 @@ from tiny import same_state, tiny_run, tiny_task, without_times
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.message import Message
-from fedloom.core.server import Server
+from fedloom.core.server import Server, WeightedMean
 from fedloom.core.training import Training
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import METHODS as REGISTRY
@@ -249,7 +249,10 @@ class Peeking(Counting, abstract=True):
 
     def combine(self, server, messages):
         assert server.federation == 6
-        server.move(server.mean(((message, 1.0) for message in messages), None, {}, ()))
+        mean = WeightedMean(server.state, None, {}, ())
+        for message in messages:
+            mean.add(message, 1.0)
+        server.move(mean.result())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """USPS, the digits of envelopes: libsvm's text files, or one HDF5 file."""
 
+import bz2
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -46,12 +48,26 @@ def _read_libsvm(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
     try:
         values, labels = load_svmlight_file(str(path), n_features=256, zero_based=False)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read in libsvm's format ({error})") from error
+    except ValueError as error:
+        raise UserError(f"{path}: {_wrong_line(path, error)}") from error
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
     pixels: np.ndarray = values.toarray()
     if not np.isfinite(pixels).all():
         raise UserError(f"{path}: a pixel of line {int(np.argwhere(~np.isfinite(pixels))[0, 0]) + 1} is no number")
     return (pixels + 1) / 2, labels.astype(np.int64) - 1
+
+
+def _wrong_line(path: Path, error: ValueError) -> str:
+    """Which line it is that scikit-learn complains about: the first that it cannot read alone."""
+    from sklearn.datasets import load_svmlight_file
+
+    for number, line in enumerate(bz2.decompress(path.read_bytes()).splitlines(), start=1):
+        try:
+            load_svmlight_file(BytesIO(line), n_features=256, zero_based=False)
+        except ValueError as wrong:
+            return f"line {number} is not in libsvm's format ({wrong})"
+    return f"cannot be read in libsvm's format ({error})"
 
 
 def _read_hdf5(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -12,7 +12,8 @@ from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run_with_memory
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import conv2d, cross_entropy
 
-from fedloom.core.job import Job, perform
+from fedloom.core.failures import Failure
+from fedloom.core.job import Job, Result, perform
 from fedloom.core.message import Message
 from fedloom.core.workspace import Eager, Workspace
 from fedloom.data import Federation
@@ -154,7 +155,9 @@ def test_steps_that_cannot_be_batched_are_taken_alone(of):
             return super().loss(client, batch) * (1 + self.odd(client, batch))
 
         def drawn(self, client, batch):
-            return torch.bernoulli(torch.full_like(batch.x[:, 0, 0, 0], 0.5), generator=client._lane.generator).mean()
+            return torch.bernoulli(
+                torch.full_like(batch.x[:, 0, 0, 0], 0.5), generator=client._workspace.generator
+            ).mean()
 
         def counted(self, client, batch):
             return torch.zeros(4).index_add_(0, batch.y, torch.ones_like(batch.y, dtype=torch.float)).square().mean()
@@ -253,10 +256,14 @@ def test_a_message_of_other_shapes_is_its_clients_failure(shape):
 
 
 def test_a_common_message_is_let_go_of_and_reaches_those_who_work():
-    cohort = cohort_of(setup := setup_of())
+    def drops_client_1(work, workspace, job):
+        if (job.client, job.round) == (1, 2):
+            return Result(1, error=Failure("dropped", "it does not answer"))
+        return work(workspace, job)
+
+    cohort = cohort_of(setup := replace(setup_of(), intercept=drops_client_1))
     check(setup, cohort, updates(setup, range(3)))
     jobs = updates(setup, range(2), 2)
-    jobs[1] = replace(jobs[1], fault="drop")
     first, second = cohort.attempt(jobs)
     assert second.error is not None
     close(first.message.tensors, perform(Workspace(setup), jobs[0]).message.tensors)
