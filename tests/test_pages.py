@@ -5,9 +5,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from fedloom.cli import commands
-from fedloom.cli.completion.commands import outline_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -24,10 +24,11 @@ def shown(page: Path) -> list[list[str]]:
 
 def flags() -> dict[str, set[str]]:
     """Of every command, `data plot` by both words."""
-    outline = outline_of(commands.app)
-    found = [(one["name"], one) for one in outline["commands"]]
-    found += [(f"{name} {one['name']}", one) for name, group in outline["groups"].items() for one in group["commands"]]
-    return {name: {flag for told in one["parameters"] for flag in told["names"]} | {"--help"} for name, one in found}
+    found = {}
+    for name, command in get_command(commands.app).commands.items():
+        for inner, one in getattr(command, "commands", {"": command}).items():
+            found[f"{name} {inner}".strip()] = {flag for known in one.params for flag in known.opts} | {"--help"}
+    return found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

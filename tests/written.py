@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from fedloom.experiment.run_folder import FORMAT
+
 
 def write_run(
     path: Path, method: str | dict[str, Any] = "fedavg", *, seed: int = 0, rounds: int = 2,
@@ -22,6 +24,7 @@ def write_run(
         "evaluation": {"summary": "last"},
         "seed": seed,
     }
+    (path / "versions.json").write_text(json.dumps({"format": FORMAT}))
     (path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     lines = {"metrics.jsonl": history, "clients.jsonl": clients}
     for name, rows in lines.items():

@@ -1,30 +1,18 @@
-"""The command line: a file per group of commands."""
+"""The command line: a file per group of commands. None imports torch before a command needs it."""
 
 import sys
-from contextlib import suppress
 
-from fedloom.cli.completion import offers, outline
 from fedloom.core.errors import RunError, UserError
 from fedloom.core.signals import follow, follows
 
 
 def main() -> None:
-    """Entry point of `fedloom`. Exit code 2 after a user's mistake, 1 after a run that cannot continue.
-
-    Help and completions come from a stored outline of the commands, which does not import torch.
-    """
+    """Run `fedloom`; exit with 2 after a mistake of the user, with 1 after a run that cannot continue."""
     if follows():
         follow()
-    wanted = outline.enough()
-    if wanted and (stored := outline.kept()):
-        with suppress(offers.MoreIsWanted):
-            stored()
-            return
-        wanted = False
+    from fedloom.cli.base import err, say
     from fedloom.cli.commands import app
 
-    if wanted:
-        outline.keep(app)
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
@@ -33,15 +21,7 @@ def main() -> None:
     except (UserError, RunError) as error:
         if debug:
             raise
-        _show(error)
+        err.print("error:", style="bold red", end=" ")
+        for line in (str(error), *getattr(error, "__notes__", [])):
+            say(line, err)
         sys.exit(2 if isinstance(error, UserError) else 1)
-
-
-def _show(error: UserError | RunError) -> None:
-    from rich.markup import escape
-
-    from fedloom.cli.base import err
-
-    err.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
-    for note in getattr(error, "__notes__", []):
-        err.print(note, highlight=False, markup=False, soft_wrap=True)

@@ -5,18 +5,16 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from inspect import cleandoc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
-from fedloom.config.recipe import Recipe
-from fedloom.core.registry import short
 from fedloom.core.signals import Interrupted
-from fedloom.experiment.records import Summary
-from fedloom.experiment.run_folder import without_nan
-from fedloom.report.progress import RunProgress
-from fedloom.report.table import comparison_table
+
+if TYPE_CHECKING:
+    from fedloom.config.recipe import Recipe
+    from fedloom.experiment.records import Summary
 
 app = typer.Typer(
     help="Personalised, representation-based federated learning.\n\nStart with: fedloom compare demo",
@@ -30,7 +28,7 @@ err = Console(stderr=True)
 
 
 def flow(commands: typer.Typer) -> None:
-    """Lets paragraphs of help texts flow to the terminal's width: typer would keep the line breaks of the source."""
+    """Let paragraphs of help texts flow to the terminal's width: typer keeps the line breaks of the source."""
     for command in commands.registered_commands:
         paragraphs = cleandoc((command.callback and command.callback.__doc__) or "").split("\n\n")
         command.help = "\n\n".join(text.replace("\n", " ") for text in paragraphs)
@@ -39,17 +37,28 @@ def flow(commands: typer.Typer) -> None:
             flow(group.typer_instance)
 
 
+def say(text: str, where: Console = out) -> None:
+    """Print plain text at once, and leave wrapping to the terminal."""
+    where.print(text, highlight=False, markup=False, soft_wrap=True)
+    where.file.flush()
+
+
 def show_json(value: Any) -> None:
-    """The last line of stdout."""
+    """Write a value as the last line of stdout."""
+    from fedloom.experiment.run_folder import without_nan
+
     sys.stdout.write(json.dumps(without_nan(value)) + "\n")
 
 
 @contextmanager
 def watching() -> Iterator[Any]:
-    """Makes a progress display per run, and ends the last one whatever happens; a run that was stopped says so."""
+    """Yield a function that shows the progress of a run; print how to go on with a run that was stopped."""
+    from fedloom.core.registry import short
+    from fedloom.report.progress import RunProgress
+
     shown: list[RunProgress] = []
 
-    def start(recipe: Recipe, title: str | None = None) -> RunProgress:
+    def start(recipe: "Recipe", title: str | None = None) -> RunProgress:
         for progress in shown:
             progress.stop()
         title = title or f"{short(recipe.method.name)} (seed {recipe.seed})"
@@ -61,19 +70,21 @@ def watching() -> Iterator[Any]:
     except Interrupted as stopped:
         for progress in shown:
             progress.stop()
-        err.print(str(stopped), highlight=False, markup=False, soft_wrap=True)
+        say(str(stopped), err)
         raise typer.Exit(stopped.exit_code) from None
     finally:
         for progress in shown:
             progress.stop()
 
 
-def show(summaries: list[Summary], as_json: bool, value: Mapping[str, Any]) -> None:
-    """A table, or JSON; and where everything is."""
+def show(summaries: "list[Summary]", as_json: bool, value: Mapping[str, Any]) -> None:
+    """Print a table and the run folder, or JSON."""
+    from fedloom.report.table import comparison_table
+
     for note in dict.fromkeys(note for summary in summaries for note in summary["notes"]):
-        err.print(f"note: {note}", highlight=False, markup=False)
+        say(f"note: {note}", err)
     if as_json:
         show_json(value)
         return
     out.print(comparison_table(summaries))
-    out.print(f"run folder: {value['run_dir']}", highlight=False, markup=False, soft_wrap=True)
+    say(f"run folder: {value['run_dir']}")

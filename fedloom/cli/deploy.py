@@ -1,4 +1,4 @@
-"""`fedloom deploy …`: a federation of organisations, over Flower. Flower itself is imported only when it is needed."""
+"""`fedloom deploy …`: a federation of organisations, over Flower."""
 
 import logging
 import os
@@ -11,12 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedloom.cli.base import app, err, out, show, show_json
-from fedloom.cli.options import Json, Set
-from fedloom.config.recipe import Recipe
+from fedloom.cli import flags
+from fedloom.cli.base import app, err, say, show, show_json
 from fedloom.core.errors import UserError
-from fedloom.deploy.launch import quiet
-from fedloom.experiment.run_folder import finished
 
 deploy_app = typer.Typer(
     help="Run a real federation between organisations, over Flower (docs/deploy.md).", no_args_is_help=True
@@ -28,7 +25,9 @@ Folder = Annotated[Path, typer.Option("--folder", help="A folder that `fedloom d
 
 @deploy_app.callback()
 def _needs_flower() -> None:
-    if find_spec("flwr") is None:
+    from fedloom.deploy.launch import quiet
+
+    if find_spec("flwr") is None and "--help" not in sys.argv:
         raise UserError("fedloom deploy: needs Flower; pip install 'fedloom[flower]'")
     os.environ.update(quiet())  # before anything of Flower's is imported
 
@@ -46,7 +45,7 @@ def init(
     shape: Annotated[str | None, typer.Option("--shape", help="Such as 3x32x32, instead of --data-like.")] = None,
     port: Annotated[int, typer.Option("--port", help="Where organisations reach the server.")] = 9092,
     control_port: Annotated[int, typer.Option("--control-port", help="For control, on its own machine.")] = 9093,
-    set_: Set = None,
+    set_: flags.Set = None,
 ) -> None:
     """Write the folder of a federation: recipe, certificates, a key pair per organisation, start scripts.
 
@@ -56,6 +55,7 @@ def init(
     Example: fedloom deploy init hospitals --host fl.example.org --organisations north,south --recipe my.yaml
     --data-like samples/
     """
+    from fedloom.config.recipe import Recipe
     from fedloom.deploy.init import like, parse_shape, write_federation
     from fedloom.deploy.terms import Federation
 
@@ -67,10 +67,10 @@ def init(
         classes=named, shape=measured,
     )  # fmt: skip
     write_federation(folder, federation, Recipe.load(recipe).with_(*(set_ or [])))
-    _say(f"written: {folder}")
-    _say(f"  the server:       {folder}/server/start.sh")
+    say(f"written: {folder}")
+    say(f"  the server:       {folder}/server/start.sh")
     for name in federation.organisations:
-        _say(f"  for {name}: {folder}/organisations/{name} (give it to them; it holds their private key)")
+        say(f"  for {name}: {folder}/organisations/{name} (give it to them; it holds their private key)")
 
 
 @deploy_app.command()
@@ -92,7 +92,7 @@ def server(
 
     serve(
         folder, listen=listen, control=control, have_proxy=have_proxy,
-        ready=lambda federation: _say(
+        ready=lambda federation: say(
             f"ready: '{federation.name}' on port {federation.port}, for {', '.join(federation.organisations)}"
         ),
     )  # fmt: skip
@@ -122,7 +122,7 @@ def client(
     methods = _list(allow_methods) if allow_methods else ()
     member = load_member(folder, data, methods=methods, max_rounds=max_rounds, device=device)
     for line in member.consent.lines(member.federation, member.task(member.consent.recipe), member.name):
-        _say(line)
+        say(line)
     if not yes and not typer.confirm("join?"):
         raise typer.Exit(1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -149,8 +149,8 @@ def start(
         float, typer.Option("--client-timeout", min=1, help="Seconds in which a client answers, or is left out.")
     ] = 600.0,
     detach: Annotated[bool, typer.Option("--detach", help="Leave once it has started.")] = False,
-    set_: Set = None,
-    as_json: Json = False,
+    set_: flags.Set = None,
+    as_json: flags.Json = False,
 ) -> None:
     """Start a run on the server of this folder, wait for it and show its result.
 
@@ -162,12 +162,14 @@ def start(
 
       fedloom deploy start my.yaml --folder hospitals/server --name second --set training.rounds=50
     """
+    from fedloom.config.recipe import Recipe
     from fedloom.deploy.serving import await_run, begin
+    from fedloom.experiment.run_folder import finished
 
     described = Recipe.load(recipe or folder / "recipe.yaml").with_(*(set_ or []))
     name = name or f"{datetime.now():%Y%m%d-%H%M%S}-{described.method.name}"
     number = begin(folder, described, name, wait=wait, client_timeout=client_timeout)
-    err.print(f"started: {name} (Flower's run {number})", highlight=False, markup=False)
+    say(f"started: {name} (Flower's run {number})", err)
     if detach:
         return
     await_run(folder, number, timeout)
@@ -177,7 +179,7 @@ def start(
 
 
 @deploy_app.command()
-def status(folder: Folder = Path("."), as_json: Json = False) -> None:
+def status(folder: Folder = Path("."), as_json: flags.Json = False) -> None:
     """Show which organisations are there and how runs go.
 
     Example: fedloom deploy status --folder hospitals/server
@@ -191,9 +193,9 @@ def status(folder: Folder = Path("."), as_json: Json = False) -> None:
         show_json(found)
         return
     for name, state in nodes.items():
-        _say(f"{name}: {state}")
+        say(f"{name}: {state}")
     for run in runs:
-        _say(f"run {run.number}: {' '.join(filter(None, (run.status, run.outcome, run.details)))}")
+        say(f"run {run.number}: {' '.join(filter(None, (run.status, run.outcome, run.details)))}")
 
 
 @deploy_app.command()
@@ -207,15 +209,10 @@ def stop(folder: Folder = Path(".")) -> None:
     with controlling(folder) as flower:
         running = [run for run in flower.runs() if not run.over]
         for run in running:
-            _say(f"run {run.number}: {'stopped' if flower.stop(run.number) else 'was over already'}")
+            say(f"run {run.number}: {'stopped' if flower.stop(run.number) else 'was over already'}")
     if not running:
-        _say("no run is under way")
+        say("no run is under way")
 
 
 def _list(text: str | None) -> tuple[str, ...]:
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
-
-
-def _say(line: str) -> None:
-    out.print(line, highlight=False, markup=False, soft_wrap=True)
-    sys.stdout.flush()

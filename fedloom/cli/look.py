@@ -8,41 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.table import Table
 
-from fedloom import methods
-from fedloom.cli.base import app, err, out, show_json
-from fedloom.cli.completion import offers
-from fedloom.cli.options import (
-    BatchSize,
-    Clients,
-    DataDir,
-    DataFlag,
-    EngineFlag,
-    Epochs,
-    Fraction,
-    Json,
-    Lr,
-    MethodFlag,
-    ModelFlag,
-    Out,
-    Partition,
-    RecipeFile,
-    Rounds,
-    Seed,
-    Set,
-    fields_of,
-)
-from fedloom.config.loading import raw_recipe
-from fedloom.config.recipe import Recipe
+from fedloom.cli import flags, offers
+from fedloom.cli.base import app, err, out, say, show_json
 from fedloom.core.errors import UserError
-from fedloom.data import describe
-from fedloom.experiment.build import make_task
-from fedloom.report.federation_plot import plot_federation
-from fedloom.report.ledger import ledger_lines
-from fedloom.report.methods import explain, list_one, method_info
-from fedloom.trust.ledger import read_ledger
 
 data_app = typer.Typer(help="Look at data.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -53,12 +23,14 @@ def list_methods(
     name: Annotated[
         str | None, typer.Argument(autocompletion=offers.methods, help="Explain this one; also yours: file.py:Name.")
     ] = None,
-    as_json: Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """List the methods: what each shares and keeps, its paper and hyperparameters.
 
     Example: fedloom methods fedprox
     """
+    from fedloom.report.methods import explain, list_one, method_info
+
     rows = list(_known_methods()) if name is None else [method_info(name)]
     if as_json:
         show_json({"methods": rows})
@@ -72,19 +44,24 @@ def list_methods(
 
 
 def _known_methods() -> Iterator[dict[str, Any]]:
-    for name in methods.METHODS.names():
+    from fedloom.methods import METHODS
+    from fedloom.report.methods import method_info
+
+    for name in METHODS.names():
         try:
             yield method_info(name) | {"name": name}
         except UserError as error:  # a package that cannot be imported is no reason to list no others
-            err.print(f"note: {error}", highlight=False, markup=False, soft_wrap=True)
+            say(f"note: {error}", err)
 
 
 @app.command()
-def datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
+def datasets(data_dir: flags.DataDir = None, as_json: flags.Json = False) -> None:
     """List the datasets that are known, and whether their files are here.
 
     Example: fedloom datasets --data-dir ~/data
     """
+    from fedloom.data import describe
+
     rows = [asdict(info) for info in describe(data_dir)]
     if as_json:
         show_json({"datasets": json.loads(json.dumps(rows, default=str))})
@@ -102,16 +79,22 @@ def datasets(data_dir: DataDir = None, as_json: Json = False) -> None:
 
 @app.command(name="recipe")
 def print_recipe(
-    recipe: RecipeFile = None, method: MethodFlag = None, data: DataFlag = None, data_dir: DataDir = None,
-    clients: Clients = None, partition: Partition = None, model: ModelFlag = None, rounds: Rounds = None,
-    epochs: Epochs = None, batch_size: BatchSize = None, lr: Lr = None, fraction: Fraction = None,
-    seed: Seed = None, engine: EngineFlag = None, out_dir: Out = None, set_: Set = None, as_json: Json = False,
+    recipe: flags.RecipeFile = None, method: flags.Method = None, data: flags.Data = None,
+    data_dir: flags.DataDir = None, clients: flags.Clients = None, partition: flags.Partition = None,
+    model: flags.Model = None, rounds: flags.Rounds = None, epochs: flags.Epochs = None,
+    batch_size: flags.BatchSize = None, lr: flags.Lr = None, fraction: flags.Fraction = None, seed: flags.Seed = None,
+    engine: flags.Engine = None, out_dir: flags.Out = None, set_: flags.Set = None, as_json: flags.Json = False,
 ) -> None:  # fmt: skip
     """Print the full resolved recipe: every field with its value.
 
     Example: fedloom recipe --method fedprox --rounds 50 > my.yaml
     """
-    fields = fields_of(
+    import yaml
+
+    from fedloom.config.loading import raw_recipe
+    from fedloom.config.recipe import Recipe
+
+    fields = flags.fields_of(
         set_, method=method, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model,
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, seed=seed, engine=engine,
         out=out_dir,
@@ -126,30 +109,41 @@ def print_recipe(
 
 
 @app.command()
-def ledger(folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], as_json: Json = False) -> None:
+def ledger(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], as_json: flags.Json = False
+) -> None:
     """Show exactly what left a client in a run, and what never did: names, shapes, types, bytes, rounds, clients.
 
     Example: fedloom ledger runs/20260101-120000-fedrep-digits-s0
     """
+    from fedloom.report.ledger import ledger_lines
+    from fedloom.trust.ledger import read_ledger
+
     found = read_ledger(folder)
     if as_json:
         show_json(found)
         return
     for line in ledger_lines(found):
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(line)
 
 
 @data_app.command(name="plot")
 def plot(
-    recipe: RecipeFile = None, data: DataFlag = None, data_dir: DataDir = None, clients: Clients = None,
-    partition: Partition = None, seed: Seed = None, set_: Set = None,
-    to: Annotated[Path, typer.Option("--to", help="The picture.")] = Path("federation.png"), as_json: Json = False,
+    recipe: flags.RecipeFile = None, data: flags.Data = None, data_dir: flags.DataDir = None,
+    clients: flags.Clients = None, partition: flags.Partition = None, seed: flags.Seed = None, set_: flags.Set = None,
+    to: Annotated[Path, typer.Option("--to", help="The picture.")] = Path("federation.png"),
+    as_json: flags.Json = False,
 ) -> None:  # fmt: skip
     """Draw who holds what: clients by classes, dots as large as the counts.
 
     Example: fedloom data plot --data digits --clients 20 --partition dirichlet:0.1 --to federation.png
     """
-    fields = fields_of(set_, data=data, data_dir=data_dir, clients=clients, partition=partition, seed=seed)
+    from fedloom.config.loading import raw_recipe
+    from fedloom.config.recipe import Recipe
+    from fedloom.experiment.build import make_task
+    from fedloom.report.federation_plot import plot_federation
+
+    fields = flags.fields_of(set_, data=data, data_dir=data_dir, clients=clients, partition=partition, seed=seed)
     values = raw_recipe(recipe, fields)
     for several in ("compare", "sweep"):
         values.pop(several, None)
@@ -162,4 +156,4 @@ def plot(
     if as_json:
         show_json({"picture": str(to), "clients": task.clients, "classes": task.classes})
     else:
-        out.print(f"drawn: {to}", highlight=False, markup=False, soft_wrap=True)
+        say(f"drawn: {to}")

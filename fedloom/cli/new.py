@@ -10,11 +10,9 @@ from typing import Annotated
 
 import typer
 
-from fedloom import methods, objectives
-from fedloom.cli.base import app, out, show_json
-from fedloom.cli.options import Json
+from fedloom.cli import flags
+from fedloom.cli.base import app, say, show_json
 from fedloom.core.errors import UserError
-from fedloom.experiment.files import unwritable
 
 
 class Kind(StrEnum):
@@ -39,7 +37,7 @@ def new(
     kind: Annotated[Kind, typer.Argument(help="What to write.")],
     name: Annotated[str, typer.Argument(help="Its name: small letters, digits and _.")],
     to: Annotated[Path, typer.Option("--to", help="The folder.")] = Path(),
-    as_json: Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Write a small working method, model, objective or dataset of your own, with its test: change it from there.
 
@@ -57,14 +55,18 @@ def new(
         return
     test = f"pytest {written[1]}" + ("" if find_spec("pytest") else "      (after: pip install pytest)")
     for line in (f"written: {written[0]}, {written[1]}", f"test it: {test}", f"run it:  {use}"):
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(line)
 
 
 def write(kind: Kind, name: str, folder: Path) -> list[Path]:
-    """The file and its test, neither of which may be there yet."""
+    """Write the file and its test, neither of which may be there yet."""
+    from fedloom.experiment.files import unwritable
+    from fedloom.methods import METHODS
+    from fedloom.objectives import OBJECTIVES
+
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise UserError(f"new {kind} '{name}': a name has small letters, digits and _, as in: fedloom new {kind} mine")
-    shipped = {Kind.METHOD: set(methods.METHODS), Kind.OBJECTIVE: set(objectives.OBJECTIVES)}
+    shipped = {Kind.METHOD: set(METHODS), Kind.OBJECTIVE: set(OBJECTIVES)}
     if _class_name(name).lower() in shipped.get(kind, set()):
         raise UserError(f"new {kind} '{name}': there is one of this name in fedloom; choose another")
     texts = files("fedloom") / "cli" / "templates"

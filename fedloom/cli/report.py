@@ -6,18 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from fedloom.cli.base import app, err, out, show_json
-from fedloom.cli.options import Json
-from fedloom.report.live import Live
-from fedloom.report.page.insight import POINTS, Insights
-from fedloom.report.page.page import page_of, refuse_unwritable, write
-from fedloom.report.page.png import write_pngs
-from fedloom.report.page.runs import entries_of, read_runs
+from fedloom.cli import flags
+from fedloom.cli.base import app, err, say, show_json
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or the folder of a comparison.")]
-
+POINTS = 400
 Points = Annotated[int, typer.Option("--points", min=0, help="Samples of a t-SNE; 0 leaves them out.")]
 
 
@@ -27,7 +21,7 @@ def report(
     to: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("report.html"),
     png: Annotated[Path | None, typer.Option("--png", help="A folder to write every figure to, as PNG.")] = None,
     points: Points = POINTS,
-    as_json: Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Write one HTML file about a run or a comparison: curves, table, clients, classes, representations, costs.
 
@@ -39,18 +33,23 @@ def report(
 
       fedloom report runs/a runs/b --out a-and-b.html --png figures
     """
+    from fedloom.report.page.insight import Insights
+    from fedloom.report.page.page import page_of, refuse_unwritable, write
+    from fedloom.report.page.png import write_pngs
+    from fedloom.report.page.runs import entries_of, read_runs
+
     refuse_unwritable(to)
     entries = entries_of(read_runs(runs))
-    insights = Insights(points, tell=lambda text: _say(err, text))
+    insights = Insights(points, tell=lambda text: say(text, err))
     page = page_of(entries, insights.of(entries))
     write(page, to)
     pictures = write_pngs(page, png) if png is not None else []
     if as_json:
         show_json({"report": str(to), "pictures": [str(path) for path in pictures]})
         return
-    _say(out, f"report: {to}")
+    say(f"report: {to}")
     if png is not None:
-        _say(out, f"{len(pictures)} pictures: {png}")
+        say(f"{len(pictures)} pictures: {png}")
 
 
 @app.command()
@@ -69,22 +68,24 @@ def watch(
 
       fedloom watch runs/20250101-120000-compare --port 8000
     """
+    from fedloom.report.live import Live
+    from fedloom.report.page.insight import Insights
+    from fedloom.report.page.runs import read_runs
+
     read_runs(runs)  # a folder without runs is a mistake
     with Live(runs, port=port, insights=Insights(points)) as live:
-        live.stay(lambda: _say(out, f"watching: {live.url} (Ctrl-C ends it)"))
+        live.stay(lambda: say(f"watching: {live.url} (Ctrl-C ends it)"))
 
 
 @contextmanager
 def live_page(folder: Path | None) -> Iterator[Callable[[], None]]:
-    """The page of a run in this process, if one is wanted; yields what to call when the run has ended."""
+    """Serve the page of a run in this process, if a folder is given; yield what to call when the run has ended."""
     if folder is None:
         yield lambda: None
         return
+    from fedloom.report.live import Live
+    from fedloom.report.page.insight import Insights
+
     with Live([folder], insights=Insights(unfinished=False)) as live:  # the run has the data in memory already
-        _say(err, f"watch it: {live.url}")
-        yield lambda: live.stay(lambda: _say(err, f"the page stays: {live.url} (Ctrl-C ends it)"))
-
-
-def _say(where: Console, text: str) -> None:
-    where.print(text, highlight=False, markup=False, soft_wrap=True)
-    where.file.flush()
+        say(f"watch it: {live.url}", err)
+        yield lambda: live.stay(lambda: say(f"the page stays: {live.url} (Ctrl-C ends it)", err))

@@ -1,28 +1,28 @@
 """`fedloom reproduce`: the papers' tables, run, beside the papers' figures."""
 
+from __future__ import annotations
+
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table as Grid
 
-from fedloom.cli.base import app, err, out, show_json, watching
-from fedloom.cli.options import DataDir, EngineFlag, Json, Set, fields_of
+from fedloom.cli import flags
+from fedloom.cli.base import app, err, out, say, show_json, watching
 from fedloom.core.errors import UserError, nearest
 from fedloom.core.signals import Interrupts
-from fedloom.studies import cost
-from fedloom.studies.comparison import Line, changes_in_words, compared, order, setting_in_words
-from fedloom.studies.report import chosen_lines, command, flags, report
-from fedloom.studies.results import RESULTS, Result, stored
-from fedloom.studies.running import Plan, recipe_of, run_cells, run_side_by_side, runs_of
-from fedloom.studies.speed import measured
-from fedloom.studies.table import PAPERS, Cell, Table, cells_of, load_table, table_names
+
+if TYPE_CHECKING:
+    from fedloom.studies.comparison import Line
+    from fedloom.studies.results import Result
+    from fedloom.studies.running import Plan
+    from fedloom.studies.table import Cell, Table
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="TABLE", help="repper/table2, or a paper: fedcrc.")]
 
@@ -39,19 +39,19 @@ def reproduce(
     scale: Annotated[float, typer.Option("--scale", help="Share of the rounds; the result says so.")] = 1.0,
     reduced: Annotated[bool, typer.Option("--reduced", help="The table's smaller setting; told as such.")] = False,
     seed: Annotated[int, typer.Option("--seed", help="Everything random follows from it.")] = 0,
-    engine: EngineFlag = None, data_dir: DataDir = None, set_: Set = None,
+    engine: flags.Engine = None, data_dir: flags.DataDir = None, set_: flags.Set = None,
     parallel: Annotated[int, typer.Option("--parallel", min=1, help="Runs at a time, each in its own process.")] = 1,
     limit_seconds: Annotated[
         float | None, typer.Option("--limit-seconds", help="Stop between rounds by then; a later call goes on.")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Also what is stored already.")] = False,
-    results: Annotated[Path, typer.Option("--results", help="Where results are stored.")] = RESULTS,
+    results: Annotated[Path, typer.Option("--results", help="Where results are stored.")] = Path("docs/reproduction"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print each cell's command and recipe.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Every table: cells, cost, what has been run.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="With --list: time each network here.")] = False,
     report_: Annotated[bool, typer.Option("--report", help="Write the report of all that is stored.")] = False,
     to: Annotated[Path, typer.Option("--to", help="The report.")] = Path("docs/reproduction.md"),
-    as_json: Json = False,
+    as_json: flags.Json = False,
 ) -> None:  # fmt: skip
     """Run cells of the five papers' tables, and show the papers' figures beside ours.
 
@@ -68,15 +68,18 @@ def reproduce(
 
       fedloom reproduce --report
     """
+    from fedloom.studies.report import report
+    from fedloom.studies.running import Plan, runs_of
+
     began = monotonic()
     if report_:
         to.parent.mkdir(parents=True, exist_ok=True)
         to.write_text(report(results), encoding="utf-8")
-        out.print(f"written: {to}", highlight=False, markup=False)
+        say(f"written: {to}")
         return
     chosen = _tables(tables or ([] if not list_ and not first else ["all"]))
     cells = _cells(chosen, only, _places(at, alpha=alpha, beta=beta), methods, first)
-    fields = fields_of(set_, **{"engine.name": engine, "data.dir": None if data_dir is None else str(data_dir)})
+    fields = flags.fields_of(set_, **{"engine.name": engine, "data.dir": None if data_dir is None else str(data_dir)})
     plan = Plan(
         seed=seed, scale=_share(scale), trial=fields, results=results, again=again,
         deadline=None if limit_seconds is None else began + limit_seconds,
@@ -98,12 +101,14 @@ def reproduce(
     else:
         _show(chosen, lines)
     if failed:
-        err.print("some runs failed: see above", highlight=False)
+        say("some runs failed: see above", err)
         raise typer.Exit(failed)
 
 
 def _tables(names: Sequence[str]) -> dict[str, Table]:
     """By name; a paper's name stands for all its tables."""
+    from fedloom.studies.table import PAPERS, load_table, table_names
+
     known = table_names()
     if not names:
         raise UserError("say which table: fedloom reproduce repper/table2; `fedloom reproduce --list` shows all")
@@ -130,6 +135,8 @@ def _places(at: Sequence[str] | None, **short: str | None) -> dict[str, set[str]
 def _cells(
     tables: dict[str, Table], only: str | None, places: dict[str, set[str]], methods: str | None, first: bool
 ) -> list[Cell]:
+    from fedloom.studies.table import cells_of
+
     every = [cell for name, table in tables.items() for cell in cells_of(name, table)]
     rows = None if methods is None else methods.split(",")
     if rows and (unknown := [row for row in rows if row not in {cell.row for cell in every}]):
@@ -156,16 +163,19 @@ def _share(scale: float) -> float:
 
 
 def _run_here(runs: list[tuple[Plan, list[Cell]]]) -> list[Result]:
+    from fedloom.studies.report import command
+    from fedloom.studies.running import run_cells
+
     found = []
     for number, (plan, run) in enumerate(runs):
         if number > 0 and plan.left <= 0:  # the first makes a round in any case, so that every call gets on
-            err.print(f"time is up: {len(runs) - number} runs were not begun", highlight=False)
+            say(f"time is up: {len(runs) - number} runs were not begun", err)
             break
         with watching() as start:
             outcome = run_cells(run, plan, start)
         if outcome.result is None:
             told = f"stopped after round {outcome.round} of {outcome.rounds}; the same command goes on"
-            err.print(f"{' '.join(command(run[0])[2:])}: {told}", highlight=False, markup=False, soft_wrap=True)
+            say(f"{' '.join(command(run[0])[2:])}: {told}", err)
         else:
             found.append(outcome.result)
     return found
@@ -173,6 +183,9 @@ def _run_here(runs: list[tuple[Plan, list[Cell]]]) -> list[Result]:
 
 def _run_beside(runs: list[tuple[Plan, list[Cell]]], many: int, plan: Plan) -> int:
     """Each run by its own command; results come back through their files. The exit code of one that failed, or 0."""
+    from fedloom.studies.report import command
+    from fedloom.studies.running import recipe_of, run_side_by_side
+
     if any(recipe_of(run[0], one)[1] for one, run in runs):
         raise UserError("--parallel: a trial (--set of what the figures depend on) is not stored; run it without")
     settings = [f"--set={path}={value}" for path, value in plan.trial.items()]
@@ -182,17 +195,22 @@ def _run_beside(runs: list[tuple[Plan, list[Cell]]], many: int, plan: Plan) -> i
         line += ["--reduced"] * bool(one.shortened) + ["--again"] * one.again
         commands.append(line + settings)
     with watching(), Interrupts() as interrupts:
-        tell = partial(err.print, highlight=False, markup=False, soft_wrap=True)
-        return run_side_by_side(commands, many, plan, interrupts, tell)
+        return run_side_by_side(commands, many, plan, interrupts, lambda text: say(text, err))
 
 
 def _lines(cells: list[Cell], found: list[Result], results: Path) -> list[Line]:
     """What has just been run comes before what is stored."""
+    from fedloom.studies.comparison import compared
+    from fedloom.studies.report import chosen_lines
+
     fresh = {line.cell: line for line in compared(cells, found) if line.results}
     return [fresh.get(line.cell, line) for line in chosen_lines(cells, results)]
 
 
 def _show(tables: dict[str, Table], lines: list[Line]) -> None:
+    from fedloom.studies.comparison import order, setting_in_words
+    from fedloom.studies.report import command
+
     for name, of_table in groupby(lines, key=lambda line: line.cell.table):
         out.print(f"\n[bold]{tables[name].title}[/bold]", highlight=False)
         for _, group in groupby(of_table, key=lambda line: line.cell.place):
@@ -206,34 +224,45 @@ def _show(tables: dict[str, Table], lines: list[Line]) -> None:
                 paper, here, difference = ("–" if value is None else f"{value:.2f}" for value in figures)
                 grid.add_row(line.cell.name, paper, here, difference, setting)
             out.print(grid)
-            out.print(shlex.join(command(column[0].cell)[:-2]), highlight=False, markup=False, soft_wrap=True)
+            say(shlex.join(command(column[0].cell)[:-2]))
             if told := order([line for line in column if line.results]):
-                out.print(told, highlight=False, markup=False)
+                say(told)
         for text in tables[name].deviations:
-            out.print(f"- {text}", highlight=False, markup=False)
+            say(f"- {text}")
 
 
 def _show_plan(plan: Plan, run: list[Cell]) -> None:
+    from fedloom.studies import cost, report
+    from fedloom.studies.comparison import changes_in_words
+    from fedloom.studies.running import recipe_of
+
     recipe, is_trial = recipe_of(run[0], plan)
-    line = [*command(run[0]), *flags(plan.changes(run[0]), run[0]), "--seed", str(plan.seed)]
-    out.print(f"# {shlex.join(line)}", highlight=False, markup=False, soft_wrap=True)
+    line = [*report.command(run[0]), *report.flags(plan.changes(run[0]), run[0]), "--seed", str(plan.seed)]
+    say(f"# {shlex.join(line)}")
     others = [f"{cell.table} {cell.place} {cell.row} ({cell.measure})" for cell in run]
-    out.print(f"# figures: {'; '.join(others)}", highlight=False, markup=False, soft_wrap=True)
+    say(f"# figures: {'; '.join(others)}")
     told = changes_in_words(plan.changes(run[0]), run[0])
     for text in ([f"changed: {told}"] if told else []) + (["a trial: not stored"] if is_trial else []):
-        out.print(f"# {text}", highlight=False, markup=False, soft_wrap=True)
-    out.print(f"# {cost.image_steps(recipe) / 1e6:.1f} million image-steps", highlight=False, markup=False)
-    out.print(recipe.to_yaml(), highlight=False, markup=False, soft_wrap=True)
+        say(f"# {text}")
+    say(f"# {cost.image_steps(recipe) / 1e6:.1f} million image-steps")
+    say(recipe.to_yaml())
 
 
 def _show_list(tables: dict[str, Table], cells: list[Cell], plan: Plan, measure: bool) -> None:
     """Cells and runs of every table, million image-steps, seconds here, and what is stored."""
+    from fedloom.studies import cost
+    from fedloom.studies.report import chosen_lines
+    from fedloom.studies.results import stored
+    from fedloom.studies.running import recipe_of, runs_of
+    from fedloom.studies.speed import measured
+    from fedloom.studies.table import PAPERS
+
     known = cost.speeds(result for paper in PAPERS for result in stored(plan.results, paper))
     if measure:
         recipes = [recipe_of(run[0], plan)[0] for run in runs_of(cells)]
         for kind, recipe in {cost.kind(recipe): recipe for recipe in recipes}.items():
             known[kind] = measured(recipe)
-            err.print(f"{recipe.model.name}: {known[kind]:,.0f} images a second", highlight=False)
+            say(f"{recipe.model.name}: {known[kind]:,.0f} images a second", err)
     grid = Grid()
     for head in ("table", "runs", "M steps", "time here", "cells run", "what"):
         grid.add_column(head, justify="left" if head in ("table", "what") else "right", no_wrap=head != "what")
@@ -262,10 +291,12 @@ def _show_list(tables: dict[str, Table], cells: list[Cell], plan: Plan, measure:
 
 
 def _as_json(line: Line) -> dict[str, Any]:
+    from fedloom.studies import report
+
     cell = line.cell
     return {
         "table": cell.table, "column": cell.column.at, "row": cell.row, "measure": cell.measure, "paper": cell.printed,
         "here": line.here, "difference": line.difference, "ours": cell.ours, "changes": dict(line.changes),
         "seeds": [result.seed for result in line.results],
-        "command": shlex.join([*command(cell), *flags(line.changes, cell)]),
+        "command": shlex.join([*report.command(cell), *report.flags(line.changes, cell)]),
     }  # fmt: skip

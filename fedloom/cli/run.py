@@ -5,50 +5,20 @@ from typing import Annotated
 
 import typer
 
+from fedloom.cli import flags, offers
 from fedloom.cli.base import app, show, watching
-from fedloom.cli.completion import offers
-from fedloom.cli.options import (
-    BatchSize,
-    Clients,
-    DataDir,
-    DataFlag,
-    EngineFlag,
-    Epochs,
-    Fraction,
-    Json,
-    Log,
-    Lr,
-    MethodFlag,
-    ModelFlag,
-    Out,
-    Partition,
-    RayAddress,
-    RecipeFile,
-    Rounds,
-    Seed,
-    Set,
-    fields_of,
-    read_seeds,
-)
 from fedloom.cli.report import live_page
 from fedloom.cli.sweep import go_on
-from fedloom.config.loading import raw_recipe
-from fedloom.config.recipe import Recipe
-from fedloom.experiment.run_folder import RunFolder
-from fedloom.runs.compare import compare as compare_methods
-from fedloom.runs.compare import holds_comparison, resume_comparison
-from fedloom.runs.run import recipe_of
-from fedloom.runs.run import run as run_one
-from fedloom.runs.sweep import holds_sweep
 
 
 @app.command()
 def run(
-    recipe: RecipeFile = None, method: MethodFlag = None, data: DataFlag = None, data_dir: DataDir = None,
-    clients: Clients = None, partition: Partition = None, model: ModelFlag = None, rounds: Rounds = None,
-    epochs: Epochs = None, batch_size: BatchSize = None, lr: Lr = None, fraction: Fraction = None,
-    seed: Seed = None, engine: EngineFlag = None, ray_address: RayAddress = None, out_dir: Out = None,
-    set_: Set = None, log: Log = None, as_json: Json = False,
+    recipe: flags.RecipeFile = None, method: flags.Method = None, data: flags.Data = None,
+    data_dir: flags.DataDir = None, clients: flags.Clients = None, partition: flags.Partition = None,
+    model: flags.Model = None, rounds: flags.Rounds = None, epochs: flags.Epochs = None,
+    batch_size: flags.BatchSize = None, lr: flags.Lr = None, fraction: flags.Fraction = None, seed: flags.Seed = None,
+    engine: flags.Engine = None, ray_address: flags.RayAddress = None, out_dir: flags.Out = None,
+    set_: flags.Set = None, log: flags.Log = None, as_json: flags.Json = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or begin it.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it in a browser as it goes; see `watch`.")] = False,
 ) -> None:  # fmt: skip
@@ -68,7 +38,12 @@ def run(
 
       fedloom run my.yaml --watch                       # a page on this machine, until Ctrl-C after the run
     """
-    fields = fields_of(
+    from fedloom.config.loading import raw_recipe
+    from fedloom.config.recipe import Recipe
+    from fedloom.experiment.run_folder import RunFolder
+    from fedloom.runs.run import run
+
+    fields = flags.fields_of(
         set_, method=method, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model,
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, seed=seed, engine=engine,
         ray_address=ray_address, out=out_dir, log=log,
@@ -78,7 +53,7 @@ def run(
         resolved = resolved.with_(out=str(resolved.out or RunFolder.fresh(Path("runs"), resolved.label)))
     with live_page(resolved.out if watch else None) as stay:
         with watching() as start:
-            summary = run_one(resolved, on_round=start(resolved), resume=resume)
+            summary = run(resolved, on_round=start(resolved), resume=resume)
         show([summary], as_json, summary)
         stay()
 
@@ -86,8 +61,8 @@ def run(
 @app.command()
 def resume(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, a comparison or a sweep.")],
-    data_dir: DataDir = None, engine: EngineFlag = None, ray_address: RayAddress = None, set_: Set = None,
-    as_json: Json = False,
+    data_dir: flags.DataDir = None, engine: flags.Engine = None, ray_address: flags.RayAddress = None,
+    set_: flags.Set = None, as_json: flags.Json = False,
 ) -> None:  # fmt: skip
     """Go on with a run, a comparison or a sweep that was stopped or killed: the same result, bit for bit.
 
@@ -100,7 +75,11 @@ def resume(
 
       fedloom resume runs/mine --engine processes --set engine.workers=4
     """
-    fields = fields_of(set_, data_dir=data_dir, engine=engine, ray_address=ray_address)
+    from fedloom.runs.compare import holds_comparison, resume_comparison
+    from fedloom.runs.run import recipe_of, run
+    from fedloom.runs.sweep import holds_sweep
+
+    fields = flags.fields_of(set_, data_dir=data_dir, engine=engine, ray_address=ray_address)
     if holds_sweep(run_dir):
         go_on(run_dir, fields, as_json)
         return
@@ -111,22 +90,23 @@ def resume(
         return
     recipe = recipe_of(run_dir, fields)
     with watching() as start:
-        summary = run_one(recipe, on_round=start(recipe), resume=True)
+        summary = run(recipe, on_round=start(recipe), resume=True)
     show([summary], as_json, summary)
 
 
 @app.command()
 def compare(
-    recipe: RecipeFile = None,
+    recipe: flags.RecipeFile = None,
     names: Annotated[
         str | None,
         typer.Option("--methods", autocompletion=offers.methods, help="Comma-separated: local,fedavg,fedavg+ft"),
     ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="Comma-separated: 0,1,2")] = None,
-    data: DataFlag = None, data_dir: DataDir = None, clients: Clients = None, partition: Partition = None,
-    model: ModelFlag = None, rounds: Rounds = None, epochs: Epochs = None, batch_size: BatchSize = None,
-    lr: Lr = None, fraction: Fraction = None, engine: EngineFlag = None, ray_address: RayAddress = None,
-    out_dir: Out = None, set_: Set = None, log: Log = None, as_json: Json = False,
+    data: flags.Data = None, data_dir: flags.DataDir = None, clients: flags.Clients = None,
+    partition: flags.Partition = None, model: flags.Model = None, rounds: flags.Rounds = None,
+    epochs: flags.Epochs = None, batch_size: flags.BatchSize = None, lr: flags.Lr = None,
+    fraction: flags.Fraction = None, engine: flags.Engine = None, ray_address: flags.RayAddress = None,
+    out_dir: flags.Out = None, set_: flags.Set = None, log: flags.Log = None, as_json: flags.Json = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in --out, or begin it.")] = False,
 ) -> None:  # fmt: skip
     """Run several methods (and seeds) on the same federation: one table.
@@ -139,14 +119,16 @@ def compare(
 
       fedloom compare demo --out runs/demo --resume      # may be stopped and started again
     """
-    fields = fields_of(
+    from fedloom.runs.compare import compare
+
+    fields = flags.fields_of(
         set_, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model, rounds=rounds,
         epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, engine=engine, ray_address=ray_address,
         out=out_dir, log=log,
     )  # fmt: skip
     chosen = None if names is None else [name.strip() for name in names.split(",")]
     with watching() as start:
-        summaries = compare_methods(
-            recipe, methods=chosen, seeds=read_seeds(seeds), on_run=start, resume=resume, **fields
+        summaries = compare(
+            recipe, methods=chosen, seeds=flags.read_seeds(seeds), on_run=start, resume=resume, **fields
         )
     show(summaries, as_json, {"runs": summaries, "run_dir": str(Path(summaries[0]["run_dir"]).parent)})

@@ -1,51 +1,31 @@
 """`fedloom sweep`: one recipe, many settings."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedloom.cli.base import app, err, out, show_json, watching
-from fedloom.cli.options import (
-    BatchSize,
-    Clients,
-    DataDir,
-    DataFlag,
-    EngineFlag,
-    Epochs,
-    Fraction,
-    Json,
-    Log,
-    Lr,
-    MethodFlag,
-    ModelFlag,
-    Out,
-    Partition,
-    RecipeFile,
-    Rounds,
-    Set,
-    fields_of,
-    read_seeds,
-)
-from fedloom.experiment.records import Summary
-from fedloom.report.sweep import NOTE, by_setting, plot_sweep, sweep_table
-from fedloom.runs.sweep import SWEEP, read_over
-from fedloom.runs.sweep import sweep as run_sweep
+from fedloom.cli import flags
+from fedloom.cli.base import app, err, out, say, show_json, watching
+
+if TYPE_CHECKING:
+    from fedloom.experiment.records import Summary
 
 
 @app.command()
 def sweep(
-    recipe: RecipeFile = None,
+    recipe: flags.RecipeFile = None,
     over: Annotated[
         list[str] | None, typer.Option("--over", help="FIELD=VALUE,VALUE,… or FIELD=LOW..HIGH (repeatable).")
     ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="Comma-separated: 0,1,2")] = None,
     random: Annotated[int | None, typer.Option("--random", help="Draw so many settings instead of trying all.")] = None,
     parallel: Annotated[int | None, typer.Option("--parallel", help="Runs at a time, of one thread each.")] = None,
-    method: MethodFlag = None, data: DataFlag = None, data_dir: DataDir = None, clients: Clients = None,
-    partition: Partition = None, model: ModelFlag = None, rounds: Rounds = None, epochs: Epochs = None,
-    batch_size: BatchSize = None, lr: Lr = None, fraction: Fraction = None, engine: EngineFlag = None,
-    out_dir: Out = None, set_: Set = None, log: Log = None, as_json: Json = False,
+    method: flags.Method = None, data: flags.Data = None, data_dir: flags.DataDir = None, clients: flags.Clients = None,
+    partition: flags.Partition = None, model: flags.Model = None, rounds: flags.Rounds = None,
+    epochs: flags.Epochs = None, batch_size: flags.BatchSize = None, lr: flags.Lr = None,
+    fraction: flags.Fraction = None, engine: flags.Engine = None, out_dir: flags.Out = None, set_: flags.Set = None,
+    log: flags.Log = None, as_json: flags.Json = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in --out, or begin it.")] = False,
 ) -> None:  # fmt: skip
     """Run one recipe with many settings and seeds: one table and a picture (a curve, or a heat map over two fields).
@@ -61,38 +41,44 @@ def sweep(
 
       fedloom sweep sweeps/fedcrc-tau      # shipped, in the style of FedCRC's Table III
     """
-    fields = fields_of(
+    from fedloom.runs.sweep import read_over, sweep
+
+    fields = flags.fields_of(
         set_, method=method, data=data, data_dir=data_dir, clients=clients, partition=partition, model=model,
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, engine=engine, out=out_dir,
         log=log,
     )  # fmt: skip
     with watching() as start:
-        runs = run_sweep(
-            recipe, over=dict(map(read_over, over)) if over else None, seeds=read_seeds(seeds), random=random,
+        runs = sweep(
+            recipe, over=dict(map(read_over, over)) if over else None, seeds=flags.read_seeds(seeds), random=random,
             parallel=parallel, resume=resume, on_run=lambda one: start(one, str(one.out)), **fields,
         )  # fmt: skip
     show_sweep(runs, as_json)
 
 
 def go_on(folder: Path, fields: dict[str, Any], as_json: bool) -> None:
-    """With the sweep in a folder."""
+    """Resume the sweep in a folder."""
+    from fedloom.runs.sweep import SWEEP, sweep
+
     with watching() as start:
-        runs = run_sweep(
+        runs = sweep(
             folder / SWEEP, resume=True, on_run=lambda one: start(one, str(one.out)), **fields | {"out": folder}
         )
     show_sweep(runs, as_json)
 
 
-def show_sweep(runs: list[Summary], as_json: bool) -> None:
-    """The table, or JSON; the picture beside the runs."""
+def show_sweep(runs: "list[Summary]", as_json: bool) -> None:
+    """Print the table, or JSON; draw the picture beside the runs."""
+    from fedloom.report.sweep import NOTE, by_setting, plot_sweep, sweep_table
+
     folder = Path(runs[0]["run_dir"]).parent
     picture = folder / "sweep.png"
     plot_sweep(runs, picture)
-    err.print(f"note: {NOTE}", highlight=False, markup=False, soft_wrap=True)
+    say(f"note: {NOTE}", err)
     if as_json:
         found = [{"setting": setting, "runs": group} for setting, group in by_setting(runs)]
         show_json({"settings": found, "picture": str(picture), "note": NOTE, "run_dir": str(folder)})
         return
     out.print(sweep_table(runs))
     for line in (f"picture: {picture}", f"run folders: {folder}"):
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(line)

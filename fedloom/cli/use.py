@@ -3,29 +3,25 @@
 import csv
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fedloom.cli.base import app, err, out, show_json
-from fedloom.cli.options import DataDir, Json
+from fedloom.cli import flags, offers
+from fedloom.cli.base import app, err, out, say, show_json
 from fedloom.core.errors import UserError, nearest
-from fedloom.inference.adapt import HEADS, STEPS, Adaptation, adapt
-from fedloom.inference.export import SUFFIXES, export
-from fedloom.inference.newcomers import evaluate_newcomers, from_dataset, held_out
-from fedloom.inference.pictures import Pictures, find_pictures, labelled_pictures, read_pictures
-from fedloom.inference.trained_model import AVERAGED, TrainedModel, load_model
-from fedloom.inference.trained_run import TrainedRun, load
+
+if TYPE_CHECKING:
+    from fedloom.inference.adapt import Adaptation
+    from fedloom.inference.pictures import Pictures
+    from fedloom.inference.trained_model import TrainedModel
 
 SOME_SKIPPED = 3
 """Exit code when some pictures could not be read; the others were answered."""
 
 FORMATS = r"onnx (needs fedloom\[export]), torchscript or safetensors."
 
-HeadFlag = Annotated[
-    str, typer.Option("--head", help="linear, mlp, svm or logreg.", autocompletion=lambda: list(HEADS))
-]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A finished run's folder.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or a model that adapt or export wrote.")]
 ClientFlag = Annotated[int | None, typer.Option("--client", help="Whose model of a run; else everybody's.")]
@@ -36,17 +32,17 @@ Style = Annotated[str | None, typer.Option("--style", help="Which style's classi
 def newcomers(
     folder: Run,
     data: Annotated[str | None, typer.Option("--data", help="Another dataset: newcomers with other classes.")] = None,
-    data_dir: DataDir = None,
+    data_dir: flags.DataDir = None,
     clients: Annotated[int, typer.Option("--clients", min=1, help="How many newcomers --data is dealt out to.")] = 20,
     partition: Annotated[str, typer.Option("--partition", help="How --data is dealt out.")] = "dirichlet:1",
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many images of --data.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="How --data is dealt out at random.")] = 0,
-    heads: Annotated[str, typer.Option("--heads", help="Comma-separated.")] = ",".join(HEADS),
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Of linear and mlp heads, at least.")] = STEPS,
+    heads: Annotated[str, typer.Option("--heads", help="Comma-separated.")] = "linear,mlp,svm,logreg",
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Of linear and mlp heads, at least.")] = 100,
     alone_epochs: Annotated[
         int | None, typer.Option("--alone-epochs", min=0, help="Of training alone; 0: leave it out.")
     ] = None,
-    as_json: Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Test a run on clients that never took part: heads on its frozen representation, against training alone.
 
@@ -61,6 +57,10 @@ def newcomers(
 
       fedloom newcomers runs/repper-cifar100 --data cifar10 --clients 20 --partition dirichlet:1 --heads linear,svm
     """
+    from fedloom.inference.adapt import HEADS
+    from fedloom.inference.newcomers import evaluate_newcomers, from_dataset, held_out
+    from fedloom.inference.trained_run import load
+
     run = load(folder)
     chosen = [name.strip() for name in heads.split(",") if name.strip()]
     for name in chosen:
@@ -78,7 +78,8 @@ def newcomers(
             on_client=lambda _: status.update(f"{next(done)} of {len(found.clients)} newcomers"),
         )  # fmt: skip
     if told["representation"] != "shared":
-        _note(f"{told['method']} shares no extractor: newcomers build on the average of the clients' extractors")
+        what = "newcomers build on the average of the clients' extractors"
+        say(f"note: {told['method']} shares no extractor: {what}", err)
     if as_json:
         show_json(told)
         return
@@ -96,12 +97,12 @@ def adapt_run(
     folder: Run,
     images: Annotated[Path, typer.Option("--images", help="A folder with a folder of pictures for each class.")],
     head: Annotated[
-        str, typer.Option("--head", help="linear, mlp, svm or logreg.", autocompletion=lambda: list(HEADS))
+        str, typer.Option("--head", help="linear, mlp, svm or logreg.", autocompletion=offers.heads)
     ] = "logreg",
     shots: Annotated[int | None, typer.Option("--shots", min=1, help="Fit on so many of each class only.")] = None,
     to: Annotated[Path | None, typer.Option("--to", help="A folder; default: adapted/ and the images' name.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of folds, shots and heads.")] = 0,
-    as_json: Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Give a new client its own model in seconds: the run's representation, frozen, and a classifier on it.
 
@@ -116,10 +117,16 @@ def adapt_run(
 
       fedloom predict models/clinic/model.safetensors new-pictures/
     """
+    from fedloom.inference.adapt import adapt
+    from fedloom.inference.pictures import labelled_pictures
+    from fedloom.inference.trained_model import AVERAGED
+    from fedloom.inference.trained_run import load
+
     run = load(folder)
     base = run.representation()
     if base.client == AVERAGED:
-        _note(f"{run.method.name} shares no extractor: the model builds on the average of the clients' extractors")
+        what = "the model builds on the average of the clients' extractors"
+        say(f"note: {run.method.name} shares no extractor: {what}", err)
     pictures, labels, classes = labelled_pictures(images, base.form.shape)
     base.about = {"run": folder.resolve().name, "method": run.method.name}
     model, told = adapt(base, pictures.images, labels, classes, head=head, shots=shots, seed=seed)  # type: ignore[arg-type]
@@ -128,22 +135,21 @@ def adapt_run(
     model.about["adapted"] = told.to_json()
     model.save(path)
     for warning in told.warnings:
-        err.print(f"warning: {warning}", highlight=False, markup=False, soft_wrap=True)
+        say(f"warning: {warning}", err)
     if as_json:
         show_json(told.to_json() | {"model": str(path)})
         return
     _tell(told)
-    out.print(f"model: {path}", highlight=False, markup=False, soft_wrap=True)
+    say(f"model: {path}")
 
 
-def _tell(told: Adaptation) -> None:
+def _tell(told: "Adaptation") -> None:
     out.print(f"{told.head} head on {sum(told.classes.values())} images of {len(told.classes)} classes")
     if told.accuracy is not None and told.low is not None and told.high is not None:
-        out.print(
+        say(
             f"accuracy {told.accuracy:.1%} ({told.how}, {told.tested} images; 95% interval {told.low:.0%} to "
-            f"{told.high:.0%}; always the most frequent class: {told.majority:.1%})",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+            f"{told.high:.0%}; always the most frequent class: {told.majority:.1%})"
+        )
 
 
 @app.command()
@@ -153,7 +159,7 @@ def predict(
     client: ClientFlag = None,
     style: Style = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV on stdout.")] = False,
-    as_json: Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Name what is in pictures: class and probability.
 
@@ -165,11 +171,13 @@ def predict(
 
       fedloom predict runs/mine --client 3 pictures/ --csv > answers.csv
     """
+    from fedloom.inference.pictures import find_pictures, read_pictures
+
     chosen = open_model(model, client, style)
     pictures = read_pictures(find_pictures(images), chosen.form.shape)
     rows = answers(chosen, pictures)
     for path, why in pictures.skipped.items():
-        err.print(f"skipped: {path} ({why})", highlight=False, markup=False, soft_wrap=True)
+        say(f"skipped: {path} ({why})", err)
     if as_json:
         skipped = [{"file": path, "why": why} for path, why in pictures.skipped.items()]
         show_json({"predictions": rows, "skipped": skipped})
@@ -186,8 +194,8 @@ def predict(
         raise typer.Exit(SOME_SKIPPED)
 
 
-def answers(model: TrainedModel, pictures: Pictures) -> list[dict[str, Any]]:
-    """A row for every picture."""
+def answers(model: "TrainedModel", pictures: "Pictures") -> list[dict[str, Any]]:
+    """Return a row for every picture."""
     if not pictures.paths:
         return []
     likely = model.probabilities(pictures.images)
@@ -205,11 +213,11 @@ def answers(model: TrainedModel, pictures: Pictures) -> list[dict[str, Any]]:
 @app.command(name="export")
 def export_model(
     model: Model,
-    to: Annotated[str, typer.Option("--to", help=FORMATS, autocompletion=lambda: list(SUFFIXES))],
+    to: Annotated[str, typer.Option("--to", help=FORMATS, autocompletion=offers.formats)],
     client: ClientFlag = None,
     style: Style = None,
     path: Annotated[Path | None, typer.Option("--out", help="The file; default: client-3.onnx and the like.")] = None,
-    as_json: Json = False,
+    as_json: flags.Json = False,
 ) -> None:
     """Write a model for other programs, preprocessing included: it takes batches of H × W × C bytes.
 
@@ -222,6 +230,8 @@ def export_model(
 
       fedloom export adapted/my-pictures/model.safetensors --to torchscript
     """
+    from fedloom.inference.export import SUFFIXES, export
+
     if to not in SUFFIXES:
         raise UserError(f"--to {to}: {nearest(to, SUFFIXES)}")
     chosen = open_model(model, client, style)
@@ -233,19 +243,19 @@ def export_model(
     if as_json:
         show_json({"file": str(path), "to": to, "classes": list(chosen.classes), "difference": off})
     else:
-        out.print(
-            f"written: {path} ({path.stat().st_size / 2**20:.1f} MiB; logits differ by {off:.1g} at most)",
-            highlight=False, markup=False, soft_wrap=True,
-        )  # fmt: skip
+        say(f"written: {path} ({path.stat().st_size / 2**20:.1f} MiB; logits differ by {off:.1g} at most)")
 
 
-def open_model(path: Path, client: int | None, style: str | None) -> TrainedModel:
-    """A model file, a client's model of a run, or its global one."""
+def open_model(path: Path, client: int | None, style: str | None) -> "TrainedModel":
+    """Load a model file, a client's model of a run, or its global one."""
+    from fedloom.inference.trained_model import load_model
+    from fedloom.inference.trained_run import load
+
     if path.is_file():
         if client is not None or style is not None:
             raise UserError(f"--client and --style are for run folders; '{path}' is one model")
         return load_model(path)
-    run: TrainedRun = load(path)
+    run = load(path)
     if client is not None:
         if style is not None:
             raise UserError("--style is for the global model; a client has one of its own")
@@ -257,7 +267,3 @@ def open_model(path: Path, client: int | None, style: str | None) -> TrainedMode
 
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.2%}"
-
-
-def _note(text: str) -> None:
-    err.print(f"note: {text}", highlight=False, markup=False, soft_wrap=True)

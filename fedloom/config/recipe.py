@@ -25,7 +25,7 @@ from fedloom.core.registry import absolute, short
 from fedloom.core.training import Training
 from fedloom.data import parts
 from fedloom.data.settings import DataSettings
-from fedloom.engines import ENGINES, EngineSettings, engine_class
+from fedloom.engines import EngineSettings, engine_class
 from fedloom.trust.attack import AttackSettings
 from fedloom.trust.faults import Faults
 from fedloom.trust.privacy import PrivacySettings
@@ -124,25 +124,6 @@ class Recipe(Section):
     out: Path | None = Field(None, description="run folder; default: a new one under runs/")
 
     @model_validator(mode="after")
-    def _engine_exists(self) -> "Recipe":
-        try:
-            engine = engine_class(self.engine)
-        except UserError as error:
-            raise refusal(str(error)) from None
-        if self.engine.device == "cuda" and not engine.gpu:
-            able = ", ".join(sorted(name for name in ENGINES if ENGINES[name].gpu))
-            raise refusal(
-                f"engine.device = 'cuda': the engine '{engine.name}' works on CPUs; engine.name can be {able}"
-            )
-        if self.engine.client_timeout is not None and not engine.can_stop_clients:
-            able = ", ".join(sorted(name for name in ENGINES if ENGINES[name].can_stop_clients))
-            raise refusal(
-                f"engine.client_timeout = {self.engine.client_timeout:g}: the engine '{engine.name}' cannot stop a "
-                f"client that takes too long; engine.name can be {able}"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _robust_or_private(self) -> "Recipe":
         if self.robust is not None and self.privacy is not None:
             raise refusal(
@@ -161,8 +142,9 @@ class Recipe(Section):
         return self
 
     @model_validator(mode="after")
-    def _method_exists(self) -> "Recipe":
+    def _engine_and_method_exist(self) -> "Recipe":
         try:
+            engine_class(self.engine)
             self.make_method()
         except UserError as error:
             raise refusal(str(error)) from None

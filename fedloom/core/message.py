@@ -220,8 +220,13 @@ def magnitudes(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def pack(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> bytes:
-    """Tensors and JSON-able values as one safetensors blob (never pickle)."""
-    return safetensors.torch.save(serialisable(tensors, copy=False), metadata={"fedloom": json.dumps(header)})
+    """Tensors and JSON-able values as one safetensors blob (never pickle).
+
+    The names are in the header too: safetensors gives tensors back in no particular order, and sums and random draws
+    over a message follow its order.
+    """
+    text = json.dumps({**header, "names": list(tensors)})
+    return safetensors.torch.save(serialisable(tensors, copy=False), metadata={"fedloom": text})
 
 
 def unpack(data: bytes, *, limit: int | None = None, expected: Signature | None = None) -> tuple[State, dict[str, Any]]:
@@ -232,6 +237,10 @@ def unpack(data: bytes, *, limit: int | None = None, expected: Signature | None 
         tensors = safetensors.torch.load(data)
     except Exception as error:  # check_bytes is meant to be as strict as safetensors: if it is not, a typed error still
         raise MessageError(f"the message cannot be read: {type(error).__name__}: {error}") from error
+    names = header.pop("names", sorted(tensors))
+    refuse_unless(isinstance(names, list) and names == list(dict.fromkeys(map(str, names))), "its names are no list")
+    refuse_unless(tensors.keys() == set(names), "its names are not those of its tensors")
+    tensors = {name: tensors[name] for name in names}
     for name, tensor in tensors.items():
         if tensor.dtype == torch.bool and tensor.numel():
             refuse_unless(int(tensor.view(torch.uint8).max()) <= 1, f"'{name:.80}' has truth values besides 0 and 1")

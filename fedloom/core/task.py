@@ -1,19 +1,17 @@
 """The task: the dataset, its division among clients, the network and the objective. It knows nothing of methods."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedloom.core.batches import Augmentation, Pixels
 from fedloom.core.errors import UserError
-
-Shape = tuple[int, int, int]
-"""Channels, height and width of an image."""
+from fedloom.core.protocols import ModelFactory, Objective, Shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +105,7 @@ class ImageFormat:
     """What a model was trained on: the classes, an image's shape, and how bytes become a network's input."""
 
     classes: tuple[str, ...]
-    shape: tuple[int, int, int]
+    shape: Shape
     """Channels, height, width."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -126,50 +124,6 @@ class ImageFormat:
     def from_json(cls, values: dict[str, Any]) -> "ImageFormat":
         """The inverse."""
         return cls(**{name: tuple(values[name]) for name in ("classes", "shape", "mean", "std")})
-
-
-@runtime_checkable
-class Network(Protocol):
-    """A module of two parts: an extractor (input → representation) and a head (representation → logits)."""
-
-    extractor: nn.Module
-    head: nn.Module
-    features: int
-    """Width of the representation."""
-
-
-class ModelFactory(Protocol):
-    """Makes freshly initialised networks."""
-
-    @property
-    def name(self) -> str:
-        """Name of the network."""
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """Options other than the defaults."""
-
-    def __call__(self, shape: Shape, classes: int) -> Any:
-        """A network for images of this shape."""
-
-
-class Objective(Protocol):
-    """What networks are trained on."""
-
-    name: ClassVar[str]
-    supervised: ClassVar[bool]
-
-    def __call__(self, model: Any, batch: Any) -> Tensor:
-        """The loss of a network on a batch."""
-
-    def equip(self, model: Any) -> Any:
-        """Gives a network the head that this objective trains."""
-
-    def begin(self, model: Any) -> None:
-        """Called when a client takes part for the first time."""
-
-    def follow(self, model: Any) -> None:
-        """Called after every optimizer step of a network."""
 
 
 EVERYONE = -1
@@ -196,7 +150,7 @@ class Task:
         return len(self.dataset.classes)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> Shape:
         """Channels, height, width."""
         channels, height, width = self.dataset.images.shape[1:]
         return channels, height, width

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,61 +18,15 @@ from torch import Tensor, nn
 from fedloom.core.batches import Indices, Pixels, Plan
 from fedloom.core.codec import Codec, WireSettings
 from fedloom.core.optimizers import Optimizer
+from fedloom.core.protocols import MethodLike, Network
 from fedloom.core.rng import Dropout, key
-from fedloom.core.state import Part, Parts, State, copies, copy_all_, under
-from fedloom.core.task import Network, Task
+from fedloom.core.state import Parts, State, copies, copy_all_, under
+from fedloom.core.task import Task
 from fedloom.core.training import Training
 
 EVALUATION_BATCH = 512
 """Images of one forward pass in evaluation; on a GPU small images go in larger batches."""
 EVALUATION_PIXELS = 2048 * 32 * 32
-
-
-class MethodLike(Protocol):
-    """What running a method takes; `fedloom.Method` explains the members."""
-
-    name: ClassVar[str]
-    by: ClassVar[Mapping[str, str]]
-    sums: ClassVar[tuple[str, ...]]
-    pooled: ClassVar[bool]
-    plain: ClassVar[Any]
-
-    @property
-    def keeps(self) -> tuple[str, ...]:
-        """Parts that are the client's own between rounds."""
-
-    @property
-    def up(self) -> tuple[str, ...]:
-        """Parts that a client sends."""
-
-    @property
-    def down(self) -> tuple[str, ...]:
-        """Parts that a client receives."""
-
-    @property
-    def personal_parts(self) -> tuple[str, ...]:
-        """Kept parts without which a client's model is not its own."""
-
-    def build(self, task: Task) -> dict[str, Part]:
-        """All state, as named modules and tensors."""
-
-    def prepare(self, client: Any) -> None:
-        """Once per client, before its first update."""
-
-    def update(self, client: Any) -> None:
-        """A client's work in a round."""
-
-    def personalise(self, client: Any) -> None:
-        """Makes the personal model."""
-
-    def generalise(self, client: Any) -> None:
-        """Completes the global representation for evaluation."""
-
-    def predict(self, client: Any, x: Tensor) -> Tensor:
-        """Logits of a client's personal model."""
-
-    def predict_global(self, server: Any, x: Tensor) -> Tensor:
-        """Logits of the global model."""
 
 
 @dataclass(frozen=True)

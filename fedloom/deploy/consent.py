@@ -1,6 +1,7 @@
 """What an organisation agrees to: which recipe or methods, how many updates; said in words before it joins."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from fedloom.config.recipe import Recipe
 from fedloom.core import registry
 from fedloom.core.errors import UserError
-from fedloom.core.message import Message
+from fedloom.core.message import Message, refuse_unless
 from fedloom.core.task import Task
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.deploy.terms import Federation, deployable, fingerprint
@@ -129,3 +130,20 @@ class Answered:
     def add(self) -> None:
         """One more."""
         write_whole(self._path, json.dumps({"updates": self.count + 1}).encode() + b"\n")
+
+
+class Seen:
+    """Requests that were made, on disk, a line each: a signed one is obeyed once, whoever repeats it."""
+
+    def __init__(self, folder: Path):
+        self._path = folder / "seen.txt"
+        self._names = set(self._path.read_text(encoding="ascii").split()) if self._path.exists() else set()
+
+    def add(self, name: str) -> None:
+        """Notes a request before it is obeyed; the second time it is a MessageError."""
+        refuse_unless(name not in self._names, "it has come before; somebody sends it again")
+        with self._path.open("a", encoding="ascii") as file:
+            file.write(f"\n{name}")  # the line break first: a name that a crash cut short spoils no other
+            file.flush()
+            os.fsync(file.fileno())
+        self._names.add(name)

@@ -17,9 +17,8 @@ from fedloom.core.state import serialisable
 from fedloom.core.task import Task
 from fedloom.core.workspace import Setup
 from fedloom.deploy.certificates import read_key, read_public_key
-from fedloom.deploy.consent import Answered, Consent, RefusalError, privacy_of
+from fedloom.deploy.consent import Answered, Consent, RefusalError, Seen, privacy_of
 from fedloom.deploy.memory import RoundMemory
-from fedloom.deploy.seen import Seen
 from fedloom.deploy.tasks import own_images, own_task
 from fedloom.deploy.terms import Federation, fingerprint, is_run, language, refuse_other_language
 from fedloom.engines import Engine, EngineSettings, make_engine

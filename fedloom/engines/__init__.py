@@ -2,6 +2,7 @@
 
 import torch
 
+from fedloom.core.errors import UserError
 from fedloom.core.workspace import Setup
 from fedloom.engines.base import ENGINES, Engine, EngineSettings
 from fedloom.engines.cuda.lanes import Lanes
@@ -19,22 +20,28 @@ def make_engine(setup: Setup, settings: EngineSettings) -> Engine:
 
 
 def engine_class(settings: EngineSettings) -> type[Engine]:
-    """The kind of engine that the settings ask for."""
+    """The kind of engine that the settings ask for.
+
+    Raises:
+        UserError: There is no such engine, or it cannot do what the settings ask.
+    """
     name = settings.name
     if name == AUTO:
         name = "lanes" if settings.device != "cpu" and torch.cuda.is_available() else "inline"
-    return ENGINES.find(name)
+    engine = ENGINES.find(name)
+    if settings.device == "cuda" and not engine.gpu:
+        able = ", ".join(sorted(name for name in ENGINES if ENGINES[name].gpu))
+        raise UserError(f"engine.device = 'cuda': the engine '{engine.name}' works on CPUs; engine.name can be {able}")
+    if settings.client_timeout is not None and not engine.can_stop_clients:
+        able = ", ".join(sorted(name for name in ENGINES if ENGINES[name].can_stop_clients))
+        raise UserError(
+            f"engine.client_timeout = {settings.client_timeout:g}: the engine '{engine.name}' cannot stop a client "
+            f"that takes too long; engine.name can be {able}"
+        )
+    return engine
 
 
 __all__ = [
-    "ENGINES",
-    "Engine",
-    "EngineSettings",
-    "Inline",
-    "Lanes",
-    "Processes",
-    "Ray",
-    "ReplayEngine",
-    "engine_class",
-    "make_engine",
-]
+    "AUTO", "ENGINES", "Engine", "EngineSettings", "Inline", "Lanes", "Processes", "Ray", "ReplayEngine",
+    "engine_class", "make_engine",
+]  # fmt: skip

@@ -1,5 +1,6 @@
 """An engine maps jobs to results. It owns devices and processes, and knows no method by name."""
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,6 @@ from fedloom.core.errors import UserError
 from fedloom.core.job import Job, Result
 from fedloom.core.registry import Registry, subclass_of
 from fedloom.core.workspace import Precision, Setup, Workspace
-from fedloom.engines.flags import set_flags
 
 
 def _head(address: str | None) -> str | None:
@@ -86,7 +86,7 @@ class Engine(ABC):
         self.device = self._device()
         self.precision = self._precision()
         self._undo = ExitStack()
-        set_flags(
+        _set_flags(
             self._undo,
             cuda=self.device.type == "cuda",
             tf32=settings.precision != "float32",
@@ -97,10 +97,6 @@ class Engine(ABC):
 
     def _device(self) -> torch.device:
         wanted = self.settings.device
-        if wanted == "cuda" and not self.gpu:
-            raise UserError(
-                f"engine.device = 'cuda': the engine '{self.name}' works on CPUs; use engine.name = 'inline'"
-            )
         if wanted == "cuda" and not torch.cuda.is_available():
             raise UserError("engine.device = 'cuda': torch sees no CUDA device; use engine.device = 'cpu'")
         cuda = wanted == "cuda" or (wanted == "auto" and self.gpu and torch.cuda.is_available())
@@ -125,6 +121,43 @@ class Engine(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _set_flags(undo: ExitStack, *, cuda: bool, tf32: bool, deterministic: bool) -> None:
+    """Sets torch's global switches until `undo` is closed.
+
+    One thread per process; on a GPU the precision of float32 products; and, with `deterministic`, fixed sums alone.
+    """
+    # Two threads in one process collapse when the other core is busy; and one gives the same sums everywhere.
+    undo.callback(torch.set_num_threads, torch.get_num_threads())
+    torch.set_num_threads(1)
+    if not cuda:
+        return
+    _set_precision(undo, tf32)
+    _set(undo, torch.backends.cudnn, "benchmark", False)  # its choice may differ from lane to lane and run to run
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        _set(undo, torch.backends.cudnn, "deterministic", True)
+        _set(undo, torch.utils.deterministic, "fill_uninitialized_memory", False)
+        asked = torch.are_deterministic_algorithms_enabled()
+        undo.callback(torch.use_deterministic_algorithms, asked)
+        # A warning, no error: max-pooling is on torch's list, though windows that do not overlap are safe.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def _set_precision(undo: ExitStack, tf32: bool) -> None:
+    convolutions = getattr(torch.backends.cudnn, "conv", None)
+    if hasattr(convolutions, "fp32_precision"):
+        for where in (torch.backends.cuda.matmul, convolutions):
+            _set(undo, where, "fp32_precision", "tf32" if tf32 else "ieee")
+    else:  # before torch 2.9
+        for where in (torch.backends.cuda.matmul, torch.backends.cudnn):
+            _set(undo, where, "allow_tf32", tf32)
+
+
+def _set(undo: ExitStack, where: Any, name: str, value: object) -> None:
+    undo.callback(setattr, where, name, getattr(where, name))
+    setattr(where, name, value)
 
 
 ENGINES: Registry[type[Engine]] = Registry(

@@ -78,9 +78,13 @@ class Evaluator:
 
     def _distance(self, path: str) -> float | None:
         """Mean L2 distance between pairs of clients' copies of a part, among those that have taken part."""
-        held = [(self.memory.get(client) or {}) for client in self.clients]
-        copies = [torch.cat([t.double().flatten().cpu() for n, t in state.items() if under(n, (path,))])
-                  for state in held if any(under(name, (path,)) for name in state)]  # fmt: skip
+        names = [name for name in self.server.tensors if under(name, (path,))]  # in one order, however they were stored
+        held = (self.memory.get(client) or {} for client in self.clients)
+        copies = [
+            torch.cat([state[name].double().flatten().cpu() for name in names if name in state])
+            for state in held
+            if any(name in state for name in names)
+        ]
         return float(torch.pdist(torch.stack(copies)).mean()) if len(copies) > 1 else None
 
     def _score_shared(self, engine: Runner, round: int, state: State) -> list[Scores]:

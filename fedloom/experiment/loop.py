@@ -207,7 +207,7 @@ class Experiment:
 
     def _layered(self, engine: Engine, traffic: Runner) -> Runner:
         """What a round's jobs go through, from the outside in: validation, encoding, the ledger, the engine."""
-        inner = engine if self.method.pooled else self._encoding(engine, traffic)  # pooled: nothing travels
+        inner = self._encoding(engine, engine if self.method.pooled else traffic)  # pooled: nothing travels
         return ValidateResults(inner, signature(engine.server_workspace.sent))
 
     def _encoding(self, engine: Engine, inner: Runner) -> Runner:

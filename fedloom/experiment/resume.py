@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.config.loading import read_yaml
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.task import Task
 from fedloom.experiment.records import Summary
-from fedloom.experiment.run_folder import RECIPE, finished, holds_run, versions
+from fedloom.experiment.run_folder import VERSIONS, finished, holds_run, stored_values, versions
 
 FREE = ("engine", "storage", "out", "log", "data.dir", "sweep.parallel")
 """Where and how fast a run goes on may change; what it computes may not."""
@@ -23,12 +22,7 @@ log = logging.getLogger("fedloom")
 
 def stored_recipe(folder: Path) -> Recipe:
     """The recipe of the run in a folder."""
-    if not holds_run(folder):
-        raise UserError(
-            f"'{folder}' holds no run (there is no {RECIPE} in it): give the folder that `fedloom run` named, "
-            "such as runs/20250101-120000-fedavg-digits-s0"
-        )
-    return Recipe.parse(read_yaml(folder / RECIPE))
+    return Recipe.parse(stored_values(folder))
 
 
 def ended(recipe: Recipe, *, tell: bool = True) -> Summary | None:
@@ -57,7 +51,7 @@ def refuse_differences(given: Mapping[str, Any], stored: Mapping[str, Any], fold
 def tell_other_versions(folder: Path) -> None:
     """A run that goes on with other versions of what computes it may give other numbers."""
     try:
-        began = json.loads((folder / "versions.json").read_text(encoding="utf-8"))
+        began = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
     now = versions()

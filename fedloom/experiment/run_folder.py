@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from fedloom.config.loading import read_yaml
 from fedloom.core import registry
 from fedloom.core.errors import UserError
 from fedloom.core.state import serialisable
@@ -21,7 +22,9 @@ from fedloom.experiment.files import unwritable, write_whole
 from fedloom.experiment.lock import RunLock
 from fedloom.experiment.records import ClientRow, RoundRecord, Summary
 
-RECIPE, METRICS, SUMMARY = "recipe.yaml", "metrics.jsonl", "summary.json"
+RECIPE, METRICS, SUMMARY, VERSIONS = "recipe.yaml", "metrics.jsonl", "summary.json", "versions.json"
+FORMAT = 2
+"""Of run folders. Version 0.1 wrote format 1, without this number in versions.json."""
 PACKAGES = ("fedloom", "torch", "numpy", "scikit-learn", "safetensors", "pydantic")
 
 
@@ -64,7 +67,7 @@ class RunFolder:
 
     def describe(self, recipe: str) -> None:
         """The resolved recipe and the versions that ran it. From then on the folder holds a run."""
-        self.write_json("versions.json", versions())
+        self.write_json(VERSIONS, versions() | {"format": FORMAT})
         write_whole(self.path / RECIPE, recipe.encode())
 
     def record(self, line: RoundRecord) -> None:
@@ -111,6 +114,29 @@ def holds_run(path: Path) -> bool:
         return (path / RECIPE).exists()
     except OSError as error:  # a name that is too long, say
         raise UserError(f"out = '{path}' cannot be made: {error.strerror}; choose another folder") from None
+
+
+def stored_values(folder: Path) -> dict[str, Any]:
+    """The recipe of the run in a folder, as it was written.
+
+    Raises:
+        UserError: There is no run, or its folder has another format.
+    """
+    if not holds_run(folder):
+        raise UserError(
+            f"'{folder}' holds no run (there is no {RECIPE} in it): give the folder that `fedloom run` named, "
+            "such as runs/20250101-120000-fedavg-digits-s0"
+        )
+    try:
+        found = json.loads((folder / VERSIONS).read_text(encoding="utf-8")).get("format", 1)
+    except (OSError, ValueError, AttributeError):
+        found = 1
+    if found != FORMAT:
+        raise UserError(
+            f"'{folder}' has format {found}, and this fedloom reads format {FORMAT}: repeat it with `fedloom run "
+            f"{folder / RECIPE}`, or use the version that wrote it"
+        )
+    return read_yaml(folder / RECIPE)
 
 
 def finished(path: Path) -> Summary | None:

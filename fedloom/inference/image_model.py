@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import UserError
-from fedloom.core.task import ImageFormat, ModelFactory, Objective, Task
+from fedloom.core.protocols import ModelFactory, Objective
+from fedloom.core.task import ImageFormat, Task
 from fedloom.data import Dataset, Federation
 
 CHUNK = 512

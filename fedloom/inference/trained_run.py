@@ -9,7 +9,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from fedloom.config.loading import read_yaml
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError, nearest
 from fedloom.core.state import State, under
@@ -19,7 +18,7 @@ from fedloom.experiment.build import TASK, make_task
 from fedloom.experiment.evaluation import RECEIVED
 from fedloom.experiment.records import ClientRow, RoundRecord, Summary
 from fedloom.experiment.resume import fingerprint, refuse_other_data
-from fedloom.experiment.run_folder import RECIPE, SUMMARY, finished, holds_run
+from fedloom.experiment.run_folder import SUMMARY, finished, stored_values
 from fedloom.inference.trained_model import AVERAGED, GLOBAL, TrainedModel, blank_workspace, factory_of
 
 
@@ -196,11 +195,7 @@ def load(path: str | Path, *, task: Task | None = None) -> TrainedRun:
 
 
 def _recipe(folder: Path) -> Recipe:
-    if not holds_run(folder):
-        raise UserError(
-            f"'{folder}' holds no run (there is no {RECIPE} in it): give the folder that `fedloom run` named"
-        )
-    values = read_yaml(folder / RECIPE)
+    values = stored_values(folder)
     engine = values.get("engine")
     if isinstance(engine, dict) and engine.get("device") == "cuda":
         engine["device"] = "auto"  # a model may be used where there is no GPU

@@ -1,7 +1,7 @@
 """Networks, each split into an extractor and a head, with named layers that methods may read."""
 
+from fedloom.core.protocols import Shape
 from fedloom.core.registry import import_all
-from fedloom.core.task import Shape
 from fedloom.models.base import MODELS, Factory, SplitModel, build, check, register, tapped
 
 import_all(__name__)

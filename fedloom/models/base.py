@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import UserError, nearest
 from fedloom.core.options import declared, validated
+from fedloom.core.protocols import Shape
 from fedloom.core.registry import Registry, subclass_of
-from fedloom.core.task import Shape
 
 
 class SplitModel(nn.Module):

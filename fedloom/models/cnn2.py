@@ -5,8 +5,8 @@ from collections import OrderedDict
 from torch import nn
 
 from fedloom.core.options import Count, Share
+from fedloom.core.protocols import Shape
 from fedloom.core.rng import Dropout
-from fedloom.core.task import Shape
 from fedloom.models.base import SplitModel, register
 
 

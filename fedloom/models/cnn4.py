@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import nn
 
 from fedloom.core.errors import UserError
-from fedloom.core.task import Shape
+from fedloom.core.protocols import Shape
 from fedloom.models.base import SplitModel, register
 
 

@@ -3,7 +3,7 @@
 from torch import nn
 
 from fedloom.core.options import Count
-from fedloom.core.task import Shape
+from fedloom.core.protocols import Shape
 from fedloom.models.base import SplitModel, register
 
 

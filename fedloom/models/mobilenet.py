@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from fedloom.core.task import Shape
+from fedloom.core.protocols import Shape
 from fedloom.models.base import SplitModel, register
 
 # Output width and stride of each separable block. Table 1 prints stride 2 for the last one, which its own map

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.task import Shape
+from fedloom.core.protocols import Shape
 from fedloom.models.base import SplitModel, tapped
 
 

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from torch import nn
 
-from fedloom.core.task import Shape
+from fedloom.core.protocols import Shape
 from fedloom.models.base import SplitModel, register
 from fedloom.models.residual import BasicBlock, initialise
 

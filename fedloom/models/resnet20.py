@@ -5,7 +5,7 @@ from collections import OrderedDict
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.core.task import Shape
+from fedloom.core.protocols import Shape
 from fedloom.models.base import SplitModel, register
 from fedloom.models.residual import BasicBlock, initialise
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from fedloom.core.errors import UserError
 from fedloom.core.message import Message
+from fedloom.core.protocols import MethodLike
 from fedloom.core.state import nbytes, under
-from fedloom.core.workspace import MethodLike, Workspace
+from fedloom.core.workspace import Workspace
 
 Direction = Literal["up", "down"]
 Contents = frozenset[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]

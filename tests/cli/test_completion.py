@@ -1,151 +1,166 @@
-"""Tab and --help: what a shell is offered, what help says, and that neither waits for torch."""
+"""Tab and --help: what a shell is offered, what help says, and that neither imports torch."""
 
 import os
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
-from fedloom import methods
-from fedloom.cli import commands
-from fedloom.cli.completion import outline
-from fedloom.cli.completion.commands import outline_of
-from fedloom.cli.completion.offers import matching
+from fedloom.cli import commands, offers
 from fedloom.engines import ENGINES
-from fedloom.models import MODELS
+from fedloom.inference.adapt import HEADS, STEPS
+from fedloom.inference.export import SUFFIXES
+from fedloom.methods import METHODS
+from fedloom.report.page.insight import POINTS
+from fedloom.studies.results import RESULTS
+
+HEAVY = {"torch", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "pydantic", "yaml"}
+COMMANDS = {
+    (*group, name): command
+    for group, known in [((), get_command(commands.app))]
+    + [((name,), one) for name, one in get_command(commands.app).commands.items() if hasattr(one, "commands")]
+    for name, command in known.commands.items()
+}
+"""Commands and groups by their words: `("data", "plot")`."""
 
 
-@pytest.fixture(autouse=True)
-def _a_cache_of_its_own(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def asking(line):
+    """The environment in which bash asks for the last word of a line."""
+    words = len(line.split(" "))
+    return {"_FEDLOOM_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(words - 1)}
 
 
 @pytest.fixture
-def kept():
-    outline.keep(commands.app)
+def tab(capsys, monkeypatch):
+    def offered(line):
+        for name, value in asking(line).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit, match="0"):
+            commands.app([], prog_name="fedloom")
+        return capsys.readouterr().out.split()
+
+    return offered
 
 
-def offered(capsys, monkeypatch, line):
-    """What bash gets for the last word of a line."""
-    words = line.split(" ")
-    monkeypatch.setenv("_FEDLOOM_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", line)
-    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
-    app = outline.kept()
-    assert outline.enough() and app is not None
-    with pytest.raises(SystemExit, match="0"):
-        app([], prog_name="fedloom")
-    return capsys.readouterr().out.split()
-
-
-@pytest.mark.usefixtures("kept")
-def test_names_are_completed_as_they_are_registered(capsys, monkeypatch):
-    def tab(line):
-        return offered(capsys, monkeypatch, line)
-
+def test_names_are_completed_as_they_are_registered(tab):
     assert {"run", "sweep", "compare", "new", "data"} <= set(tab("fedloom "))
-    assert tab("fedloom run --method fedp") == sorted(name for name in methods.METHODS if name.startswith("fedp"))
+    assert tab("fedloom run --method fedp") == sorted(name for name in METHODS if name.startswith("fedp"))
     assert tab("fedloom methods scaf") == ["scaffold"]
     assert tab("fedloom compare --methods local,fedavg,fedpro") == ["local,fedavg,fedproto", "local,fedavg,fedprox"]
-    assert set(tab("fedloom run --model ")) == set(MODELS)
-    assert set(tab("fedloom run --engine ")) == {"auto", *ENGINES}
+    assert tab("fedloom run --model resnet3") == ["resnet34"]
+    assert set(tab("fedloom run --engine ")) >= {"auto", *ENGINES} - {"flower"}
     assert tab("fedloom run --data mnist-") == ["mnist-m"]
     assert tab("fedloom sweep sweeps/fedi") == ["sweeps/fedintr-mu"]
     assert tab("fedloom run de") == ["demo"]
     assert tab("fedloom run --partition dir") == ["dirichlet"]
+    assert tab("fedloom adapt --head lo") == ["logreg"]
     assert tab("fedloom new m") == ["method", "model"]
     assert tab("fedloom run --roun") == ["--rounds"]
     assert tab("fedloom data pl") == ["plot"]
 
 
-@pytest.mark.usefixtures("kept")
-def test_where_no_name_fits_files_are_offered(capsys, monkeypatch):
+def test_every_registered_name_is_offered():
+    code = """
+from fedloom.cli import offers
+from fedloom.data import PARTITIONS
+from fedloom.data.sources import SOURCES
+from fedloom.engines import AUTO, ENGINES
+from fedloom.methods import METHODS
+from fedloom.models import MODELS
+assert offers.methods("") == METHODS.names()
+assert offers.models("") == MODELS.names()
+assert offers.engines("") == [AUTO, *ENGINES.names()]
+assert offers.datasets("") == SOURCES.names()
+assert offers.partitions("") == PARTITIONS.names()
+"""  # in a process of its own: other tests register things
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_names_of_installed_packages_are_offered(monkeypatch, tmp_path):
+    package = tmp_path / "site" / "theirs-1.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[fedloom.partitions]\ntheir_own = theirs:divide\n")
+    monkeypatch.syspath_prepend(package.parent)
+    assert offers.partitions("the") == ["their_own"]
+
+
+def test_where_no_name_fits_files_are_offered(tab):
     Path("mine.py").touch()
     Path("minutes").mkdir()
-    assert offered(capsys, monkeypatch, "fedloom run --method min") == ["mine.py", "minutes/"]
-    assert matching(["fedavg"], "local,min") == ["local,mine.py", "local,minutes/"]
+    assert tab("fedloom run --method min") == ["mine.py", "minutes/"]
+    assert offers.matching(["fedavg"], "local,min") == ["local,mine.py", "local,minutes/"]
+    assert tab("fedloom resume min") == []  # the shell's own completion offers files
 
 
-def told_without_the_commands(variables, *words):
-    """What `fedloom` prints, and whether torch was loaded for it."""
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        ([], asking("fedloom run --method fedpro"), "fedproto"),
+        ([], asking("fedloom run --data "), "cifar10"),
+        ([], asking("fedloom run --engine "), "lanes"),
+        ([], asking("fedloom compare "), "demo"),
+        (["run", "--help"], {}, "--partition"),
+        (["deploy", "init", "--help"], {}, "--organisations"),
+        ([], {}, "compare"),
+    ],
+)
+def test_tab_and_help_do_not_import_torch(words, variables, said):
     code = (
         f"import sys; from fedloom.__main__ import main; sys.argv = {['fedloom', *words]}\n"
-        "try: main()\nfinally: print('torch' in sys.modules)"
+        "try: main()\nfinally: print('imported:', *sys.modules)"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=120)
     assert "Traceback" not in done.stderr
-    *said, loaded = done.stdout.split()
-    return said, loaded == "True"
+    told, _, imported = done.stdout.rpartition("imported:")
+    assert said in told
+    assert (HEAVY - {"yaml"}).isdisjoint(imported.split())  # names of recipes come from a module with yaml
 
 
-def test_the_first_tab_makes_the_outline_and_later_ones_do_not_load_torch(tmp_path):
-    asking = {"_FEDLOOM_COMPLETE": "complete_bash", "COMP_WORDS": "fedloom run --method fedpro", "COMP_CWORD": "3"}
-    assert told_without_the_commands(asking) == (["fedproto", "fedprox"], True)
-    assert len(list((tmp_path / "cache/fedloom").iterdir())) == 1
-    assert told_without_the_commands(asking) == (["fedproto", "fedprox"], False)
-    said, loaded = told_without_the_commands({}, "run", "--help")
-    assert "--partition" in said and not loaded
-    said, loaded = told_without_the_commands({}, "recipe", "--method", "--help")  # no help is asked for: that is a name
-    assert loaded and said == []
+def test_importing_the_commands_imports_nothing_heavy():
+    code = "import sys, fedloom.cli.commands; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert HEAVY.isdisjoint(done.stdout.split())
 
 
-def name_of(command):
-    return command.name or command.callback.__name__
+def test_literals_of_the_command_line_are_the_constants_of_the_package():
+    def default(module, command, name):
+        return signature(getattr(getattr(commands, module), command)).parameters[name].default
+
+    assert default("use", "newcomers", "heads") == ",".join(HEADS) == ",".join(offers.heads(""))
+    assert default("use", "newcomers", "steps") == STEPS
+    assert default("report", "report", "points") == default("report", "watch", "points") == POINTS
+    assert default("reproduce", "reproduce", "results") == RESULTS
+    assert offers.formats("") == list(SUFFIXES)
 
 
-def words_of_all_commands():
-    inner = [
-        [group.name, name_of(one)]
-        for group in commands.app.registered_groups
-        for one in group.typer_instance.registered_commands
-    ]
-    return [[], *[[group] for group, _ in inner], *inner, *[[name] for name in NAMES]]
+def help_of(words):
+    return CliRunner().invoke(commands.app, [*words, "--help"], prog_name="fedloom", env={"COLUMNS": "100"}).stdout
 
 
-NAMES = [name_of(one) for one in commands.app.registered_commands]
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_shows_the_text_of_every_parameter_and_fits_100_columns(words):
+    text = help_of(words)
+    assert "Usage: fedloom" in text
+    assert max(map(len, text.splitlines())) <= 100
+    if hasattr(COMMANDS[words], "commands"):
+        return
+    assert "Example" in text
+    for parameter in COMMANDS[words].params:
+        told = (getattr(parameter, "help", None) or "").replace("\\[", "[").split()
+        assert [word for word in told if word not in text] == [], parameter.name
 
 
-@pytest.mark.usefixtures("kept")
-def test_help_out_of_the_outline_is_that_of_the_commands():
-    app = outline.kept()
-    for words in words_of_all_commands():
-        texts = {
-            CliRunner().invoke(each, [*words, "--help"], prog_name="fedloom", env={"COLUMNS": "100"}).stdout
-            for each in (commands.app, app)
-        }
-        assert len(texts) == 1 and "Usage: fedloom" in texts.pop(), words
-
-
-def test_help_has_an_example_shows_the_text_of_every_parameter_and_fits_100_columns():
-    for command in outline_of(commands.app)["commands"]:
-        asked = [command["name"], "--help"]
-        text = CliRunner().invoke(commands.app, asked, prog_name="fedloom", env={"COLUMNS": "100"}).stdout
-        assert "Example" in text, command["name"]
-        assert max(map(len, text.splitlines())) <= 100
-        for parameter in command["parameters"]:
-            words = parameter["told"]["help"].replace("\\[", "[").split()
-            assert [word for word in words if word not in text] == [], (command["name"], parameter["name"])
-
-
-def test_an_outline_of_other_commands_is_not_used(monkeypatch):
-    outline.keep(commands.app)
-    monkeypatch.setattr(outline, "version", lambda package: "another")
-    assert outline.kept() is None
-
-
-def test_a_changed_command_makes_the_outline_anew(monkeypatch, tmp_path):
-    assert [folder for folder in outline.FOLDERS if not (outline.PACKAGE / folder).is_dir()] == []
-    monkeypatch.setattr(outline, "PACKAGE", tmp_path)
-    command = tmp_path / "cli" / "run.py"
-    command.parent.mkdir()
-    command.touch()
-    outline.keep(commands.app)
-    assert outline.kept() is not None
-    os.utime(command, (0, 0))
-    assert outline.kept() is None
+def test_help_of_deploy_does_not_need_flower(monkeypatch):
+    monkeypatch.setattr(commands.deploy, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["fedloom", "deploy", "init", "--help"])
+    assert "--organisations" in help_of(["deploy", "init"])
 
 
 def test_everything_public_is_there_and_imported_when_asked_for():

@@ -1,8 +1,12 @@
+import json
+
 import numpy as np
+import pytest
+import safetensors.torch
 import torch
 
 from fedloom.core.job import Job, Result
-from fedloom.core.message import Message, pack, unpack
+from fedloom.core.message import Message, MessageError, pack, unpack
 from fedloom.core.scores import Scores
 
 
@@ -71,3 +75,19 @@ def test_a_result_survives_the_wire():
     assert again.personal is None
     assert again.scores == result.scores
     assert np.isclose(again.scores[0].accuracy, 0.75)
+
+
+def test_tensors_come_back_in_their_order() -> None:
+    """Sums and draws over a message follow its order; safetensors gives tensors back in any."""
+    names = [f"part.{i}" for i in (7, 3, 9, 1, 8, 2, 5)]
+    for _ in range(5):
+        message = Message({name: torch.zeros(2) for name in names}, client=1, samples=2)
+        assert list(Message.from_bytes(message.to_bytes())) == names
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b", "b"], ["a", "c"], "ab", [1, 2], None])
+def test_a_header_with_other_names_is_refused(names: object) -> None:
+    tensors = {"a": torch.zeros(1), "b": torch.zeros(1)}
+    header = json.dumps({"client": 0, "samples": 1, "names": names})
+    with pytest.raises(MessageError, match="its names are"):
+        Message.from_bytes(safetensors.torch.save(tensors, {"fedloom": header}))

@@ -193,3 +193,41 @@ def test_nothing_is_written_while_all_fits() -> None:
     for client in range(100):
         store[client] = state(client)
     assert store._temporary is None
+
+
+def states(*values: float) -> list[State]:
+    return [{"w": torch.full((1000,), value)} for value in values]
+
+
+@pytest.mark.parametrize("budget", [1, 10**9])
+def test_what_is_staged_counts_at_commit_spilled_or_not(tmp_path: Path, budget: int) -> None:
+    store = ClientStore(budget, inside=tmp_path)
+    old, new, other = states(1, 2, 3)
+    store[0] = old
+    store.stage(0, new)
+    store.stage(1, other)
+    assert list(store) == [0]
+    assert torch.equal(store[0]["w"], old["w"])
+    store.changed.clear()
+    store.commit()
+    assert list(store) == [0, 1]
+    assert torch.equal(store[0]["w"], new["w"])
+    assert torch.equal(store[1]["w"], other["w"])
+    assert store.changed == {0, 1}
+    assert store.resident <= max(budget, 4000)
+
+
+@pytest.mark.parametrize("budget", [1, 10**9])
+def test_what_is_discarded_leaves_no_trace(tmp_path: Path, budget: int) -> None:
+    store = ClientStore(budget, inside=tmp_path)
+    old, new, other = states(1, 2, 3)
+    store[0] = old
+    store.changed.clear()
+    store.stage(0, new)
+    store.stage(1, other)
+    store.discard()
+    store.commit()
+    assert list(store) == [0]
+    assert torch.equal(store[0]["w"], old["w"])
+    assert store.changed == set()
+    assert not list(tmp_path.rglob("*.staged.safetensors"))

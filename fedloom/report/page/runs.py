@@ -8,11 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedloom.config.loading import read_yaml
 from fedloom.core.errors import UserError
 from fedloom.experiment.records import ClientRow, Figures, RoundRecord, Summary, measure
 from fedloom.experiment.resume import FREE, flat
-from fedloom.experiment.run_folder import RECIPE, finished, holds_run
+from fedloom.experiment.run_folder import RECIPE, finished, holds_run, stored_values
 from fedloom.experiment.summary import summary_of
 
 LOG_LINES = 200
@@ -102,7 +101,7 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 
 def read_run(path: Path) -> Run:
     """One run."""
-    recipe = read_yaml(path / RECIPE)
+    recipe = stored_values(path)
     for name in ("method", "data", "training", "evaluation", "seed"):
         if name not in recipe:
             raise UserError(f"'{path / RECIPE}' is no run's recipe: it has no {name}")

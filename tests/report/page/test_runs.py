@@ -1,5 +1,6 @@
 """Run folders are read as far as they have come, and told apart by what differs."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,5 +49,10 @@ def test_a_folder_without_runs_is_refused_with_the_remedy(tmp_path):
     with pytest.raises(UserError, match="holds no run.*fedloom compare"):
         read_runs([tmp_path])
     (tmp_path / "recipe.yaml").write_text("seed: 1\n")
+    with pytest.raises(
+        UserError, match="has format 1, and this fedloom reads format 2: repeat it with `fedloom run .*"
+    ):
+        read_runs([tmp_path])
+    (tmp_path / "versions.json").write_text(json.dumps({"format": 2}))
     with pytest.raises(UserError, match="no run's recipe: it has no method"):
         read_runs([tmp_path])

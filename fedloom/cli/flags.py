@@ -5,15 +5,14 @@ from typing import Annotated, Any
 
 import typer
 
-from fedloom.cli.completion import offers
-from fedloom.config.loading import read_assignment
+from fedloom.cli import offers
 from fedloom.core.errors import UserError
 
 RecipeFile = Annotated[
     str | None,
     typer.Argument(autocompletion=offers.recipes, help="A recipe file, or the name of a shipped one (demo)."),
 ]
-MethodFlag = Annotated[
+Method = Annotated[
     str | None,
     typer.Option(
         "--method",
@@ -21,7 +20,7 @@ MethodFlag = Annotated[
         help="See `fedloom methods`; +ft adds fine-tuning; file.py:Name is yours.",
     ),
 ]
-DataFlag = Annotated[
+Data = Annotated[
     str | None,
     typer.Option("--data", autocompletion=offers.datasets, help="A dataset, a folder of images, an .npz file."),
 ]
@@ -31,7 +30,7 @@ Partition = Annotated[
     str | None,
     typer.Option("--partition", autocompletion=offers.partitions, help="iid, dirichlet:0.1, pathological:2, …"),
 ]
-ModelFlag = Annotated[
+Model = Annotated[
     str | None, typer.Option("--model", autocompletion=offers.models, help="mlp, cnn2, cnn3, cnn4, resnet18, …")
 ]
 Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
@@ -40,7 +39,7 @@ BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Samples of 
 Lr = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
 Fraction = Annotated[float | None, typer.Option("--fraction", help="Share of clients in a round.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")]
-EngineFlag = Annotated[
+Engine = Annotated[
     str | None,
     typer.Option("--engine", autocompletion=offers.engines, help="auto, inline, processes, lanes (GPU), ray, replay."),
 ]
@@ -56,13 +55,15 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object as the last 
 
 
 def fields_of(sets: list[str] | None, **flags: Any) -> dict[str, Any]:
-    """Flags that were given, then --set, by field."""
+    """Collect the flags that were given, then --set, by field."""
+    from fedloom.config.loading import read_assignment
+
     given = {name: value for name, value in flags.items() if value is not None}
     return given | dict(read_assignment(text) for text in sets or [])
 
 
 def read_seeds(text: str | None) -> list[int] | None:
-    """`0,1,2` as numbers."""
+    """Read `0,1,2` as numbers."""
     for seed in text.split(",") if text is not None else ():
         if not seed.strip().isdigit():
             raise UserError(f"--seeds: '{seed}' is no seed; write whole numbers, 0,1,2")

@@ -1,1 +1,0 @@
-"""What Tab offers, without importing torch."""

@@ -1,0 +1,69 @@
+"""What core asks of the layers above it. The members are documented where they are implemented."""
+# ruff: noqa: D102
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from fedloom.core.state import Part
+
+Shape = tuple[int, int, int]
+"""Channels, height and width of an image."""
+
+
+@runtime_checkable
+class Network(Protocol):
+    """A module of two parts: an extractor (input → representation) and a head (representation → logits)."""
+
+    extractor: nn.Module
+    head: nn.Module
+    features: int
+
+
+class ModelFactory(Protocol):
+    """Makes freshly initialised networks; see `fedloom.models.Factory`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+    def __call__(self, shape: Shape, classes: int) -> Any: ...
+
+
+class Objective(Protocol):
+    """What networks are trained on; see `fedloom.objectives.Objective`."""
+
+    name: ClassVar[str]
+    supervised: ClassVar[bool]
+
+    def __call__(self, model: Any, batch: Any) -> Tensor: ...
+    def equip(self, model: Any) -> Any: ...
+    def begin(self, model: Any) -> None: ...
+    def follow(self, model: Any) -> None: ...
+
+
+class MethodLike(Protocol):
+    """What running a method takes; see `fedloom.Method`."""
+
+    name: ClassVar[str]
+    by: ClassVar[Mapping[str, str]]
+    sums: ClassVar[tuple[str, ...]]
+    pooled: ClassVar[bool]
+    plain: ClassVar[Any]
+
+    @property
+    def keeps(self) -> tuple[str, ...]: ...
+    @property
+    def up(self) -> tuple[str, ...]: ...
+    @property
+    def down(self) -> tuple[str, ...]: ...
+    @property
+    def personal_parts(self) -> tuple[str, ...]: ...
+    def build(self, task: Any) -> dict[str, Part]: ...
+    def prepare(self, client: Any) -> None: ...
+    def update(self, client: Any) -> None: ...
+    def personalise(self, client: Any) -> None: ...
+    def generalise(self, client: Any) -> None: ...
+    def predict(self, client: Any, x: Tensor) -> Tensor: ...
+    def predict_global(self, server: Any, x: Tensor) -> Tensor: ...

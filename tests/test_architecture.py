@@ -1,0 +1,53 @@
+"""The way from `fedloom run` to a weight update, as docs/architecture.md lists it."""
+
+import re
+import sys
+from pathlib import Path
+from traceback import extract_stack
+
+import pytest
+
+import fedloom
+from fedloom import cli
+from fedloom.core.optimizers import Optimizer
+
+PACKAGE = Path(fedloom.__file__).parent
+PAGE = PACKAGE.parent / "docs" / "architecture.md"
+MOST = 20
+
+
+def frames_at_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """fedloom's frames on the stack at each optimizer step of `fedloom run`, as `folder/file.py function`."""
+    seen = []
+    step = Optimizer.step
+
+    def watched(*arguments):
+        stack = [(Path(frame.filename), frame.name) for frame in extract_stack()]
+        ours = [f"{path.relative_to(PACKAGE)} {name}" for path, name in stack if path.is_relative_to(PACKAGE)]
+        seen.append([*ours, "core/optimizers.py step"])
+        return step(*arguments)
+
+    monkeypatch.setattr(Optimizer, "step", watched)
+    words = "run --method fedavg --data digits --clients 3 --rounds 1 --engine inline --set data.limit=60 --out here"
+    monkeypatch.setattr(sys, "argv", ["fedloom", *words.split()])
+    with pytest.raises(SystemExit, match="0"):
+        cli.main()
+    return seen
+
+
+def test_a_weight_update_is_at_most_twenty_frames_from_the_command_and_the_page_names_them(monkeypatch):
+    seen = frames_at_the_optimizer(monkeypatch)
+    assert max(map(len, seen)) <= MOST, seen
+    # while the first client's answer is waited for, and as `combine` takes the others' one by one
+    ways = {tuple(frames) for frames in seen}
+    listed = re.findall(r"^\d+\. `([\w/]+\.py)` `(?:\w+\.)*(\w+)`", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert tuple(f"{file} {name}" for file, name in listed) in ways
+
+
+def test_every_package_is_on_the_page():
+    page = PAGE.read_text(encoding="utf-8")
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert len(packages) == 16
+    assert {name for name in packages if f"`{name}`" not in page} == set()
+    files = {path.name for path in PACKAGE.iterdir() if path.is_file()}
+    assert files == {"__init__.py", "__main__.py", "py.typed"}
