@@ -83,15 +83,13 @@ def _cases() -> Iterator[tuple[str, Case]]:
         yield (
             f"{method} faults",
             merged(
-                three,
-                {"method": method, "faults": {"drop": 0.2, "crash": 0.2, "nan": 0.2}, "data": {"clients": 8}},
+                three, {"method": method, "faults": {"drop": 0.2, "crash": 0.2, "nan": 0.2}, "data": {"clients": 8}}
             ),
         )
         yield (
             f"{method} skips",
             merged(
-                three,
-                {"method": method, "faults": {"raises": 0.4}, "training": {"on_error": "skip", "min_clients": 2}},
+                three, {"method": method, "faults": {"raises": 0.4}, "training": {"on_error": "skip", "min_clients": 2}}
             ),
         )
         for rule in RULES:

@@ -142,8 +142,7 @@ def start(
     name: Annotated[str | None, typer.Option("--name", help="Of the run; one that is there goes on.")] = None,
     wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds in which organisations may still join.")] = 60.0,
     timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", min=0, help="Seconds to wait for its end; default: no limit."),
+        float | None, typer.Option("--timeout", min=0, help="Seconds to wait for its end; default: no limit.")
     ] = None,
     client_timeout: Annotated[
         float, typer.Option("--client-timeout", min=1, help="Seconds in which a client answers, or is left out.")

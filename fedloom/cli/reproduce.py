@@ -251,10 +251,10 @@ def _show_plan(plan: Plan, run: list[Cell]) -> None:
 def _show_list(tables: dict[str, Table], cells: list[Cell], plan: Plan, measure: bool) -> None:
     """Cells and runs of every table, million image-steps, seconds here, and what is stored."""
     from fedloom.studies import cost
+    from fedloom.studies.cost import measured
     from fedloom.studies.report import chosen_lines
     from fedloom.studies.results import stored
     from fedloom.studies.running import recipe_of, runs_of
-    from fedloom.studies.speed import measured
     from fedloom.studies.table import PAPERS
 
     known = cost.speeds(result for paper in PAPERS for result in stored(plan.results, paper))

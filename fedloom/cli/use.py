@@ -88,7 +88,10 @@ def newcomers(
         table.add_column(column, justify="left" if column == "way" else "right")
     names = {"global": told["global"], "alone": f"alone, {told['alone_epochs']} epochs"}
     for way, values in told["ways"].items():
-        table.add_row(names.get(way, f"{way} head"), *(_percent(values[name]) for name in ("mean", "std", "worst")))
+        table.add_row(
+            names.get(way, f"{way} head"),
+            *("–" if (value := values[name]) is None else f"{value:.2%}" for name in ("mean", "std", "worst")),
+        )
     out.print(table)
 
 
@@ -263,7 +266,3 @@ def open_model(path: Path, client: int | None, style: str | None) -> "TrainedMod
     found = run.global_model(style)
     found.refuse_without_classifier()
     return found
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2%}"

@@ -6,14 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fedloom import methods, models, objectives
 from fedloom.config.loading import assign, read_assignment, read_yaml
@@ -40,10 +33,6 @@ def _named(default: str | None = None) -> Callable[[Any], Any]:
         return {"name": default} | dict(value) if default and isinstance(value, Mapping) else value
 
     return read
-
-
-def _listed(value: Any) -> Any:
-    return value.split(",") if isinstance(value, str) else value
 
 
 class Named(BaseModel):
@@ -80,8 +69,7 @@ class EvaluationSettings(Section):
     every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
     clients: int | None = Field(None, ge=1, description="evaluate a fixed random sample of so many clients")
     summary: Annotated[str, AfterValidator(_summary_rule)] = Field(
-        "last",
-        description="a run's figure: last, median:10 or mean:10 of the last evaluations; never the best",
+        "last", description="a run's figure: last, median:10 or mean:10 of the last evaluations; never the best"
     )
     distance: str | None = Field(
         None, description="a part that clients keep (model.head): also tell how far apart their copies are"
@@ -117,9 +105,10 @@ class Recipe(Section):
     attack: AttackSettings | None = Field(None, description="hostile clients, for study")
     privacy: PrivacySettings | None = Field(None, description="client-level differential privacy")
     wire: WireSettings = Field(WireSettings(), description="smaller messages")
-    log: Annotated[tuple[Literal["tensorboard", "wandb"], ...], BeforeValidator(_listed)] = Field(
-        (), description="where else rounds are written: tensorboard, wandb (extras of these names)"
-    )
+    log: Annotated[
+        tuple[Literal["tensorboard", "wandb"], ...],
+        BeforeValidator(lambda names: names.split(",") if isinstance(names, str) else names),
+    ] = Field((), description="where else rounds are written: tensorboard, wandb (extras of these names)")
     seed: int = Field(0, ge=0)
     out: Path | None = Field(None, description="run folder; default: a new one under runs/")
 

@@ -137,7 +137,7 @@ class Batch:
     @cached_property
     def views(self) -> tuple[Tensor, ...]:
         """Independently augmented copies, as `data.views` says, for contrastive losses."""
-        draw = self._pixels.views or _unchanged
+        draw = self._pixels.views or (lambda image, generator: image)
         return tuple(self._pixels.normalise(draw(self.image, self._generator)) for _ in range(self._views))
 
     @cached_property
@@ -153,10 +153,6 @@ class Batch:
     def y(self) -> Tensor:
         """Labels."""
         return self._pixels.labels[self._index]
-
-
-def _unchanged(image: Tensor, generator: torch.Generator) -> Tensor:
-    return image
 
 
 class FeatureBatch:

@@ -43,8 +43,7 @@ class Job:
             "keep_model": self.keep_model, "new": self.memory is None, "message": with_message, "attempt": self.attempt,
         }  # fmt: skip
         return pack(
-            _prefixed("message", self.message if with_message else {}) | _prefixed("memory", self.memory or {}),
-            header,
+            _prefixed("message", self.message if with_message else {}) | _prefixed("memory", self.memory or {}), header
         )
 
     @classmethod

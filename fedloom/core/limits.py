@@ -56,8 +56,8 @@ def refuse_model_without_room(task: Task) -> None:
     room = free_memory()
     if room is not None and COPIES * size > room:
         raise UserError(
-            f"model.name = '{task.network.name}': with {_options(task)} and images of {_pixels(task)} it takes "
-            f"{gigabytes(size)}, {COPIES} times over, and {gigabytes(room)} of memory are free; choose a smaller model "
+            f"model.name = '{task.network.name}': with {_options(task)} and images of {'×'.join(map(str, task.shape))} "
+            f"it takes {gigabytes(size)}, {COPIES} times over, and {gigabytes(room)} of memory are free; choose a smaller model "
             "or data.size"
         )
 
@@ -65,7 +65,3 @@ def refuse_model_without_room(task: Task) -> None:
 def _options(task: Task) -> str:
     options = ", ".join(f"{name}: {value}" for name, value in task.network.options.items())
     return f"{{{options}}}" if options else "its defaults"
-
-
-def _pixels(task: Task) -> str:
-    return "×".join(map(str, task.shape))

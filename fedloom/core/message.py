@@ -137,12 +137,7 @@ class Message(Mapping[str, Tensor]):
     """
 
     def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        *,
-        client: int | None = None,
-        samples: int = 0,
-        carried: int | None = None,
+        self, tensors: Mapping[str, Tensor], *, client: int | None = None, samples: int = 0, carried: int | None = None
     ):
         self.tensors: State = dict(tensors)
         self.client = client

@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from itertools import pairwise
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from fedloom.core.checking import checked
 from fedloom.core.errors import UserError, nearest
@@ -60,13 +60,10 @@ def validated(declaration: Declaration, values: Mapping[str, Any], path: str, ow
         if name not in declaration:
             choice = nearest(name, declaration) if declaration else f"{owner} has none"
             raise UserError(f"{path}.{name} = {value!r}: {owner} has no such option: {choice}")
-    model: Any = create_model("Options", __config__=ConfigDict(extra="forbid"), **_fields(declaration, values))
+    used: Any = {name: declaration[name] for name in values}
+    model: type[BaseModel] = create_model("Options", __config__=ConfigDict(extra="forbid"), **used)
     read = checked(model, dict(values), path)
     return {name: getattr(read, name) for name in values}
-
-
-def _fields(declaration: Declaration, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: declaration[name] for name in values}
 
 
 def hyperparameters(thing: Callable[..., Any]) -> dict[str, Any]:

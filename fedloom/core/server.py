@@ -182,6 +182,12 @@ class WeightedMean:
                 plain[name] = value
         _add(plain, weight, totals, weights)
 
+    def of(self, weighted: Iterable[tuple[Message, float]]) -> State:
+        """The mean of messages with these weights."""
+        for message, weight in weighted:
+            self.add(message, weight)
+        return self.result()
+
     def result(self) -> State:
         """The mean, and the old value where nothing was sent."""
         return {name: self._settled(name, total, self._weights.get(name)) for name, total in self._totals.items()}

@@ -48,8 +48,7 @@ class Training(Section):
     batch_size: int = Field(32, ge=1, description="samples of a training step; remainders keep their exact size")
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: Annotated[str, AfterValidator(_readable)] = Field(
-        "constant",
-        description="learning rate over rounds: constant, cosine, exponential:0.99, step:50=0.2,75=0.02",
+        "constant", description="learning rate over rounds: constant, cosine, exponential:0.99, step:50=0.2,75=0.02"
     )
 
     min_clients: int = Field(

@@ -7,21 +7,6 @@ from fedloom.data.partition import PARTITIONS, Partition, Pool, parse_partition
 from fedloom.data.sources import SourceInfo, data_folder, describe, load, parts
 
 __all__ = [
-    "PARTITIONS",
-    "Dataset",
-    "Federation",
-    "Partition",
-    "Pool",
-    "SourceInfo",
-    "combine",
-    "counts",
-    "data_folder",
-    "describe",
-    "federate",
-    "limit",
-    "load",
-    "parse_partition",
-    "parse_split",
-    "parts",
-    "resize",
-]
+    "PARTITIONS", "Dataset", "Federation", "Partition", "Pool", "SourceInfo", "combine", "counts", "data_folder",
+    "describe", "federate", "limit", "load", "parse_partition", "parse_split", "parts", "resize",
+]  # fmt: skip

@@ -33,13 +33,7 @@ def flip(x: Tensor, p: float, generator: Generator) -> Tensor:
 
 
 def jitter(
-    x: Tensor,
-    brightness: float,
-    contrast: float,
-    saturation: float,
-    hue: float,
-    p: float,
-    generator: Generator,
+    x: Tensor, brightness: float, contrast: float, saturation: float, hue: float, p: float, generator: Generator
 ) -> Tensor:
     """Colours changed with probability p, in the order of the arguments.
 

@@ -17,10 +17,7 @@ BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombErr
 
 
 def decode(
-    names: Sequence[str],
-    open_picture: Callable[[int], Image.Image],
-    size: int | None,
-    workers: int | None = None,
+    names: Sequence[str], open_picture: Callable[[int], Image.Image], size: int | None, workers: int | None = None
 ) -> Tensor:
     """uint8 [N, C, H, W] of the pictures that `open_picture(0…N-1)` opens; `names` are for error messages.
 

@@ -178,10 +178,7 @@ def _even_out(train: list[np.ndarray], groups: np.ndarray, rng: np.random.Genera
         holders, sizes = np.unique(owner[mine], return_counts=True)
         ends = np.cumsum(sizes)
         for client, samples, size in zip(
-            holders,
-            np.split(positions[mine], ends[:-1]),
-            _largest_remainder(sizes, target, rng),
-            strict=True,
+            holders, np.split(positions[mine], ends[:-1]), _largest_remainder(sizes, target, rng), strict=True
         ):
             whole, rest = divmod(max(1, int(size)), len(samples))
             drawn[client] += [samples] * whole + [rng.permutation(samples)[:rest]]

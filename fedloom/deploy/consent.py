@@ -81,18 +81,13 @@ class Consent:
             yield self.recipe if same else Recipe.parse(values | {"method": name, "objective": None})
 
 
-def privacy_of(recipe: Recipe) -> dict[str, Any] | None:
-    """The recipe's `privacy` section, for the ledger."""
-    return None if recipe.privacy is None else recipe.privacy.model_dump(mode="json")
-
-
 def what_leaves(recipe: Recipe, task: Task, rounds: int) -> Iterator[str]:
     """The ledger that a client would have after so many rounds."""
     workspace = Workspace(Setup(task, recipe.make_method(), recipe.training, recipe.seed, recipe.wire))
     wire, received = workspace.setup.codec, Message(workspace.downward())
     up, down = wire.encode_up(Message(workspace.sent), received, {})[0], wire.encode_down(received)
     ledger = Ledger()
-    ledger.describe(workspace, models=False, privacy=privacy_of(recipe))  # models stay in the organisation's folder
+    ledger.describe(workspace, models=False, privacy=recipe.privacy)  # models stay in the organisation's folder
     client = next(c for c, samples in enumerate(task.federation.train) if len(samples))
     for round in range(1, rounds + 1):
         ledger.add("up", round, client, up)

@@ -6,19 +6,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
+from safetensors.torch import load, save
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.failures import Failure
 from fedloom.core.job import ENCODED, Job, Result
 from fedloom.core.message import Message, MessageError, Signature, is_count, refuse_unless
-from fedloom.core.state import serialisable
+from fedloom.core.state import State, serialisable
 from fedloom.core.task import Task
 from fedloom.core.workspace import Setup
 from fedloom.deploy.certificates import read_key, read_public_key
-from fedloom.deploy.consent import Answered, Consent, RefusalError, Seen, privacy_of
-from fedloom.deploy.memory import RoundMemory
+from fedloom.deploy.consent import Answered, Consent, RefusalError, Seen
 from fedloom.deploy.tasks import own_images, own_task
 from fedloom.deploy.terms import Federation, fingerprint, is_run, language, refuse_other_language
 from fedloom.engines import Engine, EngineSettings, make_engine
@@ -170,7 +169,7 @@ class Member:
             ledger = Ledger.from_json(json.loads(path.read_text(encoding="utf-8")))
         else:
             ledger = Ledger()
-            ledger.describe(agreed.engine.server_workspace, models=False, privacy=privacy_of(agreed.recipe))
+            ledger.describe(agreed.engine.server_workspace, models=False, privacy=agreed.recipe.privacy)
         ledger.add("down", job.round, self.number, job.message)
         if result.message is not None:
             ledger.add("up", job.round, self.number, result.message)
@@ -180,6 +179,45 @@ class Member:
         """Gives back what engines hold."""
         for agreed in self._agreed.values():
             agreed.engine.close()
+
+
+class RoundMemory:
+    """A client's memory on its own disk: the states of one run, a file per round.
+
+    A state is written before its upload is answered for. The server's next message says which round it took in last;
+    what ran ahead of an upload that was lost is forgotten.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def at(self, accepted: int | None) -> State | None:
+        """The state after the round that the server took in last (None: nothing yet)."""
+        if accepted is None:
+            return None
+        path = self._path(accepted)
+        if not path.exists():
+            raise RefusalError(
+                f"the server took in round {accepted} of this client, and there is no memory of it under "
+                f"'{self.folder}' (there is: {', '.join(map(str, self.rounds())) or 'nothing'}); restore the folder "
+                "from a backup, or begin a new run"
+            )
+        return load(path.read_bytes())
+
+    def keep(self, round: int, state: State, accepted: int | None) -> None:
+        """The state after a round whose upload is not yet answered for, beside the last accepted one; no other."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self._path(round), save(serialisable(state)))
+        for other in self.rounds():
+            if other not in (round, accepted):
+                self._path(other).unlink(missing_ok=True)
+
+    def rounds(self) -> list[int]:
+        """Of which there is a state."""
+        return sorted(int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.safetensors"))
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"round-{round:06d}.safetensors"
 
 
 def load_member(

@@ -4,24 +4,37 @@ A worker that dies or falls silent, alone or with its node, is replaced, and ano
 no client's fault. What comes back is copied out of the object store, so that the store stays small.
 """
 
+import io
 import logging
 import os
-from contextlib import suppress
+import pickle
+import secrets
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from time import monotonic
 from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from fedloom.core.errors import UserError
 from fedloom.core.failures import Failure
 from fedloom.core.job import Job, Result
 from fedloom.core.message import Message
+from fedloom.core.signals import SIGNALS
 from fedloom.core.workspace import Precision, Setup
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.crew import TRIES, Crew, Given, Member, WorkerError
 from fedloom.engines.cuda.lanes import LANES, Lanes
 from fedloom.engines.inline import Inline
-from fedloom.engines.parcel import Parcel, pack, unpack
-from fedloom.engines.ray_session import connected, import_ray
+from fedloom.engines.processes import cores
 
 POLL = 1.0
 """Seconds after which silent workers are asked whether they are still there."""
@@ -29,6 +42,10 @@ START = 300.0
 """Seconds within which the first worker must be ready."""
 NOTHING = Message({})
 log = logging.getLogger("fedloom")
+SMALL = 2**12
+"""Bytes up to which an array stays inside the pickle."""
+
+Parcel = list[np.ndarray]
 
 
 class Servant:
@@ -207,3 +224,115 @@ class Ray(Crew[_Worker]):
             with suppress(Exception):  # the cluster may be gone
                 self._dismiss(worker)
         super().close()
+
+
+def pack(value: Any) -> Parcel:
+    """An object for Ray's store: the pickle, then the arrays that it refers to, which a reader maps instead of copying.
+
+    What is mapped is read-only. It is pickle, for one's own machines: nothing here is for data from strangers.
+    """
+    from ray import cloudpickle  # also of methods that were written in a notebook
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, value: Any) -> Any:
+            return _array(value) if type(value) is Tensor else cloudpickle.Pickler.reducer_override(self, value)
+
+    buffers: list[memoryview] = []
+
+    def keep_inside(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes > SMALL:
+            buffers.append(raw)
+        return raw.nbytes <= SMALL
+
+    file = io.BytesIO()
+    pickler: Any = Pickler
+    pickler(file, protocol=5, buffer_callback=keep_inside).dump(value)
+    return [np.frombuffer(part, np.uint8) for part in (file.getbuffer(), *buffers)]
+
+
+def unpack(parcel: Parcel, *, copy: bool = False) -> Any:
+    """The inverse; with `copy` nothing of it stays in the store."""
+    data, *buffers = parcel
+    return pickle.loads(data.data, buffers=[buffer.copy() for buffer in buffers] if copy else buffers)
+
+
+def _array(tensor: Tensor) -> tuple[Any, ...]:
+    """How a tensor is pickled: NumPy has no bfloat16, whose bits travel as integers."""
+    flat = tensor.detach().cpu().contiguous(memory_format=torch.contiguous_format)
+    brief = flat.dtype == torch.bfloat16
+    return _tensor, ((flat.view(torch.int16) if brief else flat).numpy(), brief)
+
+
+def _tensor(array: np.ndarray, brief: bool) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if brief else tensor
+
+
+def import_ray() -> Any:
+    """The package, which reads its environment when it is imported: no telemetry, nobody without the token."""
+    if "ray" not in sys.modules:  # else Ray itself asks for a token, unless RAY_AUTH_MODE says otherwise
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(
+            f"engine.name = 'ray' needs Ray, which cannot be imported ({error}): pip install 'fedloom[ray]'"
+        ) from error
+    return ray
+
+
+@contextmanager
+def connected(ray: Any, settings: EngineSettings) -> Iterator[None]:
+    """Connects to a cluster, or starts Ray here and ends it; one that this process uses already is left as it is."""
+    if ray.is_initialized():
+        yield
+        return
+    options: dict[str, Any] = {"address": settings.address}
+    with ExitStack() as undo:
+        if settings.address is None:
+            cpus = (settings.workers or cores()) * settings.worker_cpus
+            options = {"address": "local", "num_cpus": max(1, round(cpus)), "include_dashboard": False}
+            _stay_here(undo, ray)
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:  # Ray sets its own, and Ctrl-C is ours
+                undo.callback(signal.signal, number, signal.getsignal(number))
+        try:
+            ray.init(log_to_driver=False, configure_logging=False, logging_level=logging.ERROR, **options)
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise UserError(
+                f"engine.address = {settings.address!r}: Ray does not start or connect ({error}); a cluster's address "
+                "is what `ray start --head` printed, its token must be in RAY_AUTH_TOKEN or ~/.ray/auth_token here too"
+            ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown(wait_for_processes=True)
+
+
+def _stay_here(undo: ExitStack, ray: Any) -> None:
+    """A Ray of this machine's own listens on the loopback address alone, and has a token and a session of its own.
+
+    Ray listens so by itself on systems where it knows no clusters; the switch for that works on others too. In a
+    session of its own it gets no signal that is sent to all of the program at once: a round can be finished.
+    """
+    constants = ray._private.ray_constants
+    undo.callback(setattr, constants, "ENABLE_RAY_CLUSTER", constants.ENABLE_RAY_CLUSTER)
+    constants.ENABLE_RAY_CLUSTER = False
+    if ray._private.utils.detect_fate_sharing_support():  # else Ray ends what is left behind by its process group
+        services = ray._private.services
+        undo.callback(setattr, services, "ConsolePopen", services.ConsolePopen)
+        services.ConsolePopen = partial(services.ConsolePopen, start_new_session=True)
+    for name, value in (("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"), ("RAY_AUTH_TOKEN", _token())):
+        if name not in os.environ and not (name == "RAY_AUTH_TOKEN" and "RAY_AUTH_TOKEN_PATH" in os.environ):
+            os.environ[name] = value
+            undo.callback(os.environ.pop, name, None)
+
+
+@cache
+def _token() -> str:
+    """Of this process's own Rays: Ray reads it once."""
+    return secrets.token_hex(32)

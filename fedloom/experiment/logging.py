@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
@@ -32,22 +32,6 @@ def logging_to(path: Path) -> Iterator[None]:
         for handler in handlers:
             LOGGER.removeHandler(handler)
         to_file.close()
-
-
-class Writer(Protocol):
-    """Is told of each round, then closed."""
-
-    package: ClassVar[str]
-
-    def __init__(self, recipe: Recipe, folder: Path): ...
-
-    def write(self, round: int, numbers: dict[str, float]) -> None:
-        """One more round."""
-        ...
-
-    def close(self) -> None:
-        """No more rounds."""
-        ...
 
 
 class TensorBoard:
@@ -106,7 +90,7 @@ class Wandb:
         self._run.finish()
 
 
-WRITERS: dict[str, type[Writer]] = {"tensorboard": TensorBoard, "wandb": Wandb}
+WRITERS: dict[str, type[TensorBoard | Wandb]] = {"tensorboard": TensorBoard, "wandb": Wandb}
 
 
 class Writers:

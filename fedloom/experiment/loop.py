@@ -105,8 +105,8 @@ class Experiment:
                 self.recipe, self.setup, self.method, engine.server_workspace, self.memory, self.folder
             )
             self.ledger = Ledger()
-            privacy = None if self.recipe.privacy is None else self.recipe.privacy.model_dump(mode="json")
-            self.ledger.describe(engine.server_workspace, models=self.recipe.storage.personal_models, privacy=privacy)
+            models, privacy = self.recipe.storage.personal_models, self.recipe.privacy
+            self.ledger.describe(engine.server_workspace, models=models, privacy=privacy)
             self.checkpoints = Checkpoints(self.folder.path / "checkpoints")
             self._due = Due(self.recipe.storage.checkpoint_every, self.recipe.storage.checkpoint_seconds)
             self._begun = perf_counter()

@@ -153,6 +153,17 @@ def finished(path: Path) -> Summary | None:
     return cast(Summary, summary)
 
 
+def read_lines(path: Path) -> list[Any]:
+    """JSON lines of a file, none if it is missing; a last one that is being written does not count yet."""
+    try:
+        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise UserError(f"'{path}' cannot be read ({error})") from None
+
+
 def write_json(path: Path, value: Any) -> None:
     """A small JSON file, indented; wholly or not at all."""
     write_whole(path, (json.dumps(without_nan(value), indent=1) + "\n").encode())

@@ -31,6 +31,7 @@ from fedloom.models import Factory
 
 Record = dict[str, Any]
 GLOBAL, ALONE = "global", "alone"
+AVERAGE = "average of the clients' models"
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def evaluate_newcomers(
         "data": task.dataset.name,
         "newcomers": len(rows),
         "representation": "average of the clients' extractors" if base.client == AVERAGED else "shared",
-        "global": None if everybody is None else _whose(everybody),
+        "global": None if everybody is None else "the global model" if everybody.client != AVERAGED else AVERAGE,
         "alone_epochs": epochs,
         "ways": {way: _spread([row[way] for row in rows]) for way in ways},
         "clients": rows,
@@ -120,10 +121,6 @@ def _everybody(run: TrainedRun) -> TrainedModel | None:
     if not run.method.has_global:
         return run.averaged()
     return None if run.method.overrides("generalise") and len(run.styles) > 1 else run.global_model()
-
-
-def _whose(model: TrainedModel) -> str:
-    return "average of the clients' models" if model.client == AVERAGED else "the global model"
 
 
 def _epochs(run: TrainedRun) -> int:

@@ -18,7 +18,7 @@ from fedloom.experiment.build import TASK, make_task
 from fedloom.experiment.evaluation import RECEIVED
 from fedloom.experiment.records import ClientRow, RoundRecord, Summary
 from fedloom.experiment.resume import fingerprint, refuse_other_data
-from fedloom.experiment.run_folder import SUMMARY, finished, stored_values
+from fedloom.experiment.run_folder import SUMMARY, finished, read_lines, stored_values
 from fedloom.inference.trained_model import AVERAGED, GLOBAL, TrainedModel, blank_workspace, factory_of
 
 
@@ -39,12 +39,12 @@ class TrainedRun:
     @cached_property
     def history(self) -> list[RoundRecord]:
         """A record per round."""
-        return _lines(self.path / "metrics.jsonl")
+        return read_lines(self.path / "metrics.jsonl")
 
     @cached_property
     def clients(self) -> list[ClientRow]:
         """What the last evaluation said of each client."""
-        return _lines(self.path / "clients.jsonl")
+        return read_lines(self.path / "clients.jsonl")
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -200,12 +200,3 @@ def _recipe(folder: Path) -> Recipe:
     if isinstance(engine, dict) and engine.get("device") == "cuda":
         engine["device"] = "auto"  # a model may be used where there is no GPU
     return Recipe.parse(values)
-
-
-def _lines(path: Path) -> list[Any]:
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except FileNotFoundError:
-        return []
-    except ValueError as error:
-        raise UserError(f"'{path}' cannot be read ({error})") from None

@@ -16,15 +16,6 @@ from fedloom.losses.nt_xent import nt_xent
 from fedloom.losses.supcon import supcon
 
 __all__ = [
-    "barlow_twins",
-    "byol",
-    "enqueue",
-    "info_nce",
-    "layerwise_contrastive",
-    "linear_cka",
-    "moco",
-    "model_contrastive",
-    "negative_cosine",
-    "nt_xent",
-    "supcon",
-]
+    "barlow_twins", "byol", "enqueue", "info_nce", "layerwise_contrastive", "linear_cka", "moco", "model_contrastive",
+    "negative_cosine", "nt_xent", "supcon",
+]  # fmt: skip

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.core.errors import UserError, nearest
-from fedloom.losses.cosines import cosines
+from fedloom.losses.model_contrastive import cosines
 from fedloom.losses.precision import in_float32
 
 

@@ -6,17 +6,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.core.errors import UserError, nearest
-from fedloom.losses.cosines import cosines
 from fedloom.losses.precision import in_float32
+
+
+def cosines(z: Tensor, *others: Tensor) -> list[Tensor]:
+    """cos(z, other) along the last dimension, for each of the others; as F.cosine_similarity, but z is scaled once."""
+    z = F.normalize(z, dim=-1, eps=1e-8)
+    return [(z * F.normalize(other, dim=-1, eps=1e-8)).sum(-1) for other in others]
 
 
 @in_float32
 def model_contrastive(
-    z: Tensor,
-    z_global: Tensor,
-    z_previous: Tensor,
-    tau: float,
-    similarity: Literal["sample", "batch"] = "sample",
+    z: Tensor, z_global: Tensor, z_previous: Tensor, tau: float, similarity: Literal["sample", "batch"] = "sample"
 ) -> Tensor:
     """Draws a representation to the global model's and away from the previous local model's.
 

@@ -36,7 +36,10 @@ class SCAFFOLD(FedAvg):
     def build(self, task: Task) -> dict[str, Part]:
         """The model, c (`control`), c_i (`own_control`) and c_i⁺ − c_i (`change`); controls start at zero."""
         model = task.model()
-        controls = {name: _zeros(model) for name in ("control", "own_control", "change")}
+        controls = {
+            name: nn.ParameterList(torch.zeros_like(p) for p in model.parameters())
+            for name in ("control", "own_control", "change")
+        }
         return {"model": model, **controls}
 
     def update(self, client: Client) -> None:
@@ -82,8 +85,3 @@ class SCAFFOLD(FedAvg):
         server.move(models, {name: self.global_lr for name, _ in server.parts.named_parameters()})
         changes = {"control" + name.removeprefix("change"): sent[name] for name in sent.keys() - models.keys()}
         server.move({name: server.state[name] + total / server.federation for name, total in changes.items()})
-
-
-def _zeros(model: nn.Module) -> nn.ParameterList:
-    """A zero for every parameter."""
-    return nn.ParameterList(torch.zeros_like(p) for p in model.parameters())

@@ -7,17 +7,7 @@ from fedloom.models.base import SplitModel, register
 
 # Output width and stride of each separable block. Table 1 prints stride 2 for the last one, which its own map
 # sizes (7×7 in, 7×7 out) contradict.
-BLOCKS = (
-    (64, 1),
-    (128, 2),
-    (128, 1),
-    (256, 2),
-    (256, 1),
-    (512, 2),
-    *((512, 1),) * 5,
-    (1024, 2),
-    (1024, 1),
-)
+BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
 
 
 @register("mobilenet")

@@ -2,11 +2,36 @@
 
 from typing import ClassVar, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.core.protocols import Shape
 from fedloom.models.base import SplitModel, register
-from fedloom.models.residual import BasicBlock, initialise
+
+
+class BasicBlock(nn.Module):
+    """ReLU of two 3×3 convolutions with batch-norm, plus a shortcut (He et al., 2016, Fig. 2)."""
+
+    def __init__(self, before: int, width: int, stride: int, shortcut: nn.Module):
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut = shortcut
+        self.relu2 = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, before, H, W] → [B, width, H/stride, W/stride], rounded up."""
+        residual = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
+        return self.relu2(residual + self.shortcut(x))
+
+
+def initialise(network: nn.Module) -> None:
+    """Convolutions from N(0, 2 / fan-out) (He et al., 2015, Eq. 14); other layers as torch makes them."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 class ResNet(SplitModel):
@@ -18,13 +43,7 @@ class ResNet(SplitModel):
     """
 
     blocks: ClassVar[tuple[int, int, int, int]]
-    taps = (
-        "extractor.relu1",
-        "extractor.stage1",
-        "extractor.stage2",
-        "extractor.stage3",
-        "extractor.stage4",
-    )
+    taps = ("extractor.relu1", "extractor.stage1", "extractor.stage2", "extractor.stage3", "extractor.stage4")
 
     def __init__(self, shape: Shape, classes: int, *, stem: Literal["auto", "small", "large"] = "auto"):
         super().__init__()

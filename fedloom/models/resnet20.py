@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedloom.core.protocols import Shape
 from fedloom.models.base import SplitModel, register
-from fedloom.models.residual import BasicBlock, initialise
+from fedloom.models.resnet import BasicBlock, initialise
 
 
 @register("resnet20")

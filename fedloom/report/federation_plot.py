@@ -122,14 +122,7 @@ def _draw_legend(figure: Any, dataset: Dataset, groups: np.ndarray | None, held:
 
     def dot(label: str, face: str, edge: str, diameter: float) -> Line2D:
         return Line2D(
-            [],
-            [],
-            linestyle="",
-            marker="o",
-            markersize=diameter,
-            color=face,
-            markeredgecolor=edge,
-            label=label,
+            [], [], linestyle="", marker="o", markersize=diameter, color=face, markeredgecolor=edge, label=label
         )
 
     room, largest = _room(figure, *held.shape), int(held.max())
@@ -142,12 +135,7 @@ def _draw_legend(figure: Any, dataset: Dataset, groups: np.ndarray | None, held:
         area = float(_areas(np.array(count), room, largest))
         entries.append(dot(f"{count:,}", GREY, GREY, area**0.5))
     figure.legend(
-        handles=entries,
-        loc="outside right center",
-        frameon=False,
-        fontsize=9,
-        labelcolor=INK,
-        labelspacing=1.1,
+        handles=entries, loc="outside right center", frameon=False, fontsize=9, labelcolor=INK, labelspacing=1.1
     )
 
 

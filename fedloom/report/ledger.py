@@ -38,7 +38,9 @@ def _entry(title: str, entry: dict[str, Any]) -> Iterator[str]:
         f"{title}: {entry['bytes']:,} bytes in {entry['messages']:,} messages, {entry['clients']:,} clients, "
         f"rounds {_ranges(entry['rounds'])}; each {sum(t['bytes'] for t in tensors):,} bytes:"
     )
-    yield from _aligned((t["name"], _shape(t["shape"]), t["dtype"], _size(t["bytes"])) for t in tensors)
+    yield from _aligned(
+        (t["name"], "×".join(map(str, t["shape"])) or "a number", t["dtype"], _size(t["bytes"])) for t in tensors
+    )
 
 
 def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
@@ -50,10 +52,6 @@ def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
 
 def _count(row: dict[str, Any]) -> str:
     return f"{row['tensors']:,}" if row["why"] == "data" else f"{row['tensors']:,} tensors"
-
-
-def _shape(shape: list[int]) -> str:
-    return "×".join(map(str, shape)) or "a number"
 
 
 def _size(count: int) -> str:

@@ -130,7 +130,9 @@ def settings(sweep: Sweep) -> Iterator[Setting]:
 def label(setting: Setting, among: Iterable[Setting] = ()) -> str:
     """`mu=0.1 lr=0.01`: fields by their last part, or in full where two have the same."""
     names = short_names({path for one in (setting, *among) for path in one})
-    return " ".join(f"{names[path]}={_shown(value)}" for path, value in setting.items())
+    return " ".join(
+        f"{names[path]}={short(value) if isinstance(value, str) else value}" for path, value in setting.items()
+    )
 
 
 def read_over(text: str) -> tuple[str, Any]:
@@ -187,10 +189,6 @@ def _draw(number: int, path: str, values: list[Any] | Range) -> Any:
     if isinstance(values, Range):
         return values.draw("sweep", number, path)
     return values[numpy_generator("sweep", number, path).integers(len(values))]
-
-
-def _shown(value: Any) -> str:
-    return short(value) if isinstance(value, str) else str(value)
 
 
 def _folder_name(setting: Setting, among: Iterable[Setting]) -> str:

@@ -17,6 +17,7 @@ from fedloom.core.message import Message
 from fedloom.core.protocols import MethodLike
 from fedloom.core.state import nbytes, under
 from fedloom.core.workspace import Workspace
+from fedloom.trust.privacy import PrivacySettings
 
 Direction = Literal["up", "down"]
 Contents = frozenset[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]
@@ -50,13 +51,10 @@ class Ledger:
         self._entries: dict[tuple[Direction, Contents], Entry] = {}
         self._about: dict[str, Any] = {}
 
-    def describe(self, workspace: Workspace, *, models: bool, privacy: Mapping[str, Any] | None) -> None:
+    def describe(self, workspace: Workspace, *, models: bool, privacy: PrivacySettings | None) -> None:
         """What there is besides messages: the parts that stay, the data, the numbers that are reported.
 
-        Args:
-            workspace: A workspace of the experiment.
-            models: Whether personal models are stored with the run.
-            privacy: The recipe's `privacy` section.
+        `models`: whether personal models are stored with the run.
         """
         method, task = workspace.setup.method, workspace.setup.task
         sent = set() if method.pooled else set(workspace.sent)
@@ -78,7 +76,7 @@ class Ledger:
                 "when evaluated: samples right, samples tested and loss of the client's own test data",
             ],
             "models": models,
-            "privacy": None if privacy is None else dict(privacy),
+            "privacy": None if privacy is None else privacy.model_dump(mode="json"),
         }
 
     def add(self, direction: Direction, round: int, client: int, message: Message) -> None:
@@ -87,7 +85,12 @@ class Ledger:
         entry = self._entries.get((direction, contents))
         if entry is None:
             rows = [
-                {"name": name, "shape": list(shape), "dtype": _word(dtype), "bytes": nbytes({name: message[name]})}
+                {
+                    "name": name,
+                    "shape": list(shape),
+                    "dtype": str(dtype).removeprefix("torch."),
+                    "bytes": nbytes({name: message[name]}),
+                }
                 for name, (dtype, shape) in sorted(message.signature.items())
             ]
             entry = self._entries[direction, contents] = Entry(direction, rows)
@@ -144,10 +147,6 @@ def ranges(numbers: Iterable[int]) -> list[list[int]]:
         else:
             found.append([number, number])
     return found
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _members(found: Iterable[tuple[int, int]]) -> set[int]:

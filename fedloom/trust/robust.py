@@ -106,10 +106,11 @@ class RobustAverage:
     ) -> State:
         """What `server.average` returns under this rule."""
         sent = _levelled(opened(messages), paths, rows)
+        mean = WeightedMean(server.state, paths, rows, sums)
         if self.settings.clip is not None:
             bound = self.settings.clip
             clipped = (_clipped(message, server.state, rows, sums, bound) for message in sent)
-            return _mean(((message, 1.0) for message in clipped), server.state, paths, rows, sums)
+            return mean.of((message, 1.0) for message in clipped)
         kept = list(sent)
         if not kept or not kept[0]:
             return {}
@@ -118,7 +119,7 @@ class RobustAverage:
             found = self._by_coordinate(server.state, kept, rows, sums)
             return {name: value for name, value in found.items() if paths is None or under(name, paths)}
         weights = self._weights(kept, server.state, rows)
-        return _mean(_weighed(kept, weights, rows, sums), server.state, paths, rows, sums)
+        return mean.of(_weighed(kept, weights, rows, sums))
 
     def _weights(self, kept: list[Message], old: State, rows: Mapping[str, str]) -> list[float]:
         """A weight for every message; they add up to the number of messages."""
@@ -205,19 +206,6 @@ def _update(message: Message, name: str, old: State, rows: Mapping[str, str]) ->
 
 def _as_rows(weight: Tensor, like: Tensor) -> Tensor:
     return weight.double().reshape(-1, *[1] * (like.dim() - 1))
-
-
-def _mean(
-    weighted: Iterable[tuple[Message, float]],
-    old: State,
-    paths: tuple[str, ...] | None,
-    rows: Mapping[str, str],
-    sums: tuple[str, ...],
-) -> State:
-    mean = WeightedMean(old, paths, rows, sums)
-    for message, weight in weighted:
-        mean.add(message, weight)
-    return mean.result()
 
 
 def _clipped(message: Message, old: State, rows: Mapping[str, str], sums: tuple[str, ...], bound: float) -> Message:

@@ -108,11 +108,7 @@ def test_assign_goes_into_sections_short_forms_and_empty_ones() -> None:
     assign(values, "method.mu", 0.5)
     assign(values, "training.optimizer.lr", 0.1)
     assign(values, "seed", 2)
-    assert values == {
-        "method": {"name": "fedprox", "mu": 0.5},
-        "training": {"optimizer": {"lr": 0.1}},
-        "seed": 2,
-    }
+    assert values == {"method": {"name": "fedprox", "mu": 0.5}, "training": {"optimizer": {"lr": 0.1}}, "seed": 2}
     with pytest.raises(UserError, match=r"seed\.x = 1: 'seed' is 2, which has no fields"):
         assign(values, "seed.x", 1)
 

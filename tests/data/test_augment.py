@@ -253,13 +253,7 @@ def test_a_captured_augmentation_gives_what_an_eager_one_gives(spec):
 
 def test_a_spec_is_a_name_with_or_without_a_value():
     augment = parse_augment(["crop", "flip", "jitter:1", "resized-crop:0.08", "noise:0.1"])
-    assert augment.steps == (
-        ("crop", 4),
-        ("flip", 0.5),
-        ("jitter", 1.0),
-        ("resized-crop", 0.08),
-        ("noise", 0.1),
-    )
+    assert augment.steps == (("crop", 4), ("flip", 0.5), ("jitter", 1.0), ("resized-crop", 0.08), ("noise", 0.1))
     assert str(augment) == "crop:4, flip:0.5, jitter:1, resized-crop:0.08, noise:0.1"
     assert parse_augment(str(augment).split(", ")) == augment
     assert pickle.loads(pickle.dumps(augment)) == augment

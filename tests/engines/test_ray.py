@@ -29,9 +29,7 @@ from fedloom.core.message import Message
 from fedloom.core.training import Training
 from fedloom.core.workspace import Setup
 from fedloom.engines import EngineSettings, Inline
-from fedloom.engines.parcel import pack, unpack
-from fedloom.engines.ray import START, Ray, _Worker
-from fedloom.engines.ray_session import _token, connected, import_ray
+from fedloom.engines.ray import START, Ray, _token, _Worker, connected, import_ray, pack, unpack
 from fedloom.experiment.loop import Experiment
 from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods import Method, get

@@ -196,7 +196,7 @@ def test_nothing_is_written_while_all_fits() -> None:
 
 
 def states(*values: float) -> list[State]:
-    return [{"w": torch.full((1000,), value)} for value in values]
+    return [{"w": torch.full((1000,), float(value))} for value in values]
 
 
 @pytest.mark.parametrize("budget", [1, 10**9])

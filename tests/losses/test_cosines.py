@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedloom.losses.cosines import cosines
+from fedloom.losses.model_contrastive import cosines
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 0.0])

@@ -87,18 +87,7 @@ class FashionMnist(_Idx):
 
     name = "fashion-mnist"
     description = "Fashion-MNIST: 70,000 pieces of clothing, 28×28 grey"
-    classes = (
-        "t-shirt",
-        "trouser",
-        "pullover",
-        "dress",
-        "coat",
-        "sandal",
-        "shirt",
-        "sneaker",
-        "bag",
-        "ankle boot",
-    )
+    classes = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
     prefixes = ("fashion-mnist/train", "fashion-mnist/t10k")
     command = (
         "curl --create-dirs --output-dir {folder}/fashion-mnist -O 'http://fashion-mnist.s3-website."
@@ -117,6 +106,10 @@ class _Emnist(_Idx):
     )
 
 
+def _parts(name: str) -> tuple[str, str]:
+    return f"emnist/emnist-{name}-train", f"emnist/emnist-{name}-test"
+
+
 LETTERS_OF_47 = string.ascii_uppercase + "abdefghnqrt"
 
 
@@ -126,7 +119,7 @@ class Emnist(_Emnist):
     name = "emnist"
     description = "EMNIST balanced: 131,600 handwritten digits and letters, 28×28 grey"
     classes = tuple(string.digits + LETTERS_OF_47)
-    prefixes = ("emnist/emnist-balanced-train", "emnist/emnist-balanced-test")
+    prefixes = _parts("balanced")
     remote = hub.Files(
         "Royc30ne/emnist-balanced",
         tuple(
@@ -144,7 +137,7 @@ class EmnistLetters(_Emnist):
     name = "emnist-letters"
     description = "EMNIST letters: 145,600 handwritten letters, upper and lower case together, 28×28 grey"
     classes = tuple(string.ascii_lowercase)
-    prefixes = ("emnist/emnist-letters-train", "emnist/emnist-letters-test")
+    prefixes = _parts("letters")
     first_label = 1
     remote = hub.Table("tanganke/emnist_letters", transposed=True)
 
@@ -155,7 +148,7 @@ class EmnistDigits(_Emnist):
     name = "emnist-digits"
     description = "EMNIST digits: 280,000 handwritten digits, 28×28 grey"
     classes = tuple(string.digits)
-    prefixes = ("emnist/emnist-digits-train", "emnist/emnist-digits-test")
+    prefixes = _parts("digits")
 
 
 class EmnistByclass(_Emnist):
@@ -164,7 +157,7 @@ class EmnistByclass(_Emnist):
     name = "emnist-byclass"
     description = "EMNIST by class: 814,255 handwritten digits and letters, uneven, 28×28 grey"
     classes = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
-    prefixes = ("emnist/emnist-byclass-train", "emnist/emnist-byclass-test")
+    prefixes = _parts("byclass")
 
 
 class EmnistBymerge(_Emnist):
@@ -173,4 +166,4 @@ class EmnistBymerge(_Emnist):
     name = "emnist-bymerge"
     description = "EMNIST by merge: 814,255 handwritten digits and letters, cases that look alike merged, 28×28 grey"
     classes = tuple(string.digits + LETTERS_OF_47)
-    prefixes = ("emnist/emnist-bymerge-train", "emnist/emnist-bymerge-test")
+    prefixes = _parts("bymerge")

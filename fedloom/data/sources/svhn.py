@@ -18,10 +18,7 @@ class Svhn(Source):
     name = "svhn"
     description = "SVHN: 99,289 digits of house numbers, 32×32 colour"
     classes = tuple("0123456789")
-    layouts = (
-        ("svhn/train_32x32.mat", "svhn/test_32x32.mat"),
-        ("svhn-subset/train.npz", "svhn-subset/test.npz"),
-    )
+    layouts = (("svhn/train_32x32.mat", "svhn/test_32x32.mat"), ("svhn-subset/train.npz", "svhn-subset/test.npz"))
     command = (
         "curl --create-dirs --output-dir {folder}/svhn -O "
         "'http://ufldl.stanford.edu/housenumbers/{{train,test}}_32x32.mat'"

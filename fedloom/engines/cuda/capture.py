@@ -1,11 +1,14 @@
 """Work as a CUDA graph: its memory, its random numbers, and what becomes of them when a capture breaks off."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import cycle
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from fedloom.core.workspace import Workspace
 
@@ -62,3 +65,50 @@ def capture(work: Callable[[], None], drawing: Sequence[Workspace], pool: Pool) 
         pool.add(graph)
         return graph
     raise torch.OutOfMemoryError(told)  # without the first error, whose frames hold memory that is needed now
+
+
+STAGES = 4
+"""Plans that may be on their way to the GPU at once."""
+
+
+class Feed:
+    """Where a call site's steps find their samples.
+
+    One copy brings a plan, with the position at which reading begins. It leaves from pinned memory, which is written
+    again only after the copy that read it.
+    """
+
+    def __init__(self, capacity: int, device: torch.device):
+        self.capacity = capacity
+        self._block = torch.zeros(1 + capacity, dtype=torch.int64, device=device)
+        self._position, self._samples = self._block[0], self._block[1:]
+        self._offsets = torch.arange(capacity, device=device)
+        stages = [(torch.zeros(1 + capacity, dtype=torch.int64, pin_memory=True), torch.cuda.Event(blocking=True))
+                  for _ in range(STAGES)]  # fmt: skip
+        self._stages = cycle([(pinned, pinned.numpy(), copied) for pinned, copied in stages])
+
+    def fill(self, values: np.ndarray) -> None:
+        """A plan's samples, from the first on; in the current stream."""
+        pinned, staged, copied = next(self._stages)
+        copied.synchronize()
+        end = 1 + len(values)
+        staged[1:end] = values
+        self._block[:end].copy_(pinned[:end], non_blocking=True)
+        copied.record()
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Whatever is taken inside is there to be taken again."""
+        before = self._position.clone()
+        yield
+        self._position.copy_(before)
+
+    def ahead(self, count: int) -> Tensor:
+        """The next samples, which stay the next."""
+        return self._samples.index_select(0, self._position + self._offsets[:count])
+
+    def take(self, count: int) -> Tensor:
+        """The next samples."""
+        taken = self.ahead(count)
+        self._position.add_(count)
+        return taken

@@ -1,10 +1,13 @@
 """Training steps as CUDA graphs: captured once per lane, call site and batch size, replayed over the same memory."""
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from threading import RLock
+from threading import Lock, RLock, get_ident
+from time import perf_counter
 from typing import TypeVar
 
 import torch
@@ -12,11 +15,64 @@ from torch import Tensor
 
 from fedloom.core.batches import Indices, Plan
 from fedloom.core.workspace import StepCache, Workspace
-from fedloom.engines.cuda.capture import Pool, capture
-from fedloom.engines.cuda.feed import Feed
-from fedloom.engines.cuda.tracing import Compiled, compile_step
-from fedloom.engines.cuda.turn import Turn
+from fedloom.engines.cuda.capture import Feed, Pool, capture
+from fedloom.engines.cuda.tracing import Compiled, Function, compile_batched, compile_step
 from fedloom.engines.recording import CaptureError, NoPythonReads, Watch, owned, refuse_rebound_parts, undone
+
+LONG = 0.005
+"""Seconds per job after which a turn was not only giving out work, but waiting for it as well."""
+PATIENCE = 16
+"""So many long turns of a kind, one after another, and that kind of work goes without turns from then on."""
+
+
+class Turn:
+    """One thread has it at a time, from the beginning of its work to the end, unless it steps aside to wait."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._holder: int | None = None
+        self._since = 0.0
+        self._long: Counter[str] = Counter()
+
+    @contextmanager
+    def of(self, kind: str, jobs: int = 1) -> Iterator[None]:
+        """Has the turn for so many jobs, unless this kind is known to wait: others need not wait with it."""
+        if self._long[kind] >= PATIENCE:
+            yield
+            return
+        self._take()
+        try:
+            yield
+        finally:
+            if self._holder == get_ident():  # not after the end
+                self._long[kind] = self._long[kind] + 1 if perf_counter() - self._since > LONG * jobs else 0
+                self._give()
+
+    def end(self) -> None:
+        """If it is this thread's turn, it is over: a generator that nobody goes on with would keep it for ever."""
+        if self._holder == get_ident():
+            self._give()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Lets others go on for a while, if it is this thread's turn."""
+        if self._holder != get_ident():
+            yield
+            return
+        self._give()
+        try:
+            yield
+        finally:
+            self._take()
+
+    def _take(self) -> None:
+        self._lock.acquire()
+        self._holder, self._since = get_ident(), perf_counter()
+
+    def _give(self) -> None:
+        self._holder = None
+        self._lock.release()
+
 
 UNROLL = (16, 8, 4, 2, 1)
 """Steps of one graph: the most first, then what is left over."""
@@ -216,3 +272,59 @@ class _Piece:
     def split(self, window: Tensor) -> Iterator[Indices]:
         """What each step takes."""
         return (part.split(self.size) for part in window.split(self.size * self.batches))
+
+
+class CohortGraphs:
+    """How a cohort records its steps: as CUDA graphs in this stream."""
+
+    def __init__(self, shared: Shared, stream: torch.cuda.Stream, nearly_done: torch.cuda.Event):
+        self._shared, self._stream, self._event = shared, stream, nearly_done
+        self._pool = Pool()
+
+    def feed(self, capacity: int) -> Feed:
+        """Room for so many samples."""
+        return Feed(max(SMALLEST, capacity), self._stream.device)
+
+    def compiled(self, function: Function, inputs: list[Tensor]) -> Function:
+        """By torch's inductor, with `engine.compile`."""
+        if not self._shared.compile:
+            return function
+
+        def made() -> Function:
+            compiled = compile_batched(function, inputs)
+            with torch.no_grad():
+                compiled(*inputs)  # warm-up: the first call tunes kernels
+            return compiled
+
+        with self._shared.turn.aside(), self._shared.capturing:
+            return attempted(made) or function
+
+    def record(self, work: Callable[[], None], drawing: Sequence[Workspace]) -> Callable[[], None] | None:
+        """The work as a graph; none, and a warning, if that is not possible."""
+        with self._shared.turn.aside():
+            work()  # warm-up: libraries load what they need
+            self._stream.synchronize()
+            with self._shared.capturing:
+                try:
+                    return capture(work, drawing, self._pool).replay
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError as error:
+                    warnings.warn(f"engine.cohort: steps in step cannot be captured: {error}", stacklevel=2)
+                    return None
+
+    def settle(self) -> None:
+        """Waits for this stream."""
+        self._stream.synchronize()
+
+    def refuse(self, site: StepCache, error: Exception) -> None:
+        """These steps run eagerly, and it is said once."""
+        self._shared.give_up(site, error)
+
+    def separate(self, error: Exception) -> None:
+        """Says so."""
+        warnings.warn(f"engine.cohort: some training steps are taken alone, not together: {error}", stacklevel=2)
+
+    def nearly_done(self) -> None:
+        """Time to prepare what follows."""
+        self._event.record(self._stream)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from html import escape
 from importlib.resources import files
 from pathlib import Path
 
@@ -67,11 +68,11 @@ def html(page: Page | None, *, title: str = "fedloom") -> str:
     here = files("fedloom.report.page")
     parts = {
         "connect": "'self'" if page is None else "'none'",
-        "title": _escaped(page.title if page else title),
+        "title": escape(page.title if page else title, quote=False),
         "style": (here / "page.css").read_text(encoding="utf-8"),
         "script": (here / "page.js").read_text(encoding="utf-8"),
         "data": _inside_script(as_json(page)) if page else "null",
-        "plotly": _plotly(),
+        "plotly": (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"),
     }
     whole = (here / "template.html").read_text(encoding="utf-8")
     for name, text in parts.items():
@@ -84,17 +85,9 @@ def as_json(page: Page) -> str:
     return json.dumps(without_nan(page.to_json()), ensure_ascii=False, separators=(",", ":"))
 
 
-def _plotly() -> str:
-    return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
-
-
 def _inside_script(text: str) -> str:
     """JSON that cannot end the script element it stands in."""
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def refuse_unwritable(path: Path) -> None:

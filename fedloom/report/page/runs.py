@@ -10,8 +10,8 @@ from typing import Any
 
 from fedloom.core.errors import UserError
 from fedloom.experiment.records import ClientRow, Figures, RoundRecord, Summary, measure
-from fedloom.experiment.resume import FREE, flat
-from fedloom.experiment.run_folder import RECIPE, finished, holds_run, stored_values
+from fedloom.experiment.resume import flat, is_free
+from fedloom.experiment.run_folder import RECIPE, finished, holds_run, read_lines, stored_values
 from fedloom.experiment.summary import summary_of
 
 LOG_LINES = 200
@@ -107,7 +107,7 @@ def read_run(path: Path) -> Run:
             raise UserError(f"'{path / RECIPE}' is no run's recipe: it has no {name}")
     log = _text(path / "log.txt").splitlines()[-LOG_LINES:]
     versions, facts = (json.loads(_text(path / name) or "{}") for name in ("versions.json", "task.json"))
-    history, clients = (_lines(path / name) for name in ("metrics.jsonl", "clients.jsonl"))
+    history, clients = (read_lines(path / name) for name in ("metrics.jsonl", "clients.jsonl"))
     return Run(path, recipe, history, clients, finished(path), log, versions, facts.get("classes", []))
 
 
@@ -118,18 +118,12 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _lines(path: Path) -> list[Any]:
-    """JSON lines; a last one that is being written does not count yet."""
-    whole, _, _ = _text(path).rpartition("\n")
-    return [json.loads(line) for line in whole.splitlines()]
-
-
 def entries_of(runs: Iterable[Run]) -> list[Entry]:
     """Runs with the same settings together, named by the method and by what else tells them apart."""
     same: dict[str, list[Run]] = defaultdict(list)
     settings: dict[str, dict[str, Any]] = {}
     for run in runs:
-        values = {name: value for name, value in flat(run.recipe) if not _free(name)}
+        values = {name: value for name, value in flat(run.recipe) if name != "seed" and not is_free(name)}
         key = json.dumps(values, sort_keys=True, default=str)
         same[key].append(run)
         settings[key] = values
@@ -141,10 +135,6 @@ def entries_of(runs: Iterable[Run]) -> list[Entry]:
         told = [method] if times[method] == 1 else [method, *_differences(settings[key], others)]
         entries.append(Entry(" ".join(told), sorted(group, key=lambda run: run.seed)))
     return entries
-
-
-def _free(name: str) -> bool:
-    return name == "seed" or any(name == part or name.startswith(part + ".") for part in FREE)
 
 
 def _differences(mine: dict[str, Any], others: list[dict[str, Any]]) -> list[str]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedloom.core.batches import Plan, shuffled
-from fedloom.engines.cuda.lockstep import pieces, samples
+from fedloom.engines.cuda.together import pieces, samples
 
 
 def plans(sizes, *, size=16, epochs=1, batches=1):

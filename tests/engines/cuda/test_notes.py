@@ -5,7 +5,7 @@ import torch
 from fedloom.core.failures import Failure
 from fedloom.core.job import Result
 from fedloom.core.message import Message
-from fedloom.engines.cuda.notes import Notes
+from fedloom.engines.cuda.lanes import Notes
 
 
 def result(client, value, loss=None):

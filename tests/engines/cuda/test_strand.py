@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedloom.engines.cuda.strand import Strand
+from fedloom.engines.cuda.cohort import Strand
 
 
 def test_it_runs_from_pause_to_pause():

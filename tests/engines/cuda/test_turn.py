@@ -4,7 +4,7 @@ from threading import Event, Thread
 from time import sleep
 
 from fedloom.engines.cuda import turn as module
-from fedloom.engines.cuda.turn import Turn
+from fedloom.engines.cuda.graphs import Turn
 
 
 def beside(work):
