@@ -3,10 +3,10 @@
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
 from fedloom.core.errors import UserError, nearest
@@ -39,6 +39,19 @@ _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 200, 60, 200
 def shown(value: Any) -> str:
     """A value for a message; a huge one in part (YAML can make one of a billion entries out of a few lines)."""
     return _SHORT.repr(value)
+
+
+def as_written(parse: Callable[[Any], object]) -> AfterValidator:
+    """Keeps a field as it was written, once it has been parsed without complaint."""
+
+    def check(value: Any) -> Any:
+        try:
+            parse(value)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return value
+
+    return AfterValidator(check)
 
 
 def refusal(sentence: str) -> PydanticCustomError:

@@ -8,13 +8,14 @@ count would be a wrong weight; so do tensors of fewer than 64 numbers in int8 an
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Annotated, ClassVar
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.checking import Section
+from fedloom.core.checking import Section, as_written
 from fedloom.core.message import Message, MessageError, Signature, mismatch, signature
 from fedloom.core.state import State, under
 
@@ -129,23 +130,15 @@ def parse_encoding(text: str, *, sparse: bool = True) -> Encoding | None:
     raise ValueError(f"'{text}' is unknown; write {', '.join(PLAIN)}{' or topk:0.05' if sparse else ''}")
 
 
-def _up(text: str) -> str:
-    parse_encoding(text)
-    return text
-
-
-def _down(text: str) -> str:
-    parse_encoding(text, sparse=False)
-    return text
-
-
 class WireSettings(Section):
     """How messages are made smaller; `none` changes no bit."""
 
-    up: Annotated[str, AfterValidator(_up)] = Field(
+    up: Annotated[str, as_written(parse_encoding)] = Field(
         "none", description="what clients send: none, fp16, bf16, int8 (of the change), topk:0.05 (its largest 5%)"
     )
-    down: Annotated[str, AfterValidator(_down)] = Field("none", description="what clients get: none, fp16, bf16, int8")
+    down: Annotated[str, as_written(partial(parse_encoding, sparse=False))] = Field(
+        "none", description="what clients get: none, fp16, bf16, int8"
+    )
 
 
 class Codec:

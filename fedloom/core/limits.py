@@ -55,10 +55,10 @@ def refuse_model_without_room(task: Task) -> None:
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     room = free_memory()
     if room is not None and COPIES * size > room:
+        pixels = "×".join(map(str, task.shape))
         raise UserError(
-            f"model.name = '{task.network.name}': with {_options(task)} and images of {'×'.join(map(str, task.shape))} "
-            f"it takes {gigabytes(size)}, {COPIES} times over, and {gigabytes(room)} of memory are free; choose a smaller model "
-            "or data.size"
+            f"model.name = '{task.network.name}': with {_options(task)} and images of {pixels} it takes {gigabytes(size)}, "
+            f"{COPIES} times over, and {gigabytes(room)} of memory are free; choose a smaller model or data.size"
         )
 
 

@@ -45,17 +45,7 @@ def _option(hint: Any, default: Any) -> tuple[Any, Any]:
 
 
 def validated(declaration: Declaration, values: Mapping[str, Any], path: str, owner: str) -> dict[str, Any]:
-    """Values checked and converted.
-
-    Args:
-        declaration: What there is to set.
-        values: What was set.
-        path: The recipe section, for messages: `method`.
-        owner: Whose options these are, for messages: `fedprox`.
-
-    Raises:
-        UserError: An unknown option, or a value of the wrong type or outside its bounds.
-    """
+    """Values checked and converted, or a UserError that names the recipe section (`path`) and the `owner`."""
     for name, value in values.items():
         if name not in declaration:
             choice = nearest(name, declaration) if declaration else f"{owner} has none"

@@ -35,7 +35,3 @@ class Dropout(nn.Module):
             return x
         kept = torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator)
         return x * kept.div_(1 - self.p)
-
-    def extra_repr(self) -> str:
-        """Shows p."""
-        return f"p={self.p}"

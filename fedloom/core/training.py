@@ -3,9 +3,9 @@
 import math
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from fedloom.core.checking import Section
+from fedloom.core.checking import Section, as_written
 from fedloom.core.optimizers import OptimizerSettings
 
 
@@ -34,11 +34,6 @@ def schedule_factor(schedule: str, round: int, rounds: int) -> float:
     )
 
 
-def _readable(schedule: str) -> str:
-    schedule_factor(schedule, 1, 1)
-    return schedule
-
-
 class Training(Section):
     """How long and how clients train."""
 
@@ -47,7 +42,7 @@ class Training(Section):
     epochs: int = Field(1, ge=0, description="passes over a client's data per round")
     batch_size: int = Field(32, ge=1, description="samples of a training step; remainders keep their exact size")
     optimizer: OptimizerSettings = OptimizerSettings()
-    schedule: Annotated[str, AfterValidator(_readable)] = Field(
+    schedule: Annotated[str, as_written(lambda schedule: schedule_factor(schedule, 1, 1))] = Field(
         "constant", description="learning rate over rounds: constant, cosine, exponential:0.99, step:50=0.2,75=0.02"
     )
 

@@ -1,28 +1,14 @@
 """The `data` section of a recipe."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from fedloom.core.checking import Section, refusal
-from fedloom.core.errors import UserError
+from fedloom.core.checking import Section, as_written, refusal
 from fedloom.data.augment import parse_augment
 from fedloom.data.federation import parse_split
 from fedloom.data.partition import parse_partition
-
-
-def _checked(parse: Any) -> AfterValidator:
-    """Keeps the written form, once it has been read without complaint."""
-
-    def check(value: Any) -> Any:
-        try:
-            parse(value)
-        except UserError as error:
-            raise ValueError(str(error)) from None
-        return value
-
-    return AfterValidator(check)
 
 
 class DataSettings(Section):
@@ -34,20 +20,20 @@ class DataSettings(Section):
     channels: int | None = Field(None, ge=3, le=3, description="3: grey images are repeated to three channels")
     limit: int | None = Field(None, ge=1, description="at most this many training and test images (of each style)")
     clients: int = Field(20, ge=1, description="how many clients (`natural` takes one per folder)")
-    partition: Annotated[str, _checked(parse_partition)] = Field(
+    partition: Annotated[str, as_written(parse_partition)] = Field(
         "dirichlet:0.1",
         description="iid, dirichlet:α, capped-dirichlet:α, equal-dirichlet:α, pathological:k, shards:k, quantity:α, …",
     )
-    split: Annotated[str, _checked(parse_split)] = Field(
+    split: Annotated[str, as_written(parse_split)] = Field(
         "pooled:0.75", description="where test data come from: pooled:0.75, official, common"
     )
     minimum: int = Field(10, ge=1, description="samples that every client has at least (dirichlet, quantity)")
     newcomers: float = Field(0, ge=0, description="clients held out of training: a number, or a share below 1")
     resample: bool = Field(False, description="resample every style to the mean style size (FedStyle)")
-    augment: Annotated[tuple[str, ...], _checked(parse_augment)] = Field(
+    augment: Annotated[tuple[str, ...], as_written(parse_augment)] = Field(
         (), description="on training images: crop:4, flip, jitter:0.4, …"
     )
-    views: Annotated[tuple[str, ...], _checked(parse_augment)] = Field(
+    views: Annotated[tuple[str, ...], as_written(parse_augment)] = Field(
         ("crop:4", "flip"), description="on the views of contrastive losses"
     )
     normalise: Literal["half", "channels"] = Field("half", description="mean and std 0.5, or measured per channel")

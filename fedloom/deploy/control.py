@@ -85,16 +85,15 @@ class Control:
     def runs(self) -> list[RunState]:
         """All since the server started, oldest first."""
         found = self._client.ListRuns(ListRunsRequest()).run_dict.values()
-        states = [(run.pending_at, RunState(run.run_id, *_status(run))) for run in found]
+        states = [
+            (run.pending_at, RunState(run.run_id, run.status.status, run.status.sub_status, run.status.details))
+            for run in found
+        ]
         return [state for _, state in sorted(states, key=lambda pair: pair[0])]
 
     def nodes(self) -> dict[str, str]:
         """Organisations by name, each with Flower's word for how it is (online, offline, …)."""
         return {node.name: node.status for node in self._client.ListNodes(ListNodesRequest()).nodes_info}
-
-
-def _status(run: Any) -> tuple[str, str, str]:
-    return run.status.status, run.status.sub_status, run.status.details
 
 
 @contextmanager

@@ -20,11 +20,7 @@ def make_engine(setup: Setup, settings: EngineSettings) -> Engine:
 
 
 def engine_class(settings: EngineSettings) -> type[Engine]:
-    """The kind of engine that the settings ask for.
-
-    Raises:
-        UserError: There is no such engine, or it cannot do what the settings ask.
-    """
+    """The kind of engine that the settings ask for; a UserError if it cannot do what they ask."""
     name = settings.name
     if name == AUTO:
         name = "lanes" if settings.device != "cpu" and torch.cuda.is_available() else "inline"

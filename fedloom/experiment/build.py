@@ -45,14 +45,7 @@ def divide(recipe: Recipe, dataset: Dataset) -> tuple[Dataset, Federation]:
 def make_task(
     recipe: Recipe, dataset: Dataset | None = None, federation: Federation | None = None, *, elsewhere: bool = False
 ) -> Task:
-    """The task of a recipe.
-
-    Args:
-        recipe: Names everything that is not given.
-        dataset: Images that have been loaded already.
-        federation: A division of them that has been made already.
-        elsewhere: The images are with the clients; here only their number is known.
-    """
+    """The task of a recipe; `elsewhere` if the images are with the clients, and here only their number is known."""
     dataset = dataset or load_dataset(recipe)
     if federation is None:
         dataset, federation = divide(recipe, dataset)

@@ -23,7 +23,15 @@ def ledger_lines(ledger: dict[str, Any]) -> Iterator[str]:
     if ledger["models"]:
         yield "  at the end: personal models, into this run folder (storage.personal_models: false keeps them away)"
     yield "never left a client:"
-    rows = [(row["part"], _count(row), _size(row["bytes"]), row["why"]) for row in ledger["never"]]
+    rows = [
+        (
+            row["part"],
+            f"{row['tensors']:,}{'' if row['why'] == 'data' else ' tensors'}",
+            _size(row["bytes"]),
+            row["why"],
+        )
+        for row in ledger["never"]
+    ]
     yield from _aligned(rows)
     if (privacy := ledger["privacy"]) is not None:
         yield (
@@ -48,10 +56,6 @@ def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _count(row: dict[str, Any]) -> str:
-    return f"{row['tensors']:,}" if row["why"] == "data" else f"{row['tensors']:,} tensors"
 
 
 def _size(count: int) -> str:

@@ -81,7 +81,7 @@ class Compiled:
 
     def bind(self, lane: Workspace, site: StepCache) -> Callable[[Indices], None]:
         """The step on this lane's tensors."""
-        inputs = _inputs(lane, site)
+        inputs = [tensor.detach() for tensor in unique(lane, site)]
 
         def step(indices: Indices) -> None:
             with torch.no_grad():
@@ -130,10 +130,6 @@ def trace(
         with TRACING:
             graph = make_fx(body, tracing_mode="real", decomposition_table=KNOWN)(*originals)
     return graph, draws.noted, [tensor.detach() for tensor in originals]
-
-
-def _inputs(lane: Workspace, site: StepCache) -> list[Tensor]:
-    return [tensor.detach() for tensor in unique(lane, site)]
 
 
 def unique(lane: Workspace, site: StepCache) -> list[Tensor]:

@@ -23,7 +23,7 @@ def results(entries: Sequence[Entry]) -> Section:
         [
             Cell(entry.label, entry.label),
             Cell(str(len(entry.runs)), len(entry.runs), "seeds " + ", ".join(str(run.seed) for run in entry.runs)),
-            *(_percent(entry.known(name)) for name, _, _ in columns),
+            *(_number(entry.known(name), 0.01, 1) for name, _, _ in columns),
             _number(entry.known("up_bytes"), 1e6, 3),
             _number(entry.known("down_bytes"), 1e6, 3),
             _number([float(len(run.history)) for run in entry.runs], 1, 0),
@@ -47,10 +47,6 @@ def results(entries: Sequence[Entry]) -> Section:
         "Click a column to sort.",
     )  # fmt: skip
     return Section("results", "Results", tables=[table])
-
-
-def _percent(values: list[float]) -> Cell:
-    return _number(values, 0.01, 1)
 
 
 def _number(values: list[float], unit: float, digits: int) -> Cell:
