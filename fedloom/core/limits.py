@@ -57,8 +57,9 @@ def refuse_model_without_room(task: Task) -> None:
     if room is not None and COPIES * size > room:
         pixels = "×".join(map(str, task.shape))
         raise UserError(
-            f"model.name = '{task.network.name}': with {_options(task)} and images of {pixels} it takes {gigabytes(size)}, "
-            f"{COPIES} times over, and {gigabytes(room)} of memory are free; choose a smaller model or data.size"
+            f"model.name = '{task.network.name}': with {_options(task)} and images of {pixels} it takes "
+            f"{gigabytes(size)}, {COPIES} times over; {gigabytes(room)} of memory are free: choose a smaller "
+            "model or data.size"
         )
 
 

@@ -14,7 +14,8 @@ from fedloom.cli import commands
 from fedloom.config.recipe import Recipe
 from fedloom.core import registry as plugins
 from fedloom.core.errors import UserError
-from fedloom.data import load
+from fedloom.data import federate, load, parse_partition
+from fedloom.engines import ENGINES
 from fedloom.models import build
 from fedloom.runs.run import recipe_of
 
@@ -257,3 +258,38 @@ def test_names_for_titles_and_for_any_folder():
     assert plugins.short("a/mine.py:Mine+ft") == "mine+ft"
     assert plugins.short("fedavg+ft") == plugins.absolute("fedavg+ft") == "fedavg+ft"
     assert plugins.absolute("mine.py:Mine+ft") == f"{Path.cwd()}/mine.py:Mine+ft"
+
+
+def test_a_partition_of_ones_own_by_file_with_its_values(tmp_path: Path) -> None:
+    """Its keywords are the values after the name, validated like a network's options."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import numpy as np\n"
+        "from fedloom.core.options import Positive\n"
+        "def by_share(pool, *, share: Positive):\n"
+        "    return np.where(np.arange(len(pool.labels)) < share * len(pool.labels), 0, 1)\n"
+    )
+    dataset = tiny_task().dataset
+    federation = federate(dataset, clients=2, partition=f"{file}:by_share:0.25", split="pooled:0.5", seed=0)
+    assert [len(train) + len(test) for train, test in zip(federation.train, federation.test, strict=True)] == [60, 180]
+    with pytest.raises(UserError, match="share = '-1': must be above 0"):
+        parse_partition(f"{file}:by_share:-1")
+    with pytest.raises(UserError, match="it is written .*by_share:share, with 0 value"):
+        parse_partition(f"{file}:by_share")
+
+
+def test_an_engine_of_ones_own_by_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from fedloom.engines import Inline\n"
+        "class Counting(Inline):\n"
+        "    name = 'counting'\n"
+        "    jobs = 0\n"
+        "    def run(self, jobs):\n"
+        "        for result in super().run(jobs):\n"
+        "            Counting.jobs += 1\n"
+        "            yield result\n"
+    )
+    mine = tiny_run("fedavg", engine=f"{file}:Counting")
+    assert same_state(mine.server.state, tiny_run("fedavg").server.state)
+    assert ENGINES.pop("counting").jobs > 0
