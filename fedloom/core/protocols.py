@@ -2,7 +2,7 @@
 # ruff: noqa: D102
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeGuard
 
 from torch import Tensor, nn
 
@@ -12,13 +12,17 @@ Shape = tuple[int, int, int]
 """Channels, height and width of an image."""
 
 
-@runtime_checkable
 class Network(Protocol):
     """A module of two parts: an extractor (input → representation) and a head (representation → logits)."""
 
     extractor: nn.Module
     head: nn.Module
     features: int
+
+
+def is_network(module: nn.Module) -> TypeGuard[Network]:
+    """Whether a module is one. `isinstance` would not see submodules from Python 3.12 on."""
+    return all(hasattr(module, name) for name in ("extractor", "head", "features"))
 
 
 class ModelFactory(Protocol):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedloom.core.batches import Indices, Pixels, Plan
 from fedloom.core.codec import Codec, WireSettings
 from fedloom.core.optimizers import Optimizer
-from fedloom.core.protocols import MethodLike, Network
+from fedloom.core.protocols import MethodLike, Network, is_network
 from fedloom.core.rng import Dropout, key
 from fedloom.core.state import Parts, State, copies, copy_all_, under
 from fedloom.core.task import Task
@@ -278,7 +278,7 @@ class Workspace:
     @cached_property
     def networks(self) -> list[Network]:
         """All networks."""
-        return [module for module in self.parts.modules() if isinstance(module, Network)]
+        return [module for module in self.parts.modules() if is_network(module)]
 
     def networks_in(self, paths: tuple[str, ...]) -> list[Network]:
         """Networks of which some part is under these paths."""
@@ -286,7 +286,7 @@ class Workspace:
             self._networks[paths] = [
                 module
                 for name, module in self.parts.named_modules()
-                if isinstance(module, Network) and (under(name, paths) or any(under(path, (name,)) for path in paths))
+                if is_network(module) and (under(name, paths) or any(under(path, (name,)) for path in paths))
             ]
         return self._networks[paths]
 

@@ -155,16 +155,16 @@ def test_a_step_that_cannot_be_captured_is_named_once_and_runs_eagerly():
 
 @needs_gpu
 def test_fewer_lanes_are_tried_when_memory_runs_out(monkeypatch):
-    attempt, first = module.attempt, iter([True, True])
+    handle, first = module.handle, iter([True, True])
 
     def scarce(lane, job):
         if next(first, False):
             raise torch.OutOfMemoryError("CUDA out of memory (so says the test)")
-        return attempt(lane, job)
+        return handle(lane, job)
 
     fixed = {"engine__deterministic": True, "workers": 4}
     expected = on_gpu("fedavg", **fixed)
-    monkeypatch.setattr(module, "attempt", scarce)
+    monkeypatch.setattr(module, "handle", scarce)
     with pytest.warns(UserWarning, match="going on with") as told:
         got = on_gpu("fedavg", **fixed)
     said = sorted(str(w.message) for w in told if "going on with" in str(w.message))

@@ -3,7 +3,7 @@
 from threading import Event, Thread
 from time import sleep
 
-from fedloom.engines.cuda import turn as module
+from fedloom.engines.cuda import graphs as module
 from fedloom.engines.cuda.graphs import Turn
 
 
