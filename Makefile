@@ -3,17 +3,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint types unit clean
+.PHONY: demo test lint layers types unit clean
 
 demo: $(VENV)/.user
 	$(BIN)/fedloom compare demo
 	@echo "look at it: source $(BIN)/activate, then: fedloom report RUN_FOLDER"
 
-test: lint types unit
+test: lint layers types unit
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+layers: $(VENV)/.dev
+	$(BIN)/lint-imports
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

@@ -1,5 +1,6 @@
 """Every benchmark at its smallest, and who takes part in one."""
 
+import json
 import shlex
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from benchmarks import cpu, gpu, hostile, memory, scale, soak, wire
+from benchmarks import cpu, gpu, hostile, memory, net, scale, soak, wire
 from benchmarks.contest import crowd
 from benchmarks.contest.part import measure
 from benchmarks.contest.table import crowd_table
@@ -133,3 +134,17 @@ def test_wire_counts_bytes(monkeypatch, capfd):
     lines = printed(monkeypatch, capfd, wire, "--methods fedavg --seeds 0 --rounds 1 --forms none/none int8/int8")
     assert row(lines, "fedavg", "none", "none")[2] == "1.0"
     assert float(row(lines, "fedavg", "int8", "int8")[2]) > 3
+
+
+def test_the_net_finds_two_recordings_of_this_tree_equal_and_others_different(tmp_path, capfd):
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    for file in (first, second):
+        words = ["record", str(file), "--engines", "inline", "--only", "inline fedavg r", "--processes", "1"]
+        assert net.main(words) == 0
+    found = json.loads(first.read_text())
+    assert {"inline fedavg resume", "inline fedavg robust median"} <= found.keys()
+    assert all(len(value) == 16 for value in found.values())  # runs, none refused
+    assert net.main(["compare", str(first), str(second)]) == 0
+    second.write_text(json.dumps(found | {"inline fedavg resume": "0" * 16}))
+    assert net.main(["compare", str(first), str(second)]) == 1
+    assert "inline fedavg resume" in capfd.readouterr().out

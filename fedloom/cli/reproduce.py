@@ -174,8 +174,8 @@ def _run_here(runs: list[tuple[Plan, list[Cell]]]) -> list[Result]:
         with watching() as start:
             outcome = run_cells(run, plan, start)
         if outcome.result is None:
-            told = f"stopped after round {outcome.round} of {outcome.rounds}; the same command goes on"
-            say(f"{' '.join(command(run[0])[2:])}: {told}", err)
+            words = f"stopped after round {outcome.round} of {outcome.rounds}; the same command goes on"
+            say(f"{' '.join(command(run[0])[2:])}: {words}", err)
         else:
             found.append(outcome.result)
     return found
@@ -225,8 +225,8 @@ def _show(tables: dict[str, Table], lines: list[Line]) -> None:
                 grid.add_row(line.cell.name, paper, here, difference, setting)
             out.print(grid)
             say(shlex.join(command(column[0].cell)[:-2]))
-            if told := order([line for line in column if line.results]):
-                say(told)
+            if words := order([line for line in column if line.results]):
+                say(words)
         for text in tables[name].deviations:
             say(f"- {text}")
 
@@ -241,8 +241,8 @@ def _show_plan(plan: Plan, run: list[Cell]) -> None:
     say(f"# {shlex.join(line)}")
     others = [f"{cell.table} {cell.place} {cell.row} ({cell.measure})" for cell in run]
     say(f"# figures: {'; '.join(others)}")
-    told = changes_in_words(plan.changes(run[0]), run[0])
-    for text in ([f"changed: {told}"] if told else []) + (["a trial: not stored"] if is_trial else []):
+    words = changes_in_words(plan.changes(run[0]), run[0])
+    for text in ([f"changed: {words}"] if words else []) + (["a trial: not stored"] if is_trial else []):
         say(f"# {text}")
     say(f"# {cost.image_steps(recipe) / 1e6:.1f} million image-steps")
     say(recipe.to_yaml())
@@ -279,9 +279,9 @@ def _show_list(tables: dict[str, Table], cells: list[Cell], plan: Plan, measure:
         done = chosen_lines(mine, plan.results)
         full = sum(bool(line.results) and not line.changes for line in done)
         short = sum(bool(line.changes) for line in done)
-        told = f"{full} of {len(mine)}" + (f", {short} shortened" if short else "")
+        words = f"{full} of {len(mine)}" + (f", {short} shortened" if short else "")
         what = table.title.partition(": ")[2]
-        grid.add_row(name, str(len(recipes)), f"{steps:,.0f}", took, told, what)
+        grid.add_row(name, str(len(recipes)), f"{steps:,.0f}", took, words, what)
     out.print(grid)
     out.print(
         "M steps: million images forward and backward through the network; evaluation is not counted. Time here: from "

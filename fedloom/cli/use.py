@@ -73,21 +73,21 @@ def newcomers(
     )
     with err.status(f"0 of {len(found.clients)} newcomers") as status:
         done = iter(range(1, len(found.clients) + 1))
-        told = evaluate_newcomers(
+        results = evaluate_newcomers(
             run, found, chosen, steps=steps, alone_epochs=alone_epochs,  # type: ignore[arg-type]
             on_client=lambda _: status.update(f"{next(done)} of {len(found.clients)} newcomers"),
         )  # fmt: skip
-    if told["representation"] != "shared":
+    if results["representation"] != "shared":
         what = "newcomers build on the average of the clients' extractors"
-        say(f"note: {told['method']} shares no extractor: {what}", err)
+        say(f"note: {results['method']} shares no extractor: {what}", err)
     if as_json:
-        show_json(told)
+        show_json(results)
         return
-    table = Table(title=f"{told['method']}: {told['newcomers']} newcomers of {told['data']}")
+    table = Table(title=f"{results['method']}: {results['newcomers']} newcomers of {results['data']}")
     for column in ("way", "mean", "std", "worst"):
         table.add_column(column, justify="left" if column == "way" else "right")
-    names = {"global": told["global"], "alone": f"alone, {told['alone_epochs']} epochs"}
-    for way, values in told["ways"].items():
+    names = {"global": results["global"], "alone": f"alone, {results['alone_epochs']} epochs"}
+    for way, values in results["ways"].items():
         table.add_row(
             names.get(way, f"{way} head"),
             *("–" if (value := values[name]) is None else f"{value:.2%}" for name in ("mean", "std", "worst")),
@@ -132,26 +132,26 @@ def adapt_run(
         say(f"note: {run.method.name} shares no extractor: {what}", err)
     pictures, labels, classes = labelled_pictures(images, base.form.shape)
     base.about = {"run": folder.resolve().name, "method": run.method.name}
-    model, told = adapt(base, pictures.images, labels, classes, head=head, shots=shots, seed=seed)  # type: ignore[arg-type]
-    told.warnings += [f"left out: {path} ({why})" for path, why in pictures.skipped.items()]
+    model, adaptation = adapt(base, pictures.images, labels, classes, head=head, shots=shots, seed=seed)  # type: ignore[arg-type]
+    adaptation.warnings += [f"left out: {path} ({why})" for path, why in pictures.skipped.items()]
     path = (to or Path("adapted") / images.resolve().name) / "model.safetensors"
-    model.about["adapted"] = told.to_json()
+    model.about["adapted"] = adaptation.to_json()
     model.save(path)
-    for warning in told.warnings:
+    for warning in adaptation.warnings:
         say(f"warning: {warning}", err)
     if as_json:
-        show_json(told.to_json() | {"model": str(path)})
+        show_json(adaptation.to_json() | {"model": str(path)})
         return
-    _tell(told)
+    _show(adaptation)
     say(f"model: {path}")
 
 
-def _tell(told: "Adaptation") -> None:
-    out.print(f"{told.head} head on {sum(told.classes.values())} images of {len(told.classes)} classes")
-    if told.accuracy is not None and told.low is not None and told.high is not None:
+def _show(found: "Adaptation") -> None:
+    out.print(f"{found.head} head on {sum(found.classes.values())} images of {len(found.classes)} classes")
+    if found.accuracy is not None and found.low is not None and found.high is not None:
         say(
-            f"accuracy {told.accuracy:.1%} ({told.how}, {told.tested} images; 95% interval {told.low:.0%} to "
-            f"{told.high:.0%}; always the most frequent class: {told.majority:.1%})"
+            f"accuracy {found.accuracy:.1%} ({found.how}, {found.tested} images; 95% interval {found.low:.0%} to "
+            f"{found.high:.0%}; always the most frequent class: {found.majority:.1%})"
         )
 
 

@@ -127,7 +127,7 @@ class Answered:
         write_whole(self._path, json.dumps({"updates": self.count + 1}).encode() + b"\n")
 
 
-class Seen:
+class RequestLog:
     """Requests that were made, on disk, a line each: a signed one is obeyed once, whoever repeats it."""
 
     def __init__(self, folder: Path):

@@ -13,7 +13,7 @@ from fedloom.core.message import MessageError, is_count, refuse_unless
 from fedloom.core.scores import Scores
 from fedloom.core.state import State
 from fedloom.core.workspace import Setup
-from fedloom.deploy.fleet import Asked, Fleet, told
+from fedloom.deploy.fleet import Asked, Fleet, reported
 from fedloom.engines import Engine, EngineSettings
 from fedloom.experiment.logging import LOGGER
 
@@ -64,7 +64,7 @@ class Flower(Engine):
     def _checked(self, job: Job, client: int, result: Result) -> Result:
         """An answer that says what was asked, and about nobody else; `Attendance` looks at its tensors."""
         if result.error is not None:
-            return Result(client, error=told(result.error))
+            return Result(client, error=reported(result.error))
         loss, seconds = result.loss, result.seconds
         refuse_unless(loss is None or isinstance(loss, float), "its loss is no number")
         refuse_unless(isinstance(seconds, (int, float)), "its seconds are no number")

@@ -158,7 +158,7 @@ class Fleet:
         try:
             if about.get("what") == "result":
                 failure = Result.from_bytes(body).error
-                return told(failure) if failure else Failure("invalid", "it does not say whether it joins")
+                return reported(failure) if failure else Failure("invalid", "it does not say whether it joins")
             refuse_other_language(about.get("versions"))
             train, test = about.get("train"), about.get("test")
             refuse_unless(about.get("what") == "joined" and is_count(train) and is_count(test), "it does not join")
@@ -173,7 +173,7 @@ class Fleet:
         return None
 
 
-def told(failure: Failure) -> Failure:
+def reported(failure: Failure) -> Failure:
     """A failure as another party tells it: words, and no more."""
     refuse_unless(failure.kind in get_args(Kind) and isinstance(failure.why, str), "its error is none")
     return Failure(failure.kind, failure.why[:1000])

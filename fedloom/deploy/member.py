@@ -17,7 +17,7 @@ from fedloom.core.state import State, serialisable
 from fedloom.core.task import Task
 from fedloom.core.workspace import Setup
 from fedloom.deploy.certificates import read_key, read_public_key
-from fedloom.deploy.consent import Answered, Consent, RefusalError, Seen
+from fedloom.deploy.consent import Answered, Consent, RefusalError, RequestLog
 from fedloom.deploy.tasks import own_images, own_task
 from fedloom.deploy.terms import Federation, fingerprint, is_run, language, refuse_other_language
 from fedloom.engines import Engine, EngineSettings, make_engine
@@ -57,7 +57,7 @@ class Member:
         self.key, self.coordinator = read_key(folder / "node.key"), read_public_key(folder / "coordinator.pub")
         self._engine = engine or EngineSettings()
         self._images = own_images(data, self.federation)
-        self.seen = Seen(folder)
+        self.seen = RequestLog(folder)
         self._answered = Answered(folder)
         self._agreed: dict[str, _Agreed] = {}
 

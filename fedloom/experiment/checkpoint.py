@@ -237,7 +237,7 @@ SHARE = 20
 """Checkpoints that are due by the clock take no more than one part in so many of the time."""
 
 
-class Due:
+class CheckpointSchedule:
     """Every so many rounds, and earlier where rounds are long: when the last one is so many seconds old."""
 
     def __init__(self, rounds: int, seconds: float):

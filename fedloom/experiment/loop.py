@@ -23,7 +23,7 @@ from fedloom.core.task import EVERYONE, Task
 from fedloom.core.workspace import Setup
 from fedloom.engines import Engine, EngineSettings, make_engine
 from fedloom.experiment.build import TASK, make_task, task_facts
-from fedloom.experiment.checkpoint import Checkpoints, Due
+from fedloom.experiment.checkpoint import Checkpoints, CheckpointSchedule
 from fedloom.experiment.client_store import ClientStore
 from fedloom.experiment.evaluation import Answer, Evaluator, refuse_unknown_part
 from fedloom.experiment.logging import Writers, logging_to, refuse_missing
@@ -108,7 +108,7 @@ class Experiment:
             models, privacy = self.recipe.storage.personal_models, self.recipe.privacy
             self.ledger.describe(engine.server_workspace, models=models, privacy=privacy)
             self.checkpoints = Checkpoints(self.folder.path / "checkpoints")
-            self._due = Due(self.recipe.storage.checkpoint_every, self.recipe.storage.checkpoint_seconds)
+            self._due = CheckpointSchedule(self.recipe.storage.checkpoint_every, self.recipe.storage.checkpoint_seconds)
             self._begun = perf_counter()
             if resume:
                 self._restore(engine.server_workspace.device)

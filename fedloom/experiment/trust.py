@@ -11,7 +11,7 @@ from fedloom.core.method import Method
 from fedloom.core.server import Combination
 from fedloom.experiment.records import RoundRecord
 from fedloom.experiment.sampling import Sampling
-from fedloom.trust.access import Sealed, use_of_messages
+from fedloom.trust.access import SealedMessages, use_of_messages
 from fedloom.trust.attack import Attack, FalsifyMessages
 from fedloom.trust.privacy import PrivateAverage, Spending
 from fedloom.trust.robust import RobustAverage
@@ -54,7 +54,7 @@ class Trust:
 
     def sealed(self, messages: Iterator[Message]) -> Iterator[Message]:
         """What a method's `combine` gets: where something replaces the mean, it cannot read messages itself."""
-        return messages if self.combination is None else Sealed(messages, self.combination.refusal)
+        return messages if self.combination is None else SealedMessages(messages, self.combination.refusal)
 
     def note(self, record: RoundRecord, chosen: Iterable[int]) -> None:
         """Adds to a round's record: attackers among the participants, privacy spent."""

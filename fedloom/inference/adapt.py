@@ -146,9 +146,9 @@ def adapt(
     fitter.fit(z[train], y[train])
     if head == "svm":
         fitter.soften(temperature(logits, y[tested]))
-    told = _judge(head, classes, labels[train], labels[tested], logits.argmax(1).numpy(), how)
-    model = TrainedModel(fitter.workspace, fitter.form, 0, about={"adapted": told.to_json()} | base.about)
-    return model, told
+    adaptation = _judge(head, classes, labels[train], labels[tested], logits.argmax(1).numpy(), how)
+    model = TrainedModel(fitter.workspace, fitter.form, 0, about={"adapted": adaptation.to_json()} | base.about)
+    return model, adaptation
 
 
 def pick_shots(labels: np.ndarray, shots: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

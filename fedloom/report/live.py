@@ -143,15 +143,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
-        told = -1
+        sent = -1
         try:
             self.wfile.write(b"retry: 1000\n\n")
             while not live.closed.is_set():
                 with live.changed:
-                    live.changed.wait_for(partial(live.differs, told), SILENCE)
+                    live.changed.wait_for(partial(live.differs, sent), SILENCE)
                     version = live.version
-                self.wfile.write(b": here\n\n" if version == told else f"data: {version}\n\n".encode())
-                told = version
+                self.wfile.write(b": here\n\n" if version == sent else f"data: {version}\n\n".encode())
+                sent = version
         except OSError:  # the page was closed
             return
 

@@ -21,23 +21,23 @@ class RunProgress:
                 TextColumn("[bold]{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[told]}"),
+                TextColumn("{task.fields[text]}"),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(),
                 console=console,
             )
-            self._task = self._bar.add_task(title, total=rounds, told="")
+            self._task = self._bar.add_task(title, total=rounds, text="")
             self._bar.start()
 
     def __call__(self, record: RoundRecord) -> None:
         """One more round."""
         done = record["round"]
-        told = accuracies(record)
+        text = accuracies(record)
         if self._before is None:
             self._before = done - 1
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, told=told)
+            self._bar.update(self._task, completed=done, text=text)
             if done == self.rounds:
                 self._bar.stop()
             return
@@ -46,7 +46,7 @@ class RunProgress:
             self._last = now
             left = (now - self._start) / (done - self._before) * (self.rounds - done)
             self.console.print(
-                f"{self.title}  round {done}/{self.rounds}  {told}  {left:.0f} s left", highlight=False, soft_wrap=True
+                f"{self.title}  round {done}/{self.rounds}  {text}  {left:.0f} s left", highlight=False, soft_wrap=True
             )
 
     def stop(self) -> None:

@@ -73,10 +73,10 @@ def changes_in_words(changes: Mapping[str, Any], cell: Cell) -> str:
 
 def setting_in_words(line: Line) -> str:
     """`the paper's`; `ours, 50 of 100 rounds`; `not run yet`."""
-    told = changes_in_words(line.changes, line.cell) if line.results else "not run yet"
+    words = changes_in_words(line.changes, line.cell) if line.results else "not run yet"
     if line.cell.ours:
-        return f"ours, {told}" if told else "ours"
-    return told or "the paper's"
+        return f"ours, {words}" if words else "ours"
+    return words or "the paper's"
 
 
 def order(lines: Sequence[Line]) -> str:
@@ -101,13 +101,13 @@ def order(lines: Sequence[Line]) -> str:
     if not against:
         return f"{confirmed}{ties}."
     against.sort(key=lambda pair: _printed(pair[1]) - _printed(pair[0]))
-    told = "; ".join(
+    words = "; ".join(
         f"{better.cell.name} is {_printed(better) - _printed(worse):.2f} above {worse.cell.name} in the paper, here "
         f"{_here(worse) - _here(better):.2f} below"
         for better, worse in against[:4]
     )
     more = f"; and {len(against) - 4} more" if len(against) > 4 else ""
-    return f"{confirmed}{ties}, {len(against)} contradicted: {told}{more}."
+    return f"{confirmed}{ties}, {len(against)} contradicted: {words}{more}."
 
 
 def _printed(line: Line) -> float:

@@ -92,13 +92,13 @@ def run_cells(cells: list[Cell], plan: Plan, watch: Watch | None = None) -> Outc
     assert recipe.out is not None
     if plan.again and finished(recipe.out):
         _set_aside(recipe.out)
-    told = _Rounds(plan, recipe, watch(recipe) if watch else None)
+    rounds = _Rounds(plan, recipe, watch(recipe) if watch else None)
     try:
-        run(recipe, on_round=told, resume=True)
+        run(recipe, on_round=rounds, resume=True)
     except Interrupted as stopped:
-        if not told.is_up:
+        if not rounds.is_up:
             raise Interrupted(stopped.when, SAME, stopped.signal) from None
-        return Outcome(None, told.round, recipe.training.rounds, is_trial)
+        return Outcome(None, rounds.round, recipe.training.rounds, is_trial)
     result = result_of(recipe.out, _sharing(cell), recipe, plan.changes(cell))
     if is_trial:
         result = replace(result, changes=result.changes | {p: v for p, v in plan.trial.items() if not is_free(p)})

@@ -139,8 +139,8 @@ def place(column: Column) -> str:
 
 def recipe_key(values: Mapping[str, Any]) -> str:
     """Of what was set, apart from the seed, place and speed; fields that fedloom gets later do not change it."""
-    told = {path: value for path, value in sorted(flat(values)) if not is_free(path) and path != "seed"}
-    return sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:8]
+    settings = {path: value for path, value in sorted(flat(values)) if not is_free(path) and path != "seed"}
+    return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def run_name(values: Mapping[str, Any], seed: int) -> str:

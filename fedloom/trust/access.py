@@ -8,7 +8,7 @@ from fedloom.core.message import Message
 from fedloom.core.method import Method
 
 
-class Sealed(Iterator[Message]):
+class SealedMessages(Iterator[Message]):
     """Messages that `server.average` may open; whoever else reads one gets the `refusal`."""
 
     def __init__(self, messages: Iterator[Message], refusal: str):
@@ -24,7 +24,7 @@ class Sealed(Iterator[Message]):
 
 def opened(messages: Iterable[Message]) -> Iterable[Message]:
     """Messages that can be read, whether they were sealed or not."""
-    return messages.open() if isinstance(messages, Sealed) else messages
+    return messages.open() if isinstance(messages, SealedMessages) else messages
 
 
 Use = Literal["averages", "adds up", "reads", "unknown"]

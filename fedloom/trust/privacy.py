@@ -25,7 +25,7 @@ from fedloom.core.method import Method
 from fedloom.core.rng import key
 from fedloom.core.server import By, Server
 from fedloom.core.state import State, under
-from fedloom.trust.access import Sealed, use_of_messages
+from fedloom.trust.access import SealedMessages, use_of_messages
 from fedloom.trust.centres import clip_factor, joint_norm
 
 
@@ -61,7 +61,7 @@ class PrivateAverage:
         sums: tuple[str, ...],
     ) -> State:
         """The noisy mean of clipped updates, added to the old state; a second one in a round would cost ε again."""
-        if not isinstance(messages, Sealed):
+        if not isinstance(messages, SealedMessages):
             raise UserError(self.refusal)
         if rows or sums:
             raise UserError(f"privacy: method.name = '{self.method.name}' {_ADDS_UP}; {_REMEDY}")

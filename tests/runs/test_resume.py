@@ -199,7 +199,7 @@ def test_where_rounds_are_long_the_clock_says_when(tmp_path, monkeypatch, second
 def test_checkpoints_by_the_clock_take_a_small_share_of_the_time(monkeypatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(due, "perf_counter", lambda: clock[0])
-    is_due = due.Due(rounds=1000, seconds=60)
+    is_due = due.CheckpointSchedule(rounds=1000, seconds=60)
     with is_due.writing():
         clock[0] += 10
     asked = []

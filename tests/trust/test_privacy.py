@@ -19,7 +19,7 @@ from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods import get
 from fedloom.methods.fedavg import FedAvg
-from fedloom.trust.access import Sealed
+from fedloom.trust.access import SealedMessages
 from fedloom.trust.privacy import PrivacySettings, PrivateAverage, Spending, uncovered
 
 SILENT = 1e-12
@@ -35,9 +35,9 @@ def server(participants: float = 4, seed: int = 0, **settings) -> Server:
     return made
 
 
-def sealed(*states, samples=1) -> Sealed:
+def sealed(*states, samples=1) -> SealedMessages:
     messages = [Message(state, client=i, samples=samples) for i, state in enumerate(states)]
-    return Sealed(iter(messages), "looks at single clients' messages")
+    return SealedMessages(iter(messages), "looks at single clients' messages")
 
 
 def test_without_noise_it_is_the_uniform_mean_of_clipped_updates_divided_by_the_number_meant_to_take_part():

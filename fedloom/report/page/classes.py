@@ -91,13 +91,13 @@ def _by_class(
         at = [position for position, label in enumerate(order) if label in tally]
         aside = 0.7 * ((place + 0.5) / len(tallies) - 0.5)
         scores = [100 * tally[order[p]][0] / tally[order[p]][1] for p in at]
-        told = [
+        hover = [
             f"{entry.label}<br>{names[p]}: {score:.1f}% of {tally[order[p]][1]:.0f} test samples"
             for p, score in zip(at, scores, strict=True)
         ]
         kind: Literal["bars", "dots"] = "bars" if bars else "dots"
         x = [float(p) if bars else p + aside for p in at]
-        marks.append(Marks(kind, entry.label, x, scores, colour(i), [entry.group], sizes=[9], text=told))
+        marks.append(Marks(kind, entry.label, x, scores, colour(i), [entry.group], sizes=[9], text=hover))
     return Figure(name, title, Axis("class", labels=names), Axis("accuracy", percent=True), marks, note)
 
 
@@ -110,8 +110,8 @@ def _head_and_tail(known: list[tuple[int, Entry]], insights: Insights) -> Figure
         x = [k for k, values in enumerate(scores) if values]
         last = max([last, *x])
         mean, std = [float(np.mean(scores[k])) for k in x], [float(np.std(scores[k])) for k in x]
-        told = zip(x, mean, strict=True)
-        text = [f"{entry.label}<br>{KINDS[k]}: {value:.1f}% of {samples[k]:,} test samples" for k, value in told]
+        hover = zip(x, mean, strict=True)
+        text = [f"{entry.label}<br>{KINDS[k]}: {value:.1f}% of {samples[k]:,} test samples" for k, value in hover]
         bars = Marks("bars", entry.label, [float(k) for k in x], mean, colour(i), [entry.group], text=text)
         if len(each) > 1:
             bars.low = [m - s for m, s in zip(mean, std, strict=True)]

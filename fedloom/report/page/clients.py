@@ -41,7 +41,7 @@ def _strips(known: Numbered) -> Figure:
         found = _rows(entry)
         jitter = np.random.default_rng(0).uniform(-0.24, 0.24, len(found))
         x, y = [100 * row["accuracy"] for _, row in found], [height + float(j) for j in jitter]
-        text = [_told(entry, seed, row) for seed, row in found]
+        text = [_hover(entry, seed, row) for seed, row in found]
         pale = [True] * len(found)
         marks.append(Marks("dots", entry.label, x, y, colour(i), [entry.group], sizes=[6], text=text, pale=pale))
         marks += _large(i, entry, height, "personal_worst", "mean of the worst tenth", hollow=True)
@@ -64,7 +64,7 @@ def _large(i: int, entry: Entry, height: int, name: str, what: str, hollow: bool
     return [Marks("dots", what, *place, colour(i), [entry.group], sizes=[13], text=text, hollow=hollow)]
 
 
-def _told(entry: Entry, seed: int, row: ClientRow) -> str:
+def _hover(entry: Entry, seed: int, row: ClientRow) -> str:
     new = ", newcomer" if row["newcomer"] else ""
     who = f"{entry.label}<br>client {row['client']}{new} (seed {seed})"
     return f"{who}<br>{100 * row['accuracy']:.1f}%<br>{row['train']:,} training samples"
@@ -75,7 +75,7 @@ def _against_size(known: Numbered) -> Figure:
     for i, entry in known:
         found = [(seed, row) for seed, row in _rows(entry) if row["train"]]
         x, y = [float(row["train"]) for _, row in found], [100 * row["accuracy"] for _, row in found]
-        text = [_told(entry, seed, row) for seed, row in found]
+        text = [_hover(entry, seed, row) for seed, row in found]
         marks.append(Marks("dots", entry.label, x, y, colour(i), [entry.group], sizes=[7], text=text))
     return Figure(
         "clients-size", "Accuracy against size", Axis("training samples of the client", log=True),
@@ -92,7 +92,7 @@ def _bars(i: int, entry: Entry, *, wide: bool) -> Figure:
     some = f", {len(shown)} of {len(rows)}" if len(shown) < len(rows) else ""
     marks = Marks(
         "bars", entry.label, [float(x) for x in range(len(shown))], [100 * rows[r]["accuracy"] for r in shown],
-        colour(i), [entry.group], text=[_told(entry, seed, rows[r]) for r in shown], pale=[r >= behind for r in shown],
+        colour(i), [entry.group], text=[_hover(entry, seed, rows[r]) for r in shown], pale=[r >= behind for r in shown],
     )  # fmt: skip
     note = f"Clients of seed {seed}, the worst first{some}; the worst tenth stands out."
     x, y = Axis("client", labels=[str(rows[r]["client"]) for r in shown]), Axis("accuracy", percent=True)

@@ -19,9 +19,9 @@ def failures(entries: Sequence[Entry]) -> Section:
             rows.append([*where, Cell(kind.replace("_", " "), kind), Cell(f"{count:,}", count)])
         notes += [note for note in summary.get("notes", []) if note not in notes]
     head = [Column("method"), Column("seed"), Column("what happened"), Column("times")]
-    told = "Clients that were left out of a round." if rows else "No client failed."
+    caption = "Clients that were left out of a round." if rows else "No client failed."
     return Section(
-        "failures", "Failures and notes", " ".join([told, *(f"Note: {note}." for note in notes)]),
+        "failures", "Failures and notes", " ".join([caption, *(f"Note: {note}." for note in notes)]),
         tables=[Table("failures", head, rows)] if rows else [],
         texts=[(f"log: {entry.label}, seed {run.seed}", "\n".join(run.log)) for entry, run in runs if run.log],
     )  # fmt: skip

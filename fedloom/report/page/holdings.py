@@ -49,7 +49,7 @@ def _dots(number: int, entry: Entry, held: Holdings, several: bool) -> Figure:
             at = [(x, c, int(k)) for x, c in mine for k in np.flatnonzero(counts[c])]
             if not at:
                 continue
-            told = [
+            hover = [
                 f"client {c}{' (newcomer)' if new else ''}{f', {group}' if group else ''}<br>"
                 f"{held.classes[k]}: {counts[c, k]:,} of its {counts[c].sum():,} samples"
                 for _, c, k in at
@@ -63,7 +63,7 @@ def _dots(number: int, entry: Entry, held: Holdings, several: bool) -> Figure:
                     [float(k) for _, _, k in at],
                     colour(g),
                     sizes=sizes,
-                    text=told,
+                    text=hover,
                     hollow=new,
                 )
             )

@@ -108,9 +108,9 @@ class Viewer:
         chosen = self.clients if by_style else self.clients[:CLASSES]
         z = np.concatenate([self._features(self._style(self._own(c)), self.samples[c]) for c in chosen])
         labels = np.concatenate([np.full(len(self.samples[c]), groups[c] if by_style else c) for c in chosen])
-        told = {int(v): names[v] if by_style else f"client {v}" for v in np.unique(labels)}
+        titles = {int(v): names[v] if by_style else f"client {v}" for v in np.unique(labels)}
         shown = np.sort(self._some(np.arange(len(z)), self.points))
-        return list(self._map("styles", z, labels, shown, names=told))
+        return list(self._map("styles", z, labels, shown, names=titles))
 
     def _style(self, model: TrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
         def of(images: torch.Tensor) -> torch.Tensor:

@@ -58,14 +58,14 @@ def _figure(i: int, entry: Entry, found: Map, order: Sequence[int], kind: str) -
     for n, label in enumerate(order):
         mine = np.flatnonzero(labels == label)
         if len(mine):
-            told = [f"{kind} {found.names[label]}" if kind == "class" else found.names[label]] * len(mine)
+            hover = [f"{kind} {found.names[label]}" if kind == "class" else found.names[label]] * len(mine)
             x, y = [found.x[p] for p in mine], [found.y[p] for p in mine]
             groups = [entry.group, f"{kind}:{label}"]
-            marks.append(Marks("dots", found.names[label], x, y, colour(n), groups, sizes=[6], text=told))
+            marks.append(Marks("dots", found.names[label], x, y, colour(n), groups, sizes=[6], text=hover))
     plain = Axis(bare=True)
     name = slug("representations" if kind == "class" else "styles", str(i), entry.label, found.what)
     title = f"{entry.label}, {found.what}" if kind == "class" else entry.label
-    return Figure(name, title, plain, plain, marks, f"separation {_told(found.separation)}", square=True)
+    return Figure(name, title, plain, plain, marks, f"separation {_separation(found.separation)}", square=True)
 
 
 def _scores(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Table:
@@ -78,7 +78,7 @@ def _scores(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Table
         shared = by_name.get("global")
         own = by_name.get("clients' own") or (shared if shared and shared.within is not None else None)
         values = [shared.separation if shared else None, *((own.separation, own.within) if own else (None, None))]
-        rows.append([Cell(entry.label, entry.label), *(Cell(_told(value), value) for value in values)])
+        rows.append([Cell(entry.label, entry.label), *(Cell(_separation(value), value) for value in values)])
         groups.append(entry.group)
         colours.append(colour(i))
     columns = [
@@ -90,5 +90,5 @@ def _scores(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Table
     return Table("separation", columns, rows, groups, colours, f"The {SCORE}. Of the first seed.")
 
 
-def _told(value: float | None) -> str:
+def _separation(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}".replace("-", "−")

@@ -132,8 +132,8 @@ def entries_of(runs: Iterable[Run]) -> list[Entry]:
     for key, group in same.items():
         method = group[0].method
         others = [settings[k] for k, g in same.items() if g[0].method == method]
-        told = [method] if times[method] == 1 else [method, *_differences(settings[key], others)]
-        entries.append(Entry(" ".join(told), sorted(group, key=lambda run: run.seed)))
+        words = [method] if times[method] == 1 else [method, *_differences(settings[key], others)]
+        entries.append(Entry(" ".join(words), sorted(group, key=lambda run: run.seed)))
     return entries
 
 
