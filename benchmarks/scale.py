@@ -135,7 +135,7 @@ def engines(options: argparse.Namespace) -> None:
     from fedloom import Task, objectives
     from fedloom.core.job import Job
     from fedloom.core.message import Message
-    from fedloom.core.training import Training
+    from fedloom.core.optimizers import Training
     from fedloom.core.workspace import Setup
     from fedloom.data import Dataset, Federation
     from fedloom.engines import EngineSettings, make_engine
@@ -231,8 +231,8 @@ def server(options: argparse.Namespace) -> None:
 
     from fedloom import Task, objectives
     from fedloom.core.message import Message
+    from fedloom.core.optimizers import Training
     from fedloom.core.server import Server
-    from fedloom.core.training import Training
     from fedloom.core.workspace import Setup, Workspace
     from fedloom.data import federate, load
     from fedloom.methods import get

@@ -12,8 +12,8 @@ from fedloom import objectives
 from fedloom.core.client import Client
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
+from fedloom.core.optimizers import Training
 from fedloom.core.server import Server
-from fedloom.core.training import Training
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.data import Federation
 

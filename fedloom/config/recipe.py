@@ -11,11 +11,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from fedloom import methods, models, objectives
 from fedloom.config.loading import assign, read_assignment, read_yaml
 from fedloom.core.checking import Section, checked, refusal
-from fedloom.core.codec import WireSettings
+from fedloom.core.compression import WireSettings
 from fedloom.core.errors import UserError, nearest
+from fedloom.core.optimizers import Training
 from fedloom.core.options import hyperparameters
 from fedloom.core.registry import absolute, short
-from fedloom.core.training import Training
 from fedloom.data import parts
 from fedloom.data.settings import DataSettings
 from fedloom.engines import EngineSettings, engine_class

@@ -19,6 +19,9 @@ from fedloom.core.errors import UserError, nearest
 
 _PREFIX = "fedloom_file_"
 _REFERENCE = re.compile(r"(?P<file>.+\.py)(:(?P<name>[^:/\\+]*))?", re.DOTALL)
+_imported_packages: set[str] = set()
+_hashes: dict[str, str] = {}
+"""SHA-256 of the source of users' files, by the name of the module."""
 T = TypeVar("T")
 
 
@@ -126,13 +129,10 @@ def subclass_of(base: type) -> Callable[[Any], bool]:
 
 def import_all(package: str) -> None:
     """Imports a package and its modules, which register what they define."""
-    known = sys.modules.get(package)
-    if known is not None and getattr(known, "__all_imported__", False):
-        return
-    module = import_module(package)
-    module.__all_imported__ = True  # type: ignore[attr-defined]
-    for inner in pkgutil.iter_modules(module.__path__):
-        import_module(f"{package}.{inner.name}")
+    if package not in _imported_packages:
+        _imported_packages.add(package)
+        for inner in pkgutil.iter_modules(import_module(package).__path__):
+            import_module(f"{package}.{inner.name}")
 
 
 def _is_ours(thing: Any) -> bool:
@@ -167,8 +167,8 @@ def absolute(name: str) -> str:
 
 def files() -> dict[str, str]:
     """The users' files that this process has read, with the SHA-256 of what was in them."""
-    mine = (module for name, module in sys.modules.items() if name.startswith(_PREFIX))
-    return {str(module.__file__): f"sha256 {module.__sha256__}" for module in mine if hasattr(module, "__sha256__")}
+    mine = ((name, module) for name, module in sys.modules.items() if name.startswith(_PREFIX))
+    return {str(module.__file__): f"sha256 {_hashes[name]}" for name, module in mine if name in _hashes}
 
 
 def place_of(error: BaseException, file: Path) -> str:
@@ -189,7 +189,7 @@ def _imported(path: Path, said: str) -> ModuleType:
     """The module of a file as it is now: one that was changed is read again."""
     name = _PREFIX + str(path).encode().hex()
     known = sys.modules.get(name)
-    if known is not None and known.__sha256__ != _sha256(path.read_bytes()):
+    if known is not None and _hashes[name] != _sha256(path.read_bytes()):
         del sys.modules[name]
     try:
         return import_module(name)
@@ -212,7 +212,7 @@ class _Loader(SourceFileLoader):
         if folder not in sys.path:
             sys.path.append(folder)
         source = self.get_data(self.path)
-        module.__sha256__ = _sha256(source)  # type: ignore[attr-defined]
+        _hashes[module.__name__] = _sha256(source)
         exec(self.source_to_code(source, self.path), module.__dict__)
 
 

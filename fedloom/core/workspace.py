@@ -16,13 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.batches import Indices, Pixels, Plan
-from fedloom.core.codec import Codec, WireSettings
-from fedloom.core.optimizers import Optimizer
+from fedloom.core.compression import Codec, WireSettings
+from fedloom.core.optimizers import Optimizer, Training
 from fedloom.core.protocols import MethodLike, Network, is_network
 from fedloom.core.rng import Dropout, key
 from fedloom.core.state import Parts, State, copies, copy_all_, under
 from fedloom.core.task import Task
-from fedloom.core.training import Training
 
 EVALUATION_BATCH = 512
 """Images of one forward pass in evaluation; on a GPU small images go in larger batches."""

@@ -8,7 +8,7 @@ The ledger is innermost: it records what really travelled, encoded, and rejected
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from fedloom.core.codec import Codec
+from fedloom.core.compression import Codec
 from fedloom.core.failures import Failure
 from fedloom.core.job import ENCODED, Job, Result, Runner
 from fedloom.core.message import Message, MessageError, Signature, is_count, mismatch

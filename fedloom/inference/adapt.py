@@ -15,10 +15,9 @@ from torch import Tensor
 from fedloom import methods, objectives
 from fedloom.core.client import Client
 from fedloom.core.errors import UserError, nearest
-from fedloom.core.optimizers import OptimizerSettings
+from fedloom.core.optimizers import OptimizerSettings, Training
 from fedloom.core.rng import numpy_generator
 from fedloom.core.state import under
-from fedloom.core.training import Training
 from fedloom.inference.image_model import chunks
 from fedloom.inference.trained_model import TrainedModel, blank_workspace
 from fedloom.methods.addons.heads import Head, Headed, classify

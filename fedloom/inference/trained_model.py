@@ -17,10 +17,10 @@ from fedloom import methods, objectives
 from fedloom.core.batches import Pixels
 from fedloom.core.client import Client
 from fedloom.core.errors import UserError
+from fedloom.core.optimizers import Training
 from fedloom.core.protocols import ModelFactory
 from fedloom.core.state import State, serialisable
 from fedloom.core.task import ImageFormat
-from fedloom.core.training import Training
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.experiment.files import write_whole
 from fedloom.inference.image_model import ImageModel, blank_task

@@ -13,8 +13,8 @@ from fedloom.studies.table import PAPERS, Cell, Table, cells_of, load_table, tab
 HEAD = """\
 # The papers' tables, run
 
-Made by `fedloom reproduce --report` out of the tables in `fedloom/studies/recipes` (settings and the papers' figures) and the
-results in `docs/reproduction` (a small file for each run). Accuracies in percent; "difference" is ours less the
+Made by `fedloom reproduce --report` out of the tables in `fedloom/studies/recipes` (settings, the papers' figures) and
+the results in `docs/reproduction` (a small file for each run). Accuracies in percent; "difference" is ours less the
 paper's. Where a run was shorter or smaller than the paper's, or its setting is one of ours, its row says so, and it is
 no result of the paper's setting. A cell is run by the command of its column with its method added,
 `--methods fedavg`; what is stored already needs `--again`.

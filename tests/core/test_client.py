@@ -6,9 +6,8 @@ from torch.nn.functional import cross_entropy
 
 from fedloom.core.batches import shuffled
 from fedloom.core.client import Client, StaleValueError
-from fedloom.core.optimizers import OptimizerSettings
+from fedloom.core.optimizers import OptimizerSettings, Training
 from fedloom.core.state import copy_, snapshot
-from fedloom.core.training import Training
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get
 

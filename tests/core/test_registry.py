@@ -21,7 +21,7 @@ from fedloom.runs.run import recipe_of
 
 METHOD = """
 from fedloom.methods.fedavg import FedAvg
-from fedloom.parts import squared_distance
+from fedloom.core.state import squared_distance
 
 HELP = 3
 

@@ -26,7 +26,7 @@ from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.job import Job
 from fedloom.core.message import Message
-from fedloom.core.training import Training
+from fedloom.core.optimizers import Training
 from fedloom.core.workspace import Setup
 from fedloom.engines import EngineSettings, Inline
 from fedloom.engines.ray import START, Ray, _token, _Worker, connected, import_ray, pack, unpack

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, dropout
 
 from fedloom.core.client import Client
-from fedloom.core.training import Training
+from fedloom.core.optimizers import Training
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.engines.recording import CaptureError
 from fedloom.engines.replay import Replay

@@ -12,7 +12,7 @@ from tiny import tiny_task
 
 from fedloom.core.job import Job
 from fedloom.core.message import Message
-from fedloom.core.training import Training
+from fedloom.core.optimizers import Training
 from fedloom.core.workspace import Setup
 from fedloom.engines import EngineSettings, Processes
 from fedloom.engines.crew import WorkerError

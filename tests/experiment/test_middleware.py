@@ -6,11 +6,11 @@ import pytest
 import torch
 from tiny import tiny_task
 
-from fedloom.core.codec import WireSettings
+from fedloom.core.compression import WireSettings
 from fedloom.core.failures import Failure
 from fedloom.core.job import Job, Result, handle
 from fedloom.core.message import Message, signature
-from fedloom.core.training import Training
+from fedloom.core.optimizers import Training
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.experiment.middleware import EncodeMessages, RecordMessages, ValidateResults
 from fedloom.methods import get

@@ -13,9 +13,9 @@ from tiny import same_state, tiny_run, tiny_task
 from fedloom import objectives
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
+from fedloom.core.optimizers import Training
 from fedloom.core.server import Server
 from fedloom.core.state import nbytes, under
-from fedloom.core.training import Training
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import ADDONS, field_docs, get, hyperparameters
 from fedloom.methods import METHODS as REGISTRY

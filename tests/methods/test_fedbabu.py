@@ -8,8 +8,8 @@ from tiny import tiny_run, tiny_task
 from fedloom.core.errors import UserError
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
+from fedloom.core.optimizers import Training
 from fedloom.core.state import nbytes
-from fedloom.core.training import Training
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get, hyperparameters, method_class
 

@@ -12,9 +12,9 @@ from tiny import same_state, tiny_run, tiny_task
 from fedloom.core.client import Client
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
+from fedloom.core.optimizers import Training
 from fedloom.core.server import Server
 from fedloom.core.state import nbytes
-from fedloom.core.training import Training
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get, hyperparameters, method_class
 from fedloom.methods.fedpac import collaboration

@@ -8,8 +8,8 @@ from tiny import same_state, tiny_run, tiny_task
 from fedloom.core.client import Client
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
+from fedloom.core.optimizers import Training
 from fedloom.core.server import Server
-from fedloom.core.training import Training
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get, hyperparameters, method_class
 

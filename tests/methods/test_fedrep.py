@@ -4,7 +4,7 @@ import pytest
 from test_fedcrc import Watched
 from tiny import same_state, tiny_run, tiny_task
 
-from fedloom.core.training import Training
+from fedloom.core.optimizers import Training
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get, hyperparameters, method_class
 

@@ -177,7 +177,7 @@ def test_the_personal_models_of_local_differ_between_clients(tmp_path):
 
 @pytest.mark.parametrize("method", ["repper", "fedintr", "fedcrc", "fedcrl", "fedprox", "fedavg+svm", "local"])
 def test_every_method_starts_from_the_same_model(method):
-    from fedloom.core.training import Training
+    from fedloom.core.optimizers import Training
     from fedloom.core.workspace import Setup
 
     def start(name):

@@ -5,9 +5,9 @@ from tiny import tiny_run, tiny_task
 
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
+from fedloom.core.optimizers import Training
 from fedloom.core.server import Server
 from fedloom.core.state import nbytes
-from fedloom.core.training import Training
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get
 

@@ -5,7 +5,7 @@ import pytest
 from fedloom.config.recipe import Recipe
 from fedloom.core.checking import checked
 from fedloom.core.errors import UserError
-from fedloom.core.training import schedule_factor
+from fedloom.core.optimizers import schedule_factor
 from fedloom.studies.comparison import Line, order, setting_in_words
 from fedloom.studies.cost import image_steps, passes
 from fedloom.studies.results import Result

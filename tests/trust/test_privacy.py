@@ -13,8 +13,8 @@ from tiny import same_state, tiny_run, tiny_task, without_times
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.message import Message
+from fedloom.core.optimizers import Training
 from fedloom.core.server import Server
-from fedloom.core.training import Training
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods import get

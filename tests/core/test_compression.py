@@ -6,10 +6,10 @@ import torch
 from federated import NAMES, LoopGrid, make_experiment, make_federation, make_fleet, member, small_recipe
 from tiny import same_state, tiny_experiment, tiny_run, tiny_task, without_times
 
-from fedloom.core.codec import RESIDUAL, Codec, WireSettings, parse_encoding
+from fedloom.core.compression import RESIDUAL, Codec, WireSettings, parse_encoding
 from fedloom.core.errors import UserError
 from fedloom.core.message import Message, MessageError
-from fedloom.core.training import Training
+from fedloom.core.optimizers import Training
 from fedloom.core.workspace import Setup
 from fedloom.experiment.loop import Experiment
 from fedloom.methods import get
