@@ -16,7 +16,7 @@ from fedloom.deploy.fleet import Fleet
 from fedloom.deploy.init import write_federation
 from fedloom.deploy.member import Member, load_member
 from fedloom.deploy.tasks import task_elsewhere
-from fedloom.deploy.terms import Federation
+from fedloom.deploy.terms import FederationTerms
 from fedloom.deploy.worker import reply_to
 from fedloom.experiment.build import make_task
 from fedloom.experiment.loop import Experiment
@@ -41,7 +41,7 @@ def make_federation(folder: Path, recipe: Recipe, **ports: int) -> Task:
     """The folder of `deploy init`, and each organisation's images under data/: what a simulation would give it."""
     task = make_task(recipe)
     images, labels = task.dataset.images.numpy(), task.dataset.labels.numpy()
-    federation = Federation(
+    federation = FederationTerms(
         name="digits", host="127.0.0.1", organisations=NAMES, classes=task.dataset.classes, shape=task.shape, **ports
     )
     write_federation(folder, federation, recipe)
@@ -98,7 +98,7 @@ def make_fleet(folder: Path, grid: LoopGrid, recipe: Recipe, run: str = "one") -
     server = folder / "server"
     keys = {c: read_public_key(server / "organisations" / f"{name}.pub") for c, name in enumerate(NAMES)}
     nodes = {100 + c: c for c in range(len(NAMES))}
-    return Fleet(grid, Federation.load(server), nodes, keys, read_key(server / "coordinator.key"), recipe, run)
+    return Fleet(grid, FederationTerms.load(server), nodes, keys, read_key(server / "coordinator.key"), recipe, run)
 
 
 def make_experiment(fleet: Fleet, recipe: Recipe, timeout: float = 5, **options) -> Experiment:

@@ -57,12 +57,12 @@ def init(
     """
     from fedloom.config.recipe import Recipe
     from fedloom.deploy.init import like, parse_shape, write_federation
-    from fedloom.deploy.terms import Federation
+    from fedloom.deploy.terms import FederationTerms
 
     if (data_like is None) == (classes is None or shape is None):
         raise UserError("--data-like: give it, or both --classes and --shape: the server itself has no images")
     named, measured = like(data_like) if data_like else (_list(classes), parse_shape(shape or ""))
-    federation = Federation(
+    federation = FederationTerms(
         name=folder.name, host=host, port=port, control_port=control_port, organisations=_list(organisations),
         classes=named, shape=measured,
     )  # fmt: skip

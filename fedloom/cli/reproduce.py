@@ -20,8 +20,8 @@ from fedloom.core.signals import Interrupts
 
 if TYPE_CHECKING:
     from fedloom.studies.comparison import Line
-    from fedloom.studies.results import Result
-    from fedloom.studies.running import Plan
+    from fedloom.studies.results import CellResult
+    from fedloom.studies.running import StudyPlan
     from fedloom.studies.table import Cell, Table
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="TABLE", help="repper/table2, or a paper: fedcrc.")]
@@ -69,7 +69,7 @@ def reproduce(
       fedloom reproduce --report
     """
     from fedloom.studies.report import report
-    from fedloom.studies.running import Plan, runs_of
+    from fedloom.studies.running import StudyPlan, runs_of
 
     began = monotonic()
     if report_:
@@ -80,7 +80,7 @@ def reproduce(
     chosen = _tables(tables or ([] if not list_ and not first else ["all"]))
     cells = _cells(chosen, only, _places(at, alpha=alpha, beta=beta), methods, first)
     fields = flags.fields_of(set_, **{"engine.name": engine, "data.dir": None if data_dir is None else str(data_dir)})
-    plan = Plan(
+    plan = StudyPlan(
         seed=seed, scale=_share(scale), trial=fields, results=results, again=again,
         deadline=None if limit_seconds is None else began + limit_seconds,
     )  # fmt: skip
@@ -162,7 +162,7 @@ def _share(scale: float) -> float:
     return scale
 
 
-def _run_here(runs: list[tuple[Plan, list[Cell]]]) -> list[Result]:
+def _run_here(runs: list[tuple[StudyPlan, list[Cell]]]) -> list[CellResult]:
     from fedloom.studies.report import command
     from fedloom.studies.running import run_cells
 
@@ -181,7 +181,7 @@ def _run_here(runs: list[tuple[Plan, list[Cell]]]) -> list[Result]:
     return found
 
 
-def _run_beside(runs: list[tuple[Plan, list[Cell]]], many: int, plan: Plan) -> int:
+def _run_beside(runs: list[tuple[StudyPlan, list[Cell]]], many: int, plan: StudyPlan) -> int:
     """Each run by its own command; results come back through their files. The exit code of one that failed, or 0."""
     from fedloom.studies.report import command
     from fedloom.studies.running import recipe_of, run_side_by_side
@@ -198,7 +198,7 @@ def _run_beside(runs: list[tuple[Plan, list[Cell]]], many: int, plan: Plan) -> i
         return run_side_by_side(commands, many, plan, interrupts, lambda text: say(text, err))
 
 
-def _lines(cells: list[Cell], found: list[Result], results: Path) -> list[Line]:
+def _lines(cells: list[Cell], found: list[CellResult], results: Path) -> list[Line]:
     """What has just been run comes before what is stored."""
     from fedloom.studies.comparison import compared
     from fedloom.studies.report import chosen_lines
@@ -231,7 +231,7 @@ def _show(tables: dict[str, Table], lines: list[Line]) -> None:
             say(f"- {text}")
 
 
-def _show_plan(plan: Plan, run: list[Cell]) -> None:
+def _show_plan(plan: StudyPlan, run: list[Cell]) -> None:
     from fedloom.studies import cost, report
     from fedloom.studies.comparison import changes_in_words
     from fedloom.studies.running import recipe_of
@@ -248,7 +248,7 @@ def _show_plan(plan: Plan, run: list[Cell]) -> None:
     say(recipe.to_yaml())
 
 
-def _show_list(tables: dict[str, Table], cells: list[Cell], plan: Plan, measure: bool) -> None:
+def _show_list(tables: dict[str, Table], cells: list[Cell], plan: StudyPlan, measure: bool) -> None:
     """Cells and runs of every table, million image-steps, seconds here, and what is stored."""
     from fedloom.studies import cost
     from fedloom.studies.cost import measured

@@ -113,20 +113,16 @@ class Recipe(Section):
     out: Path | None = Field(None, description="run folder; default: a new one under runs/")
 
     @model_validator(mode="after")
-    def _robust_or_private(self) -> "Recipe":
+    def _sections_go_together(self) -> "Recipe":
         if self.robust is not None and self.privacy is not None:
             raise refusal(
                 f"robust.rule = '{self.robust.rule}': cannot be combined with privacy, whose noise is measured for the "
                 "mean of clipped updates; remove one of the sections (privacy.clip bounds what a client can do as well)"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _attack_or_wire(self) -> "Recipe":
-        if self.attack is not None and self.wire.up != "none":
+        if self.attack is not None and self.wire != WireSettings():
+            encoded = f"wire.up = '{self.wire.up}'" if self.wire.up != "none" else f"wire.down = '{self.wire.down}'"
             raise refusal(
-                f"wire.up = '{self.wire.up}': cannot be combined with attack, which falsifies what clients send before "
-                "it is encoded; remove one of them"
+                f"{encoded}: cannot be combined with attack, which falsifies plain messages; remove one of them"
             )
         return self
 
@@ -185,8 +181,9 @@ class Recipe(Section):
         name = objective.name if self.objective is None else self.objective.name
         values["objective"] = {"name": name} | asdict(objective)
         values["method"] |= {name: getattr(method, name) for name in hyperparameters(type(method))}
-        for section in ("method", "model", "objective"):
+        for section in ("method", "model", "objective", "engine"):
             values[section]["name"] = absolute(values[section]["name"])
+        values["data"]["partition"] = absolute(self.data.partition)
         values["data"]["name"] = "+".join(map(absolute, parts(self.data.name)))
         return values
 

@@ -215,7 +215,7 @@ class Client:
 
     def features(self, extract: Callable[..., Tensor] | None = None) -> Features:
         """Representations and labels of all training samples, in eval mode; `extract(client, x)` or the extractor."""
-        extract = extract or _extractor
+        extract = extract or (lambda client, x: client.model.extractor(x))
         workspace = self._workspace
         index = torch.from_numpy(self._samples).to(workspace.device)
         workspace.parts.eval()
@@ -298,8 +298,3 @@ class Client:
 
 def _mean(value: Tensor) -> Tensor:
     return value if value.dim() == 0 else value.mean()
-
-
-def _extractor(client: Client, x: Tensor) -> Tensor:
-    z: Tensor = client.model.extractor(x)
-    return z

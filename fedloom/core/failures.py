@@ -6,7 +6,7 @@ from typing import Literal
 
 from fedloom.core.errors import RunError, UserError
 
-Kind = Literal["raised", "died", "timed_out", "invalid", "dropped"]
+FailureKind = Literal["raised", "died", "timed_out", "invalid", "dropped"]
 """It raised; its process died; it was later than `engine.client_timeout`; what it sent cannot be used; it is silent."""
 
 
@@ -26,7 +26,7 @@ class RoundError(RunError):
 class Failure:
     """Why a job has no result."""
 
-    kind: Kind
+    kind: FailureKind
     why: str
     """one line"""
     trace: str = ""

@@ -34,7 +34,6 @@ class FitSpec:
     batch_size: int | None = None
     purpose: str = "train"
     """Keys the randomness, together with the round, the client and the number of earlier calls."""
-    views: int = 2
     data: Features | None = None
     """Extracted features to train on instead of the client's images."""
     batches: int = 1

@@ -1,4 +1,4 @@
-"""A job in, a result out: the whole of what an engine asks a workspace to do. Every engine calls `attempt`."""
+"""A job in, a result out: all that an engine asks of a workspace. Every engine calls `handle`."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -16,7 +16,7 @@ from fedloom.core.scores import Scores, answers
 from fedloom.core.state import State, snapshot
 from fedloom.core.workspace import Workspace
 
-Kind = Literal["update", "evaluate", "global", "generalise"]
+JobKind = Literal["update", "evaluate", "global", "generalise"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Job:
     `generalise`: let the method complete the global representation with these clients' data, then score it on theirs.
     """
 
-    kind: Kind
+    kind: JobKind
     round: int
     message: Message
     client: int = -1
@@ -224,7 +224,12 @@ def _generalise(workspace: Workspace, job: Job) -> Result:
 Work = Callable[[Workspace, Job], Result]
 ENCODED = ("update", "evaluate")
 """Jobs whose message is what a client gets from the server, encoded; a global one is about the server's own state."""
-WORK: dict[Kind, Work] = {"update": _update, "evaluate": _evaluate, "global": _score_global, "generalise": _generalise}
+WORK: dict[JobKind, Work] = {
+    "update": _update,
+    "evaluate": _evaluate,
+    "global": _score_global,
+    "generalise": _generalise,
+}
 
 
 def _prefixed(prefix: str, state: Any) -> State:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from functools import reduce
 from inspect import get_annotations
 from types import new_class
-from typing import Any, ClassVar, cast, dataclass_transform
+from typing import Any, ClassVar, cast, dataclass_transform, get_type_hints
 
 from torch import Tensor
 
@@ -71,7 +71,8 @@ class Method:
     def __reduce__(self) -> tuple[Any, ...]:
         """By the plain class, additions and hyperparameters: a method with additions is made at run time."""
         added = self.name.removeprefix(self.plain.name).split("+")[1:]
-        return _again, (self.plain, added, {f.name: getattr(self, f.name) for f in fields(self)})
+        addons = [(name, ADDONS.find(name)) for name in added]
+        return _again, (self.plain, addons, {f.name: getattr(self, f.name) for f in fields(self)})
 
     @property
     def up(self) -> tuple[str, ...]:
@@ -149,20 +150,19 @@ class Method:
         return self.keeps if self.serves is None else self.serves
 
 
-def _again(plain: type[Method], extras: list[str], parameters: dict[str, Any]) -> Method:
+def _again(plain: type[Method], addons: list[tuple[str, type[Method]]], parameters: dict[str, Any]) -> Method:
     """The method that was pickled."""
-    return reduce(with_addon, extras, plain)(**parameters)
+    return reduce(lambda base, addon: with_addon(base, *addon), addons, plain)(**parameters)
 
 
-def with_addon(base: type[Method], name: str) -> type[Method]:
+def with_addon(base: type[Method], name: str, addition: type[Method]) -> type[Method]:
     """The method with an addition's behaviour.
 
     Where both have a hyperparameter, the addition's default counts only if the addition itself sets it.
     """
-    addition = ADDONS.find(name)
-    own = get_annotations(addition)
+    own, hints = get_annotations(addition), get_type_hints(base, include_extras=True)
     kept = {f.name: f for f in fields(base) if f.name not in own}
-    body = {"__annotations__": {field: f.type for field, f in kept.items()}} | {
+    body = {"__annotations__": {field: hints[field] for field in kept}} | {
         field: f.default for field, f in kept.items()
     }
     docs = f"{(base.__doc__ or '').splitlines()[0]} {(addition.__doc__ or '').splitlines()[0]}"

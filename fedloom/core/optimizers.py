@@ -1,7 +1,6 @@
 """Optimizers, the learning rate over rounds, and the `training` section of a recipe.
 
-SGD and Adam have tensors for learning rate and step count, so that a captured step can be replayed. Both follow
-torch.optim to the letter (the tests compare); their state is a flat list that is zeroed, kept or restored.
+SGD and Adam follow torch.optim to the letter (the tests compare), with tensors for learning rate and step count.
 """
 
 import math

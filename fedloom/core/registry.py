@@ -28,14 +28,9 @@ T = TypeVar("T")
 class Registry(dict[str, T], Generic[T]):
     """Things of one kind by name.
 
-    As a mapping it holds what has been registered in this process; `find` also looks at entry points and files.
-
-    Args:
-        field: The recipe field that names such a thing, for messages: `method.name`.
-        what: What it must be, for messages: `a subclass of fedloom.Method`.
-        fits: Whether an object is one.
-        package: The package whose modules register the shipped ones.
-        group: The entry-point group of installed packages.
+    As a mapping it holds what has been registered in this process; `find` also looks at entry points (`group`) and
+    files. The modules of `package` register the shipped ones, `fits` says whether an object is such a thing. Messages
+    name the recipe's `field` (`method.name`) and `what` it must be (`a subclass of fedloom.Method`).
     """
 
     def __init__(self, field: str, what: str, fits: Callable[[Any], bool], *, package: str, group: str):
@@ -44,24 +39,20 @@ class Registry(dict[str, T], Generic[T]):
 
     def add(self, name: str, thing: T) -> T:
         """Registers a thing. The name of a shipped one cannot be taken by another module."""
-        if not _is_ours(thing):
+        if not str(_home(thing)).startswith("fedloom."):
             self._load()  # a shipped thing that is imported later would take the name from this one
         known = self.get(name)
-        if known is not None and _is_ours(known) and _home(known) != _home(thing):
+        if known is not None and str(_home(known)).startswith("fedloom.") and _home(known) != _home(thing):
             whose = getattr(thing, "__name__", type(thing).__name__)
             raise UserError(f"{whose}: the {self.field} '{name}' is a part of fedloom already; choose another name")
         self[name] = thing
         return thing
 
-    def find(self, name: str) -> T:
-        """What a name stands for.
-
-        Raises:
-            UserError: There is no such thing; the message offers the nearest name.
-        """
+    def find(self, name: str, also: Sequence[str] = ()) -> T:
+        """What a name stands for, or a UserError that offers the nearest name, of these `also`."""
         if (found := self.look_up(name)) is not None:
             return found
-        choice = nearest(name, self.names())
+        choice = nearest(name, [*also, *self.names()])
         raise UserError(f"{self.field} = '{name}' is unknown: {choice}, or one of yours: path/to/file.py:Name")
 
     def look_up(self, name: str) -> T | None:
@@ -130,13 +121,13 @@ def subclass_of(base: type) -> Callable[[Any], bool]:
 def import_all(package: str) -> None:
     """Imports a package and its modules, which register what they define."""
     if package not in _imported_packages:
-        _imported_packages.add(package)
-        for inner in pkgutil.iter_modules(import_module(package).__path__):
-            import_module(f"{package}.{inner.name}")
-
-
-def _is_ours(thing: Any) -> bool:
-    return str(_home(thing)).startswith("fedloom.")
+        _imported_packages.add(package)  # first: the package may call this while it is imported
+        try:
+            for inner in pkgutil.iter_modules(import_module(package).__path__):
+                import_module(f"{package}.{inner.name}")
+        except BaseException:
+            _imported_packages.discard(package)
+            raise
 
 
 def file_of(name: str) -> Path | None:
@@ -159,10 +150,9 @@ def short(name: str) -> str:
 
 
 def absolute(name: str) -> str:
-    """A name that means the same in any folder."""
-    base, added = split(name)
-    file = file_of(base)
-    return "+".join([f"{file.resolve()}:{base.rpartition(':')[2]}", *added]) if file else name
+    """A name that means the same in any folder; what follows it (`+ft`, a partition's values) stays."""
+    file, colon, rest = name.rpartition(".py:")
+    return f"{Path(file + '.py').expanduser().resolve()}:{rest}" if colon else name
 
 
 def files() -> dict[str, str]:

@@ -54,6 +54,16 @@ class Server:
         self._combination = combination
         self._trainer = self._client(0, {})
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"the server has no '{name}'; what build() made is in server.parts, what it holds in state"
+        )
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_"):
+            raise AttributeError(f"server.{name} = … would be lost at a resume: use server.state or server.clients")
+        super().__setattr__(name, value)
+
     def _client(self, round: int, optimizers: State) -> Client:
         """What `fit` trains with: a client without samples, in the server's workspace."""
         nothing = np.empty(0, np.int64)
@@ -147,7 +157,7 @@ class Server:
             self._state[name] = value if whole else torch.lerp(self._state[name], value, step)
 
     def fit(self, parts: str | tuple[str, ...], loss: Any, **options: Any) -> FitResult:
-        """Trains parts at the server (on `data=`), from its state, and puts them back into it; see `Client.fit`."""
+        """Trains parts at the server (on `data=`), from its state, and puts them back; the loss gets a `Client`."""
         self._workspace.load(self._state, None)
         result = self._trainer.fit(parts, loss, **options)
         self._state |= snapshot(self._workspace.parts, as_paths(parts))

@@ -66,7 +66,12 @@ class Partition:
         if clients != pool.clients:
             pool.notes.append(f"partition '{self.spec}' makes {clients} clients (not {pool.clients})")
         names = declared(self.divide)
-        owner = self.divide(replace(pool, clients=clients), **dict(zip(names, self.values, strict=False)))
+        owner = np.asarray(self.divide(replace(pool, clients=clients), **dict(zip(names, self.values, strict=False))))
+        if owner.dtype.kind != "i" or owner.shape != pool.labels.shape or owner.max() >= clients:
+            raise UserError(
+                f"data.partition = '{self.spec}': it gave {owner.dtype} {list(owner.shape)}; it must give every one of "
+                f"{len(pool.labels)} samples a client, a whole number below {clients}, or -1 for none"
+            )
         if unused := int((owner < 0).sum()):
             pool.notes.append(f"partition '{self.spec}' leaves {unused} of {len(owner)} samples unused")
         order = np.argsort(owner, kind="stable")[unused:]

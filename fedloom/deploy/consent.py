@@ -13,7 +13,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.message import Message, refuse_unless
 from fedloom.core.task import Task
 from fedloom.core.workspace import Setup, Workspace
-from fedloom.deploy.terms import Federation, deployable, fingerprint
+from fedloom.deploy.terms import FederationTerms, deployable, fingerprint
 from fedloom.experiment.files import write_whole
 from fedloom.methods import method_class
 from fedloom.report.ledger import ledger_lines
@@ -39,11 +39,14 @@ class Consent:
     def check_names(self, values: Any) -> None:
         """Raises RefusalError where a recipe that came names a file of its own, which to look up would be to run."""
         known = {*_texts(self.recipe.resolved()), *map(registry.absolute, self.methods)}
-        for text in _texts({name: value for name, value in values.items() if name != "data"}):
-            if registry.file_of(registry.split(text)[0]) is not None and text not in known:
+        data = values.get("data")
+        if isinstance(data, Mapping):  # which images a client has is its own business: their name is not looked up
+            values = {**values, "data": {name: value for name, value in data.items() if name not in ("name", "dir")}}
+        for text in _texts(values):
+            if ".py" in text and text not in known:
                 raise RefusalError("the recipe names a file that this organisation's own recipe.yaml does not")
 
-    def check(self, asked: Recipe, federation: Federation, answered: int) -> None:
+    def check(self, asked: Recipe, federation: FederationTerms, answered: int) -> None:
         """Raises RefusalError unless the recipe is covered, with all its rounds."""
         deployable(asked)
         if self.methods:
@@ -60,7 +63,7 @@ class Consent:
         if self.max_rounds is not None and rounds > self.max_rounds:
             raise RefusalError(f"training.rounds = {rounds}: this organisation answers {self.max_rounds} at most")
 
-    def lines(self, federation: Federation, task: Task, organisation: str) -> Iterator[str]:
+    def lines(self, federation: FederationTerms, task: Task, organisation: str) -> Iterator[str]:
         """What will leave, readable: asked for before an organisation joins."""
         rounds = self.recipe.training.rounds if self.max_rounds is None else self.max_rounds
         yield f"'{organisation}' joins '{federation.name}' at {federation.host}:{federation.port}"

@@ -23,7 +23,7 @@ from flwr.supercore.fab import Fab
 
 from fedloom.core.errors import RunError, UserError
 from fedloom.deploy.certificates import read_public_key
-from fedloom.deploy.terms import Federation
+from fedloom.deploy.terms import FederationTerms
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Control:
 
     def __init__(self, folder: Path, client: ControlHttpClient):
         self.folder, self._client = folder, client
-        self.federation = Federation.load(folder)
+        self.federation = FederationTerms.load(folder)
 
     def register(self) -> dict[int, str]:
         """Makes every organisation's key known; from then on, only they can connect. Returns Flower's numbers."""
@@ -99,7 +99,7 @@ class Control:
 @contextmanager
 def controlling(folder: Path, host: str = "127.0.0.1") -> Iterator[Control]:
     """The control of the server that runs from this folder, on this machine."""
-    federation = Federation.load(folder)
+    federation = FederationTerms.load(folder)
     try:
         token = (folder / "control.token").read_text(encoding="ascii")
     except OSError as error:

@@ -62,7 +62,7 @@ class Flower(Engine):
             return Result(asked.client, error=Failure("invalid", str(error)))
 
     def _checked(self, job: Job, client: int, result: Result) -> Result:
-        """An answer that says what was asked, and about nobody else; `Attendance` looks at its tensors."""
+        """An answer that says what was asked, and about nobody else; `ValidateResults` looks at its tensors."""
         if result.error is not None:
             return Result(client, error=reported(result.error))
         loss, seconds = result.loss, result.seconds

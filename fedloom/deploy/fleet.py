@@ -14,13 +14,13 @@ from flwr.serverapp import Grid
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
-from fedloom.core.failures import Failure, Kind, RoundError
+from fedloom.core.failures import Failure, FailureKind, RoundError
 from fedloom.core.job import Result
 from fedloom.core.message import LIMIT, MessageError, is_count, refuse_unless
 from fedloom.deploy.certificates import Key, PublicKey
 from fedloom.deploy.sealing import name_of, opened, sealed
 from fedloom.deploy.tasks import samples_elsewhere
-from fedloom.deploy.terms import Federation, fingerprint, language, refuse_other_language
+from fedloom.deploy.terms import FederationTerms, fingerprint, language, refuse_other_language
 
 JOIN_SECONDS = 120.0
 """How long an organisation may take to answer that it joins."""
@@ -50,7 +50,7 @@ class Fleet:
     def __init__(
         self,
         grid: Grid,
-        federation: Federation,
+        federation: FederationTerms,
         nodes: Mapping[int, int],
         keys: Mapping[int, PublicKey],
         key: Key,
@@ -175,5 +175,5 @@ class Fleet:
 
 def reported(failure: Failure) -> Failure:
     """A failure as another party tells it: words, and no more."""
-    refuse_unless(failure.kind in get_args(Kind) and isinstance(failure.why, str), "its error is none")
+    refuse_unless(failure.kind in get_args(FailureKind) and isinstance(failure.why, str), "its error is none")
     return Failure(failure.kind, failure.why[:1000])

@@ -18,7 +18,7 @@ from fedloom.deploy.certificates import (
     write_secret,
     write_tls_key,
 )
-from fedloom.deploy.terms import Federation, deployable
+from fedloom.deploy.terms import FederationTerms, deployable
 
 DAYS = 365
 """How long certificates hold."""
@@ -76,7 +76,7 @@ def like(source: str) -> tuple[tuple[str, ...], tuple[int, int, int]]:
     return found.classes, (channels, height, width)
 
 
-def write_federation(folder: Path, federation: Federation, recipe: Recipe) -> None:
+def write_federation(folder: Path, federation: FederationTerms, recipe: Recipe) -> None:
     """Everything; private keys are readable by their owner alone. A folder that is there already is refused."""
     deployable(recipe)
     if not re.fullmatch(r"[A-Za-z0-9.:-]{1,253}", federation.host):

@@ -19,7 +19,7 @@ from fedloom.core.workspace import Setup
 from fedloom.deploy.certificates import read_key, read_public_key
 from fedloom.deploy.consent import Answered, Consent, RefusalError, RequestLog
 from fedloom.deploy.tasks import own_images, own_task
-from fedloom.deploy.terms import Federation, fingerprint, is_run, language, refuse_other_language
+from fedloom.deploy.terms import FederationTerms, fingerprint, is_run, language, refuse_other_language
 from fedloom.engines import Engine, EngineSettings, make_engine
 from fedloom.experiment.files import write_whole
 from fedloom.trust.ledger import FILE as LEDGER
@@ -45,7 +45,7 @@ class Member:
 
     def __init__(self, folder: Path, data: Path, consent: Consent, engine: EngineSettings | None = None):
         self.folder, self.consent = folder, consent
-        self.federation = Federation.load(folder)
+        self.federation = FederationTerms.load(folder)
         try:
             self.name = (folder / "organisation").read_text(encoding="utf-8").strip()
         except OSError:

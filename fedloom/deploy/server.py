@@ -13,7 +13,7 @@ from fedloom.deploy.engine import Flower
 from fedloom.deploy.fleet import Fleet
 from fedloom.deploy.launch import FOLDER
 from fedloom.deploy.tasks import task_elsewhere
-from fedloom.deploy.terms import Federation, deployable
+from fedloom.deploy.terms import FederationTerms, deployable
 from fedloom.experiment.logging import LOGGER
 from fedloom.experiment.loop import Experiment
 
@@ -29,7 +29,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def run(grid: Grid, folder: Path, name: str, *, wait: float, timeout: float) -> None:
     """Begins the run of this name, or goes on with it, in the server's folder."""
-    federation = Federation.load(folder)
+    federation = FederationTerms.load(folder)
     recipe = deployable(Recipe.load(folder / "recipes" / f"{name}.yaml"))
     names = federation.organisations
     nodes = {int(node): names.index(one) for node, one in json.loads((folder / "nodes.json").read_text()).items()}

@@ -13,7 +13,7 @@ from fedloom.core.errors import RunError, UserError
 from fedloom.deploy.certificates import LOOPBACK
 from fedloom.deploy.control import controlling
 from fedloom.deploy.launch import process
-from fedloom.deploy.terms import Federation, deployable, is_run
+from fedloom.deploy.terms import FederationTerms, deployable, is_run
 from fedloom.experiment.files import write_whole
 
 START_SECONDS = 180.0
@@ -28,10 +28,10 @@ def loopback(host: str) -> bool:
 
 
 def serve(
-    folder: Path, *, listen: str | None, control: str, have_proxy: bool, ready: Callable[[Federation], None]
+    folder: Path, *, listen: str | None, control: str, have_proxy: bool, ready: Callable[[FederationTerms], None]
 ) -> None:
     """Till a signal, or till Flower ends."""
-    federation = Federation.load(folder)
+    federation = FederationTerms.load(folder)
     if not loopback(control) and not have_proxy:
         raise UserError(
             f"--control {control}: whoever reaches that port and has the token can start runs and register keys; keep "

@@ -12,7 +12,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.task import Task
 from fedloom.data import Dataset, federate
 from fedloom.data.dataset import resize
-from fedloom.deploy.terms import Federation
+from fedloom.deploy.terms import FederationTerms
 from fedloom.experiment.build import make_task
 
 OWN_SPLIT = "pooled:0.75"
@@ -20,7 +20,11 @@ OWN_SPLIT = "pooled:0.75"
 
 
 def task_elsewhere(
-    recipe: Recipe, federation: Federation, train: list[np.ndarray], test: list[np.ndarray], name: str | None = None
+    recipe: Recipe,
+    federation: FederationTerms,
+    train: list[np.ndarray],
+    test: list[np.ndarray],
+    name: str | None = None,
 ) -> Task:
     """Clients and how many samples each has; the images lie with them, and one blank stands for all."""
     dataset = Dataset(
@@ -38,7 +42,7 @@ def samples_elsewhere(count: int) -> np.ndarray:
     return np.broadcast_to(np.int64(0), (count,))
 
 
-def own_task(recipe: Recipe, federation: Federation, client: int, dataset: Dataset) -> Task:
+def own_task(recipe: Recipe, federation: FederationTerms, client: int, dataset: Dataset) -> Task:
     """One client's images under its own number; the others have none here.
 
     Folders train/ and test/ (or x_train, x_test) are the client's split; without them the recipe's `data.split`.
@@ -55,7 +59,7 @@ def own_task(recipe: Recipe, federation: Federation, client: int, dataset: Datas
     return make_task(recipe, dataset, data.Federation(train, test))
 
 
-def own_images(source: Path, federation: Federation) -> Dataset:
+def own_images(source: Path, federation: FederationTerms) -> Dataset:
     """An organisation's images, brought to the federation's classes and shape, or why that cannot be."""
     found = data.load(str(source.expanduser().resolve()))
     number = {name: label for label, name in enumerate(federation.classes)}

@@ -25,7 +25,7 @@ OF_THE_DATA = ("split", "augment", "views", "normalise", "seed")
 """Fields of `data` that hold for everybody; which images a client has is its own business."""
 
 
-class Federation(Section):
+class FederationTerms(Section):
     """`federation.yaml`: who and where, and what the images are. The same file for everybody."""
 
     name: str = Field(description="names the federation")
@@ -37,7 +37,7 @@ class Federation(Section):
     shape: tuple[int, int, int] = Field(description="channels, height, width of an image")
 
     @classmethod
-    def load(cls, folder: Path) -> "Federation":
+    def load(cls, folder: Path) -> "FederationTerms":
         """From a folder of `fedloom deploy init`."""
         path = folder / "federation.yaml"
         if not path.is_file():
@@ -79,7 +79,7 @@ def is_run(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(r"[\w+-][\w.+-]{0,99}", name) is not None
 
 
-def fingerprint(recipe: Recipe, federation: Federation) -> str:
+def fingerprint(recipe: Recipe, federation: FederationTerms) -> str:
     """Of all that must be the same for everybody."""
     values: dict[str, Any] = {k: v for k, v in recipe.resolved().items() if k not in EACH_DECIDES}
     values["data"] = {name: values["data"][name] for name in OF_THE_DATA}

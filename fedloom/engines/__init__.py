@@ -24,7 +24,7 @@ def engine_class(settings: EngineSettings) -> type[Engine]:
     name = settings.name
     if name == AUTO:
         name = "lanes" if settings.device != "cpu" and torch.cuda.is_available() else "inline"
-    engine = ENGINES.find(name)
+    engine = ENGINES.find(name, also=[AUTO])
     if settings.device == "cuda" and not engine.gpu:
         able = ", ".join(sorted(name for name in ENGINES if ENGINES[name].gpu))
         raise UserError(f"engine.device = 'cuda': the engine '{engine.name}' works on CPUs; engine.name can be {able}")

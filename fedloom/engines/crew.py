@@ -28,7 +28,7 @@ class WorkerError(RunError):
 
 
 @dataclass(kw_only=True)
-class Member:
+class PoolWorker:
     """A worker, as the crew sees it."""
 
     ready: bool = False
@@ -38,7 +38,7 @@ class Member:
     deadline: float | None = None
 
 
-M = TypeVar("M", bound=Member)
+M = TypeVar("M", bound=PoolWorker)
 
 
 class Crew(Engine, Generic[M]):

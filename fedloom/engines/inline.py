@@ -14,6 +14,6 @@ class Inline(Engine):
     gpu: ClassVar[bool] = True
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Each job in turn, eagerly, in the home lane."""
+        """Each job in turn, eagerly, in the server's workspace."""
         for job in jobs:
             yield handle(self.server_workspace, job)

@@ -26,7 +26,7 @@ from fedloom.core.message import Message, MessageError
 from fedloom.core.signals import ignore_in_worker
 from fedloom.core.workspace import Precision, Setup, Workspace
 from fedloom.engines.base import EngineSettings
-from fedloom.engines.crew import Crew, Given, Member, WorkerError
+from fedloom.engines.crew import Crew, Given, PoolWorker, WorkerError
 
 CRASHED = 70
 """Exit code of a worker that the recipe's `faults` let crash."""
@@ -34,7 +34,7 @@ READY = b"ready"
 
 
 @dataclass(kw_only=True)
-class _Worker(Member):
+class _Worker(PoolWorker):
     process: BaseProcess
     pipe: Connection
     message: Message | None = None  # the last one sent: the whole round's clients usually get the same

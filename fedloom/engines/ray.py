@@ -31,7 +31,7 @@ from fedloom.core.message import Message
 from fedloom.core.signals import SIGNALS
 from fedloom.core.workspace import Precision, Setup
 from fedloom.engines.base import Engine, EngineSettings
-from fedloom.engines.crew import TRIES, Crew, Given, Member, WorkerError
+from fedloom.engines.crew import TRIES, Crew, Given, PoolWorker, WorkerError
 from fedloom.engines.cuda.lanes import LANES, Lanes
 from fedloom.engines.inline import Inline
 from fedloom.engines.processes import cores
@@ -72,7 +72,7 @@ def _sendable(result: Result) -> Result:
 
 
 @dataclass(kw_only=True)
-class _Worker(Member):
+class _Worker(PoolWorker):
     actor: Any
     pulse: Any
     """what it was last asked, as a Ray reference; the first answer says that it is ready"""

@@ -19,13 +19,13 @@ Key = tuple[int, bool]
 class ClientStore(MutableMapping[int, State]):
     """client → named tensors. As many clients as the disk holds, in `budget` bytes of RAM.
 
-    A round stages new states; they replace the old ones at `commit`, all at once. Files go to `folder`; by default to
-    a temporary one `inside` a given place, which `close` removes.
+    A round stages new states; they replace the old ones at `commit`, all at once. Files go to a temporary folder
+    `inside` a given place, which `close` removes.
     """
 
-    def __init__(self, budget: int, folder: Path | None = None, inside: Path | None = None):
+    def __init__(self, budget: int, inside: Path | None = None):
         self.budget = budget
-        self._folder, self._inside = folder, inside
+        self._inside = inside
         self._temporary: Path | None = None
         self._warm: OrderedDict[Key, State] = OrderedDict()
         self._size = 0
@@ -94,7 +94,10 @@ class ClientStore(MutableMapping[int, State]):
             if new in self._spilled:
                 self._spilled.remove(new)
                 self._spilled.add(old)
-                self._path(new).rename(self._path(old))
+                try:
+                    self._path(new).rename(self._path(old))
+                except OSError as error:
+                    raise unwritable(self._path(old), error) from error
                 self._devices[old] = self._devices.pop(new)
             self.changed.add(client)
         self._staged.clear()
@@ -116,6 +119,7 @@ class ClientStore(MutableMapping[int, State]):
         self._spilled.clear()
         self._staged.clear()
         self.changed.clear()
+        self._devices.clear()
         self._size = 0
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
@@ -136,7 +140,7 @@ class ClientStore(MutableMapping[int, State]):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(save(serialisable(state)))
             except OSError as error:
-                raise unwritable(Path(error.filename or self._inside or self._folder or "."), error) from error
+                raise unwritable(Path(error.filename or self._inside or "."), error) from error
             self._spilled.add(key)
             self._devices[key] = next((tensor.device for tensor in state.values()), torch.device("cpu"))
 
@@ -149,10 +153,7 @@ class ClientStore(MutableMapping[int, State]):
             self._path(key).unlink(missing_ok=True)
 
     def _path(self, key: Key) -> Path:
-        if self._folder is None and self._temporary is None:
+        if self._temporary is None:
             self._temporary = Path(tempfile.mkdtemp(prefix=".memory-", dir=self._inside))
-        folder = self._folder or self._temporary
-        assert folder is not None
         client, staged = key
-        name = f"{client:07d}{'.staged' if staged else ''}.safetensors"
-        return folder / f"{client // 1000:04d}" / name
+        return self._temporary / f"{client // 1000:04d}" / f"{client:07d}{'.staged' if staged else ''}.safetensors"

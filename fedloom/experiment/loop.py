@@ -181,7 +181,7 @@ class Experiment:
         training = self.recipe.training
         traffic = RecordMessages(self.trust.around(engine), self.ledger)
         round = self._begin(self._layered(engine, traffic), number)
-        self.method.combine(self.server, self.trust.sealed(round.answers()))
+        self.method.combine(self.server, self.trust.sealed(round.answers))
         round.commit()
         record: RoundRecord = {
             "round": number,

@@ -63,7 +63,7 @@ class EncodeMessages:
             yield job
 
     def _decoded(self, result: Result, received: Message | None) -> Result:
-        if result.message is None or received is None:
+        if self._codec.up is None or result.message is None or received is None:
             return result
         try:
             start = self._codec.decode_down(received, self._server.initial)

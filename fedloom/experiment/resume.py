@@ -20,17 +20,12 @@ FREE = ("engine", "storage", "out", "log", "data.dir", "sweep.parallel")
 log = logging.getLogger("fedloom")
 
 
-def stored_recipe(folder: Path) -> Recipe:
-    """The recipe of the run in a folder."""
-    return Recipe.parse(stored_values(folder))
-
-
 def ended(recipe: Recipe, *, tell: bool = True) -> Summary | None:
     """The summary of the run in `recipe.out`, if it is finished; a run of another recipe is refused."""
     folder = recipe.out
     if folder is None or not holds_run(folder):
         return None
-    refuse_differences(recipe.resolved(), stored_recipe(folder).resolved(), folder)
+    refuse_differences(recipe.resolved(), Recipe.parse(stored_values(folder)).resolved(), folder)
     summary = finished(folder)
     if summary is not None and tell:
         log.warning("the run in '%s' is finished: there is nothing to resume", folder)

@@ -1,10 +1,9 @@
 """One communication round: jobs to the clients, and which of their answers count."""
 
 import logging
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
 
 from fedloom.core.failures import Failure, RoundError
 from fedloom.core.job import Job, Result, Runner
@@ -24,8 +23,8 @@ class Round:
 
     number: int
     clients: list[int]
-    messages: Mapping[int, Message]
-    """What each client gets."""
+    messages: dict[int, Message]
+    """What each client gets; each is released as its job is made."""
     engine: Runner
     memory: ClientStore
     attempt: int = 0
@@ -43,34 +42,28 @@ class Round:
         self.memory.discard()
         self._loss = 0.0
         self._raised: tuple[int, Failure] | None = None
-        self._first: list[Result] = []
+        self._first: deque[Message] = deque()
         self._results = self.engine.run(self._jobs())
+        self.answers: Iterator[Message] = self._stream()
+        """Messages of the clients that answered, one by one."""
 
     def has(self, needed: int) -> bool:
         """Whether at least so many clients answer; waits for them."""
         while len(self._first) < needed and (result := next(self._results, None)) is not None:
-            if self._counts(result):
-                self._first.append(result)
+            if (message := self._accepted(result)) is not None:
+                self._first.append(message)
         return len(self._first) >= needed
 
-    def answers(self) -> Iterator[Message]:
-        """Messages of the clients that answered, one by one."""
-        first, self._first = self._first, []
-        for number, result in enumerate(chain(first, self._results)):
-            if number >= len(first) and not self._counts(result):
-                continue
-            assert result.message is not None
-            assert result.memory is not None
-            self.bytes_up += result.message.nbytes
-            if result.loss is not None:
-                self._loss += float(result.loss) * result.message.samples
-                self.samples += result.message.samples
-            self.memory.stage(result.client, result.memory)
-            yield result.message
+    def _stream(self) -> Iterator[Message]:
+        while self._first:
+            yield self._first.popleft()
+        for result in self._results:
+            if (message := self._accepted(result)) is not None:
+                yield message
 
     def commit(self) -> None:
         """Ends the round: what the clients remember of it becomes their memory."""
-        for _ in self.answers():  # a method that combines nothing still has its clients work
+        for _ in self.answers:  # a method that combines nothing, or not all, still has its clients work
             pass
         self.memory.commit()
 
@@ -95,16 +88,24 @@ class Round:
 
     def _jobs(self) -> Iterator[Job]:
         for client in self.clients:
-            memory = self.memory.get(client)
-            yield Job("update", self.number, self.messages[client], client=client, memory=memory, attempt=self.attempt)
+            message, memory = self.messages.pop(client), self.memory.get(client)
+            yield Job("update", self.number, message, client=client, memory=memory, attempt=self.attempt)
 
-    def _counts(self, result: Result) -> bool:
-        """Whether a client answered. One that raises ends the run, unless errors are skipped."""
+    def _accepted(self, result: Result) -> Message | None:
+        """The message of a client that answered. One that raises ends the run, unless errors are skipped."""
         if result.error is not None:
             self._leave_out(result.client, result.error)
-            return False
+            return None
+        message, memory = result.message, result.memory
+        assert message is not None
+        assert memory is not None
         self.answered += 1
-        return True
+        self.bytes_up += message.nbytes
+        if result.loss is not None:
+            self._loss += float(result.loss) * message.samples
+            self.samples += message.samples
+        self.memory.stage(result.client, memory)
+        return message
 
     def _leave_out(self, client: int, failure: Failure) -> None:
         own = failure.kind == "raised" and not failure.injected

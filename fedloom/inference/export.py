@@ -20,21 +20,21 @@ from torch import Tensor
 from fedloom.core.errors import UserError, nearest
 from fedloom.inference.trained_model import TrainedModel, load_model, write_anywhere
 
-Kind = Literal["onnx", "torchscript", "safetensors"]
+ExportFormat = Literal["onnx", "torchscript", "safetensors"]
 Again = Callable[[Tensor], Any]
 """What was written, read back and run."""
-SUFFIXES: dict[Kind, str] = {"onnx": ".onnx", "torchscript": ".pt", "safetensors": ".safetensors"}
+SUFFIXES: dict[ExportFormat, str] = {"onnx": ".onnx", "torchscript": ".pt", "safetensors": ".safetensors"}
 TOLERANCE = 1e-4
 OPSET = 17
 
 
-def export(model: TrainedModel, kind: Kind, path: Path) -> float:
+def export(model: TrainedModel, kind: ExportFormat, path: Path) -> float:
     """Writes a model; returns the largest difference of the file's logits from the model's, found by running it.
 
     ONNX and TorchScript take `images`, uint8 [batch, H, W, C] of any batch size, and give `logits`.
     """
     if kind not in SUFFIXES:
-        raise UserError(f"--to {kind}: {nearest(kind, get_args(Kind))}")
+        raise UserError(f"--to {kind}: {nearest(kind, get_args(ExportFormat))}")
     if kind == "onnx":
         _need("onnx", "onnxruntime")
     made = {"onnx": _onnx, "torchscript": _torchscript, "safetensors": _safetensors}[kind]

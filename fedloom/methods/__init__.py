@@ -31,7 +31,7 @@ def method_class(name: str) -> type[Method]:
             raise UserError(
                 f"method.name = '{name}': {found.name} has no global model that '+{addon}' could start from"
             )
-        found = with_addon(found, addon)
+        found = with_addon(found, addon, addition)
     return found
 
 

@@ -44,7 +44,8 @@ def _entry(title: str, entry: dict[str, Any]) -> Iterator[str]:
     tensors = entry["tensors"]
     yield (
         f"{title}: {entry['bytes']:,} bytes in {entry['messages']:,} messages, {entry['clients']:,} clients, "
-        f"rounds {_ranges(entry['rounds'])}; each {sum(t['bytes'] for t in tensors):,} bytes:"
+        f"rounds {', '.join(f'{a}' if a == b else f'{a}–{b}' for a, b in entry['rounds'])}; "
+        f"each {sum(t['bytes'] for t in tensors):,} bytes:"
     )
     yield from _aligned(
         (t["name"], "×".join(map(str, t["shape"])) or "a number", t["dtype"], _size(t["bytes"])) for t in tensors
@@ -60,7 +61,3 @@ def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
 
 def _size(count: int) -> str:
     return f"{count:,} bytes"
-
-
-def _ranges(found: list[list[int]]) -> str:
-    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in found)

@@ -9,7 +9,8 @@ from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.experiment.loop import Experiment
 from fedloom.experiment.records import RoundRecord, Summary
-from fedloom.experiment.resume import ended, stored_recipe
+from fedloom.experiment.resume import ended
+from fedloom.experiment.run_folder import stored_values
 from fedloom.runs.compare import holds_comparison
 
 
@@ -50,4 +51,4 @@ def resume(run_dir: str | Path, *, on_round: Callable[[RoundRecord], None] | Non
 def recipe_of(run_dir: str | Path, fields: Mapping[str, Any]) -> Recipe:
     """The recipe with which the run in a folder goes on."""
     changes = {SHORT.get(name, name): value for name, value in fields.items()}
-    return stored_recipe(Path(run_dir)).with_(**changes | {"out": str(run_dir)})
+    return Recipe.parse(stored_values(Path(run_dir))).with_(**changes | {"out": str(run_dir)})

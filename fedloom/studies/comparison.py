@@ -6,7 +6,7 @@ from itertools import combinations
 from statistics import mean, stdev
 from typing import Any
 
-from fedloom.studies.results import Result
+from fedloom.studies.results import CellResult
 from fedloom.studies.table import Cell
 
 
@@ -15,7 +15,7 @@ class Line:
     """A cell with what was run of it: the paper's setting if it was, else the longest shortened run."""
 
     cell: Cell
-    results: tuple[Result, ...] = ()
+    results: tuple[CellResult, ...] = ()
     """of the same changes, seed by seed"""
 
     @property
@@ -51,12 +51,12 @@ class Line:
         return [figure for r in self.results if (figure := r.figure(self.cell)) is not None]
 
 
-def compared(cells: Iterable[Cell], results: Sequence[Result]) -> list[Line]:
+def compared(cells: Iterable[Cell], results: Sequence[CellResult]) -> list[Line]:
     """Cells with their results."""
     return [Line(cell, _best([r for r in results if r.of == cell.key])) for cell in cells]
 
 
-def _best(results: Sequence[Result]) -> tuple[Result, ...]:
+def _best(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
     """Those in the paper's setting; else the longest of the shortened ones."""
     if not results:
         return ()

@@ -22,7 +22,7 @@ from fedloom.experiment.loop import Experiment
 from fedloom.methods import Method
 from fedloom.models import Factory, SplitModel
 from fedloom.objectives import Objective
-from fedloom.studies.results import Result, machine
+from fedloom.studies.results import CellResult, machine
 
 SIZES = {
     "mnist": (60_000, 10_000), "fashion-mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
@@ -88,18 +88,18 @@ def image_steps(recipe: Recipe) -> float:
     return a_round * training.rounds
 
 
-Kind = tuple[str, str, int | None]
+Workload = tuple[str, str, int | None]
 """A machine, a network and the size to which images are brought."""
 
 
-def kind(recipe: Recipe, where: str | None = None) -> Kind:
+def kind(recipe: Recipe, where: str | None = None) -> Workload:
     """What decides over a run's speed, on this machine or on another."""
     return where or machine(recipe), recipe.model.name, recipe.data.size
 
 
-def speeds(results: Iterable[Result]) -> dict[Kind, float]:
+def speeds(results: Iterable[CellResult]) -> dict[Workload, float]:
     """Image-steps a second: the median of stored runs that had the machine to themselves."""
-    found: dict[Kind, list[float]] = {}
+    found: dict[Workload, list[float]] = {}
     for result in results:
         recipe = Recipe.parse(result.recipe)
         if result.seconds and result.beside == 1:
@@ -107,7 +107,7 @@ def speeds(results: Iterable[Result]) -> dict[Kind, float]:
     return {key: median(values) for key, values in found.items()}
 
 
-def seconds(recipe: Recipe, known: dict[Kind, float]) -> float | None:
+def seconds(recipe: Recipe, known: dict[Workload, float]) -> float | None:
     """What a run would take on this machine alone; nothing where no speed is known."""
     speed = known.get(kind(recipe))
     return image_steps(recipe) / speed if speed else None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.studies.comparison import Line, compared, order, setting_in_words
-from fedloom.studies.results import Result, stored
+from fedloom.studies.results import CellResult, stored
 from fedloom.studies.table import PAPERS, Cell, Table, cells_of, load_table, table_names
 
 HEAD = """\
@@ -92,7 +92,7 @@ def _row(line: Line) -> str:
     return f"| {line.cell.name} | {paper} | {here} | {difference} | {setting} | {seeds} | {took} | {machines} |"
 
 
-def _computer(result: Result) -> str:
+def _computer(result: CellResult) -> str:
     precision = result.engine.get("precision", "")
     return f"{result.machine} {precision}".strip()
 

@@ -29,7 +29,7 @@ PATTERN = ("_accuracy", "_std", "_weighted", "_worst", "distance")
 
 
 @dataclass(frozen=True)
-class Result:
+class CellResult:
     """A finished run of a cell's recipe, or of one that differs from it by `changes`."""
 
     of: str
@@ -56,7 +56,7 @@ class Result:
         return None if share is None else share * (1 if cell.measure == "distance" else 100)
 
 
-def result_of(folder: Path, cells: Sequence[Cell], recipe: Recipe, changes: Mapping[str, Any]) -> Result:
+def result_of(folder: Path, cells: Sequence[Cell], recipe: Recipe, changes: Mapping[str, Any]) -> CellResult:
     """Reads a finished run folder; `cells` are those whose figures the run has."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -68,7 +68,7 @@ def result_of(folder: Path, cells: Sequence[Cell], recipe: Recipe, changes: Mapp
             if known := [value for round, value in curve if round <= at]:
                 figures[f"{name}@{at}"] = summarise(known, recipe.evaluation.summary)
     shown = {cell.measure for cell in cells}
-    return Result(
+    return CellResult(
         of=cells[0].key,
         seed=recipe.seed,
         rounds=len(records),
@@ -138,7 +138,7 @@ def commit() -> str | None:
     return head.strip() + ("+" if changed.strip() else "")
 
 
-def store(result: Result, path: Path) -> None:
+def store(result: CellResult, path: Path) -> None:
     """Writes it; an earlier result of the same run is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     values = {name: value for name, value in asdict(result).items() if value not in ({}, None, "")}
@@ -148,11 +148,11 @@ def store(result: Result, path: Path) -> None:
     write_whole(path, (text + (f',\n "curve": {{\n{lines}\n }}' if lines else "") + "\n}\n").encode())
 
 
-def stored(folder: Path, paper: str) -> list[Result]:
+def stored(folder: Path, paper: str) -> list[CellResult]:
     """All results of a paper's runs."""
     return [read(path) for path in sorted((folder / paper).glob("*.json"))]
 
 
-def read(path: Path) -> Result:
+def read(path: Path) -> CellResult:
     """One of them."""
-    return Result(**json.loads(path.read_text(encoding="utf-8")))
+    return CellResult(**json.loads(path.read_text(encoding="utf-8")))

@@ -18,7 +18,7 @@ from fedloom.experiment.resume import is_free
 from fedloom.experiment.run_folder import finished
 from fedloom.runs.parallel import Process, fedloom_process, keep_busy
 from fedloom.runs.run import run
-from fedloom.studies.results import BESIDE, RESULTS, Result, note_machine, read, result_of, store
+from fedloom.studies.results import BESIDE, RESULTS, CellResult, note_machine, read, result_of, store
 from fedloom.studies.table import Cell, cells_of, load_table, recipe_key, run_name, table_names
 
 RUNS = Path("runs") / "reproduce"
@@ -32,7 +32,7 @@ Watch = Callable[[Recipe], Callable[[RoundRecord], None]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """How cells are to be run."""
 
     seed: int = 0
@@ -66,7 +66,7 @@ class Plan:
 class Outcome:
     """What became of a run: a result, or the round it was stopped after."""
 
-    result: Result | None
+    result: CellResult | None
     round: int
     rounds: int
     is_trial: bool = False
@@ -81,7 +81,7 @@ def runs_of(cells: Iterable[Cell]) -> list[list[Cell]]:
     return list(runs.values())
 
 
-def run_cells(cells: list[Cell], plan: Plan, watch: Watch | None = None) -> Outcome:
+def run_cells(cells: list[Cell], plan: StudyPlan, watch: Watch | None = None) -> Outcome:
     """One run, begun or gone on with; its result is stored when it is finished, unless it is a trial."""
     cell = cells[0]
     recipe, is_trial = recipe_of(cell, plan)
@@ -107,7 +107,7 @@ def run_cells(cells: list[Cell], plan: Plan, watch: Watch | None = None) -> Outc
     return Outcome(result, result.rounds, result.rounds, is_trial)
 
 
-def recipe_of(cell: Cell, plan: Plan) -> tuple[Recipe, bool]:
+def recipe_of(cell: Cell, plan: StudyPlan) -> tuple[Recipe, bool]:
     """With its run folder; and whether it is a trial: fields were set that the cell's figures depend on."""
     values = cell.changed(plan.changes(cell))
     key = recipe_key(values)
@@ -126,7 +126,7 @@ def _set_aside(folder: Path) -> None:
 class _Rounds:
     """Called after each round: notes which machine it was, and asks the run to stop when another would end too late."""
 
-    def __init__(self, plan: Plan, recipe: Recipe, on_round: Callable[[RoundRecord], None] | None):
+    def __init__(self, plan: StudyPlan, recipe: Recipe, on_round: Callable[[RoundRecord], None] | None):
         self.plan, self.recipe, self.on_round = plan, recipe, on_round
         self.round, self.is_up, self._last = 0, False, monotonic()
 
@@ -151,7 +151,7 @@ def _sharing(cell: Cell) -> list[Cell]:
 
 
 def run_side_by_side(
-    commands: Sequence[Sequence[str]], many: int, plan: Plan, interrupts: Interrupts, tell: Callable[[str], None]
+    commands: Sequence[Sequence[str]], many: int, plan: StudyPlan, interrupts: Interrupts, tell: Callable[[str], None]
 ) -> int:
     """Commands of `fedloom` in processes of their own, so many at a time; none is begun after the deadline.
 

@@ -188,3 +188,9 @@ def test_what_is_no_encoding_is_refused(parts, why):
 def test_recipes_that_are_refused(change, why):
     with pytest.raises(UserError, match=why):
         small_recipe("fedavg", wire__up="int8").with_(change)
+
+
+def test_an_attack_goes_with_plain_messages_alone():
+    """It falsifies an update, the difference to what was received: an encoded one is not what it looks like."""
+    with pytest.raises(UserError, match="wire.down = 'fp16': cannot be combined with attack"):
+        small_recipe("fedavg", wire__down="fp16").with_("attack={kind: noise}")

@@ -293,3 +293,48 @@ def test_an_engine_of_ones_own_by_file(tmp_path: Path) -> None:
     mine = tiny_run("fedavg", engine=f"{file}:Counting")
     assert same_state(mine.server.state, tiny_run("fedavg").server.state)
     assert ENGINES.pop("counting").jobs > 0
+
+
+@pytest.mark.parametrize(
+    ("body", "gave"),
+    [
+        ("return [0] * 3", "int64 \\[3\\]"),
+        ("return pool.labels + 5", "int64 \\[240\\]"),
+        ("return pool.labels / 1", "float64"),
+    ],
+)
+def test_what_a_partition_of_ones_own_gives_is_checked(tmp_path: Path, body: str, gave: str) -> None:
+    (tmp_path / "mine.py").write_text(f"def deal(pool):\n    {body}\n")
+    with pytest.raises(UserError, match=f"mine.py:deal': it gave {gave}.*must give every one of 240 samples a client"):
+        federate(tiny_task().dataset, clients=4, partition=f"{tmp_path}/mine.py:deal", seed=0)
+
+
+def test_a_run_with_files_of_ones_own_can_be_read_from_another_folder(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("mine.py").write_text(
+        "import numpy as np\n"
+        "from fedloom.engines import Inline\n"
+        "def deal(pool, *, each: int):\n    return np.arange(len(pool.labels)) % pool.clients\n"
+        "class Plain(Inline):\n    name = 'plain'\n"
+    )
+    fedloom.run(data="digits", rounds=1, clients=3, partition="mine.py:deal:2", engine="mine.py:Plain",
+                out="run", **{"data.limit": 60})  # fmt: skip
+    monkeypatch.chdir(tmp_path / "there")
+    recipe = recipe_of(tmp_path / "here" / "run", {})
+    assert recipe.data.partition == f"{tmp_path}/here/mine.py:deal:2"
+    assert fedloom.load(tmp_path / "here" / "run").task.clients == 3
+    assert ENGINES.pop("plain")
+
+
+def test_additions_work_with_annotations_that_are_strings(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from __future__ import annotations\n"
+        "from typing import Literal\n"
+        "from fedloom.methods.fedavg import FedAvg\n"
+        "class Late(FedAvg):\n    mode: Literal['a', 'b'] = 'a'\n"
+    )
+    made = methods.get(f"{tmp_path}/mine.py:Late+ft", mode="b", ft_epochs=2)
+    assert (made.mode, made.ft_epochs) == ("b", 2)
+    methods.METHODS.pop("late")

@@ -15,7 +15,7 @@ from fedloom.cli.commands import app
 from fedloom.core.errors import RunError, UserError
 from fedloom.deploy.certificates import read_key
 from fedloom.deploy.launch import environment
-from fedloom.deploy.terms import Federation
+from fedloom.deploy.terms import FederationTerms
 
 INIT = ("deploy", "init", "fed", "--host", "fl.example.org", "--organisations", "north,south", "--recipe", "my.yaml")
 LIKE = ("--classes", "cat,dog", "--shape", "3x32x32")
@@ -46,7 +46,7 @@ def test_init_writes_a_folder_whose_secrets_are_its_owners_alone():
     assert (north / "node.key").read_bytes() != (south / "node.key").read_bytes()
     assert (north / "node.pub").read_bytes() == Path("fed/server/organisations/north.pub").read_bytes()
     assert not list(north.glob("server.*")) and not list(north.glob("coordinator.key"))
-    federation = Federation.load(north)
+    federation = FederationTerms.load(north)
     assert (federation.classes, federation.shape) == (("cat", "dog"), (3, 32, 32))
 
 

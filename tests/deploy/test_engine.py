@@ -21,7 +21,7 @@ from fedloom.deploy.certificates import new_key
 from fedloom.deploy.consent import RefusalError
 from fedloom.deploy.sealing import RECORD, opened, sealed
 from fedloom.deploy.tasks import task_elsewhere
-from fedloom.deploy.terms import Federation, deployable, fingerprint, language
+from fedloom.deploy.terms import FederationTerms, deployable, fingerprint, language
 from fedloom.deploy.worker import reply_to
 from fedloom.experiment.loop import Experiment
 
@@ -285,7 +285,7 @@ def test_a_client_does_what_it_agreed_to(agreed):
 def test_consent_has_limits(tmp_path):
     recipe = small_recipe("fedavg")
     make_federation(tmp_path / "fed", recipe)
-    federation = Federation.load(tmp_path / "fed" / "server")
+    federation = FederationTerms.load(tmp_path / "fed" / "server")
     by_recipe = member(tmp_path / "fed", "north").consent
     by_recipe.check(recipe, federation, answered=0)
     by_recipe.check(recipe.with_("storage.memory_mb=7", "data.name=elsewhere"), federation, answered=0)
@@ -327,7 +327,7 @@ def test_the_consent_summary_says_what_leaves_and_what_stays(tmp_path):
 def test_the_hash_covers_what_is_computed_and_not_where(tmp_path):
     recipe = small_recipe("fedavg")
     make_federation(tmp_path / "fed", recipe)
-    federation = Federation.load(tmp_path / "fed" / "server")
+    federation = FederationTerms.load(tmp_path / "fed" / "server")
     mine = fingerprint(recipe, federation)
     assert fingerprint(recipe.with_("engine.name=processes", "data.name=mnist", out="x"), federation) == mine
     for change in ("training.rounds=3", "seed=6", "method.name=fedprox", "data.augment=[flip]", "model.name=cnn2"):
@@ -386,9 +386,10 @@ def test_a_server_is_not_told_what_it_did_not_ask(agreed):
 def test_a_file_on_a_clients_disk_is_not_run_because_the_server_names_it(agreed, tmp_path):
     mark, code = tmp_path / "was run", tmp_path / "code.py"
     code.write_text(f"open({str(mark)!r}, 'w')\n")
-    for section in ("method", "model", "objective"):
+    fields = [(section, "name", "") for section in ("method", "model", "objective", "engine")]
+    for section, field, more in [*fields, ("data", "partition", ""), ("data", "partition", ":2")]:
         values = agreed.recipe.resolved()
-        values[section]["name"] = f"{code}:Any"
+        values[section][field] = f"{code}:Any{more}"
         header = {"what": "join", "to": 0, "recipe": "0" * 64, "versions": agreed.language}
         error = Result.from_bytes(agreed.members[100].answer(header, json.dumps(values).encode())[1]).error
         assert "names a file" in error.why and str(tmp_path) not in error.why

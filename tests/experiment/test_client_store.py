@@ -23,7 +23,7 @@ def equal(a: State, b: State) -> bool:
 
 @pytest.fixture
 def store(tmp_path: Path):
-    store = ClientStore(4 * KB, tmp_path / "spill")
+    store = ClientStore(4 * KB, inside=tmp_path)
     yield store
     store.close()
 

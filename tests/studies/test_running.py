@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CellResult, CliRunner
 
 from fedloom.cli import commands
 from fedloom.config.recipe import Recipe
@@ -23,7 +23,7 @@ from fedloom.core.signals import Interrupts
 from fedloom.studies import running
 from fedloom.studies.cost import image_steps, in_words, speeds
 from fedloom.studies.report import report
-from fedloom.studies.results import Result as StoredResult
+from fedloom.studies.results import CellResult as StoredResult
 
 CELLS = ["fedcrl/table2", "--at", "dataset=cifar10,kind=practical", "--methods", "local,fedavg"]
 ROOT = Path(__file__).parents[2]
@@ -42,14 +42,14 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def reproduce(*arguments: str) -> Result:
+def reproduce(*arguments: str) -> CellResult:
     result = CliRunner().invoke(commands.app, ["reproduce", *arguments])
     if result.exception is not None:
         raise result.exception
     return result
 
 
-def cells_of(result: Result) -> list[dict[str, Any]]:
+def cells_of(result: CellResult) -> list[dict[str, Any]]:
     return json.loads(result.stdout.splitlines()[-1])["cells"]
 
 

@@ -8,7 +8,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.optimizers import schedule_factor
 from fedloom.studies.comparison import Line, order, setting_in_words
 from fedloom.studies.cost import image_steps, passes
-from fedloom.studies.results import Result
+from fedloom.studies.results import CellResult
 from fedloom.studies.running import runs_of
 from fedloom.studies.table import PAPERS, Cell, Table, cells_of, load_table, table_names
 
@@ -134,7 +134,7 @@ def test_near_is_within_two_points_or_better_and_less_spread_is_better(here: flo
     both = [cell for cell in cells("fedcrl/table2") if cell.row == "local"][:2]
     assert [cell.printed for cell in both] == [69.90, 9.44]
     figures = {cell.measure: here for cell in both}
-    result = Result(both[0].key, seed=0, rounds=200, figures=figures)
+    result = CellResult(both[0].key, seed=0, rounds=200, figures=figures)
     assert tuple(Line(cell, (result,)).near for cell in both) == near
     assert Line(both[0]).near is None
 
@@ -152,9 +152,9 @@ def test_methods_that_are_level_confirm_no_order() -> None:
     lines = []
     for row, here in rows.items():
         one = cell("fedintr/table3", row, dataset="cifar10", beta=0.1)  # in the paper: 55.62, 56.55, 57.60, 58.32
-        lines.append(Line(one, (Result(one.key, seed=0, rounds=100, figures={one.measure: here / 100}),)))
+        lines.append(Line(one, (CellResult(one.key, seed=0, rounds=100, figures={one.measure: here / 100}),)))
     assert order(lines[:2]) == "The paper's order of methods: 0 of 1 pairs confirmed, 1 level."
-    nearly = Result(lines[1].cell.key, seed=0, rounds=100, figures={lines[1].cell.measure: 0.6 + 1e-12})
+    nearly = CellResult(lines[1].cell.key, seed=0, rounds=100, figures={lines[1].cell.measure: 0.6 + 1e-12})
     assert "1 level" in order([lines[0], Line(lines[1].cell, (nearly,))])  # as they are printed
     assert order([lines[0], lines[0]]) == ""  # no pair that differs in the paper
     assert order(lines[:3]).endswith("2 of 3 pairs confirmed, 1 level.")
@@ -172,8 +172,8 @@ def test_methods_that_are_level_confirm_no_order() -> None:
 )
 def test_what_is_not_the_papers_setting_does_not_pass_for_it(table: str, row: str, words: str) -> None:
     one = next(c for c in cells(table) if c.row == row)
-    whole = Result(one.key, seed=0, rounds=one.rounds, figures={})
-    half = Result(one.key, seed=0, rounds=one.rounds // 2, figures={}, changes={"training.rounds": one.rounds // 2})
+    whole = CellResult(one.key, seed=0, rounds=one.rounds, figures={})
+    half = CellResult(one.key, seed=0, rounds=one.rounds // 2, figures={}, changes={"training.rounds": one.rounds // 2})
     assert setting_in_words(Line(one, (whole,))) == words
     assert setting_in_words(Line(one)) == ("ours, not run yet" if words == "ours" else "not run yet")
     short = f"{one.rounds // 2} of {one.rounds} rounds"

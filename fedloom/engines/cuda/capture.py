@@ -13,7 +13,7 @@ from torch import Tensor
 from fedloom.core.workspace import Workspace
 
 
-class Pool:
+class GraphMemory:
     """Memory that graphs have in common. Once none of them is left torch gives it up: the next one begins anew."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Pool:
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._handle)
 
 
-def capture(work: Callable[[], None], drawing: Sequence[Workspace], pool: Pool) -> torch.cuda.CUDAGraph:
+def capture(work: Callable[[], None], drawing: Sequence[Workspace], pool: GraphMemory) -> torch.cuda.CUDAGraph:
     """The work as a graph, in whose random numbers these lanes' generators go on: each costs two calls per replay."""
     graph = torch.cuda.CUDAGraph()
     for lane in drawing:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedloom.core.batches import Indices, Plan
 from fedloom.core.workspace import StepCache, Workspace
-from fedloom.engines.cuda.capture import Feed, Pool, capture
+from fedloom.engines.cuda.capture import Feed, GraphMemory, capture
 from fedloom.engines.cuda.tracing import Compiled, Function, compile_batched, compile_step
 from fedloom.engines.recording import CaptureError, NoPythonReads, Watch, owned, refuse_rebound_parts, undone
 
@@ -121,7 +121,7 @@ class Graphs:
     def __init__(self, shared: Shared, stream: torch.cuda.Stream, nearly_done: torch.cuda.Event):
         self._shared = shared
         self._stream = stream
-        self._pool = Pool()
+        self._pool = GraphMemory()
         self._feeds: dict[Hashable, Feed] = {}
         self._nearly_done = nearly_done
 
@@ -279,7 +279,7 @@ class CohortGraphs:
 
     def __init__(self, shared: Shared, stream: torch.cuda.Stream, nearly_done: torch.cuda.Event):
         self._shared, self._stream, self._event = shared, stream, nearly_done
-        self._pool = Pool()
+        self._pool = GraphMemory()
 
     def feed(self, capacity: int) -> Feed:
         """Room for so many samples."""

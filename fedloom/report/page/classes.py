@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from fedloom.experiment.records import ClientRow
-from fedloom.report.page.figure import Axis, Figure, Marks, Section, colour
+from fedloom.report.page.figure import Axis, Figure, Marks, PageSection, colour
 from fedloom.report.page.insight import Holdings, Insight
 from fedloom.report.page.runs import Entry, Run
 
@@ -19,9 +19,9 @@ Insights = Mapping[Path, Insight]
 Tally = Mapping[int, tuple[float, float]]
 
 
-def classes(entries: Sequence[Entry], insights: Insights) -> Section:
+def classes(entries: Sequence[Entry], insights: Insights) -> PageSection:
     """Over all clients; head against tail; and for clients that hold many classes."""
-    section = Section("classes", "Classes")
+    section = PageSection("classes", "Classes")
     known = [(i, entry) for i, entry in enumerate(entries) if any(run.clients for run in entry.runs)]
     if not known:
         section.missing = "Accuracy per class is known when a run ends."

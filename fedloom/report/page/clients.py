@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedloom.experiment.records import ClientRow
-from fedloom.report.page.figure import Axis, Figure, Marks, Section, colour, slug
+from fedloom.report.page.figure import Axis, Figure, Marks, PageSection, colour, slug
 from fedloom.report.page.runs import Entry
 
 BARS = 400
@@ -13,9 +13,9 @@ BARS = 400
 Numbered = list[tuple[int, Entry]]
 
 
-def clients(entries: Sequence[Entry]) -> Section:
+def clients(entries: Sequence[Entry]) -> PageSection:
     """Every client as a dot, as a bar, and against its size."""
-    section = Section("clients", "Clients", "Who is left behind?")
+    section = PageSection("clients", "Clients", "Who is left behind?")
     known = [(i, entry) for i, entry in enumerate(entries) if _rows(entry)]
     if not known:
         section.missing = "Clients' results are written when a run ends."

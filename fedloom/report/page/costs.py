@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedloom.report.page.curves import mean_by_round
-from fedloom.report.page.figure import Axis, Figure, Marks, Section, colour
+from fedloom.report.page.figure import Axis, Figure, Marks, PageSection, colour
 from fedloom.report.page.runs import Entry
 
 
-def costs(entries: Sequence[Entry]) -> Section:
+def costs(entries: Sequence[Entry]) -> PageSection:
     """Traffic of one client, and seconds."""
     traffic = [_traffic(i, entry) for i, entry in enumerate(entries)]
     seconds = [
@@ -28,7 +28,7 @@ def costs(entries: Sequence[Entry]) -> Section:
         ),
     ]  # fmt: skip
     figures = [figure for figure in figures if figure.marks]
-    return Section("costs", "Cost", figures=figures, missing="" if figures else "No round has ended yet.")
+    return PageSection("costs", "Cost", figures=figures, missing="" if figures else "No round has ended yet.")
 
 
 def _traffic(i: int, entry: Entry) -> Marks:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedloom.experiment.records import measure
-from fedloom.report.page.figure import Axis, Figure, Marks, Numbers, Section, Switch, colour
+from fedloom.report.page.figure import Axis, Figure, Marks, Numbers, PageSection, Switch, colour
 from fedloom.report.page.runs import Entry
 
 BANDS_SHOWN = 3
 """With more methods, bands hide each other: they wait for a click."""
 
 
-def curves(entries: Sequence[Entry]) -> Section:
+def curves(entries: Sequence[Entry]) -> PageSection:
     """Means over seeds, round by round."""
     rounds = Axis("round", whole=True)
     figures = [
@@ -41,7 +41,7 @@ def curves(entries: Sequence[Entry]) -> Section:
         figure.marks = [marks for marks in figure.marks if marks.x]
         figure.note += _coinciding(figure.marks)
     figures = [figure for figure in figures if figure.marks]
-    return Section(
+    return PageSection(
         "curves", "Learning curves", figures=figures, legend=[Switch("band", "band over clients")],
         hidden=["band"] if len(entries) > BANDS_SHOWN else [],
         missing="" if figures else "No round has ended yet.",

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import yaml
 
-from fedloom.report.page.figure import Cell, Column, Section, Table
+from fedloom.report.page.figure import Cell, Column, PageSection, Table
 from fedloom.report.page.runs import Entry
 
 
-def failures(entries: Sequence[Entry]) -> Section:
+def failures(entries: Sequence[Entry]) -> PageSection:
     """Clients that were left out of rounds, notes, and logs."""
     runs = [(entry, run) for entry in entries for run in entry.runs]
     rows, notes = [], []
@@ -20,14 +20,14 @@ def failures(entries: Sequence[Entry]) -> Section:
         notes += [note for note in summary.get("notes", []) if note not in notes]
     head = [Column("method"), Column("seed"), Column("what happened"), Column("times")]
     caption = "Clients that were left out of a round." if rows else "No client failed."
-    return Section(
+    return PageSection(
         "failures", "Failures and notes", " ".join([caption, *(f"Note: {note}." for note in notes)]),
         tables=[Table("failures", head, rows)] if rows else [],
         texts=[(f"log: {entry.label}, seed {run.seed}", "\n".join(run.log)) for entry, run in runs if run.log],
     )  # fmt: skip
 
 
-def recipes(entries: Sequence[Entry]) -> Section:
+def recipes(entries: Sequence[Entry]) -> PageSection:
     """Every field of every run; what repeats one."""
     texts = []
     for entry in entries:
@@ -36,6 +36,6 @@ def recipes(entries: Sequence[Entry]) -> Section:
         texts.append((f"{entry.label} (seeds {seeds})" if len(entry.runs) > 1 else entry.label, text))
     found = {name: version for entry in entries for run in entry.runs for name, version in run.versions.items()}
     versions = ", ".join(f"{name} {version}" for name, version in found.items())
-    return Section(
+    return PageSection(
         "recipes", "Recipe", f"Saved as a file, `fedloom run FILE` repeats the run. Versions: {versions}.", texts=texts
     )

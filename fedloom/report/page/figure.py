@@ -114,7 +114,7 @@ class Switch:
 
 
 @dataclass
-class Section:
+class PageSection:
     """A part of the page."""
 
     name: str
@@ -140,7 +140,7 @@ class Page:
     state: str
     running: bool
     legend: list[Switch]
-    sections: list[Section]
+    sections: list[PageSection]
 
     def to_json(self) -> dict[str, Any]:
         """As the browser gets it; what is not set is left out."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.report.page.classes import why_missing
-from fedloom.report.page.figure import Axis, Figure, Marks, Section, colour
+from fedloom.report.page.figure import Axis, Figure, Marks, PageSection, colour
 from fedloom.report.page.insight import Holdings, Insight
 from fedloom.report.page.runs import Entry
 
@@ -17,9 +17,9 @@ WIDTH = 1080
 """Pixels between the first and the last client on a large screen."""
 
 
-def holdings(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Section:
+def holdings(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> PageSection:
     """Every federation that the first seeds have, once."""
-    section = Section("holdings", "Who holds what")
+    section = PageSection("holdings", "Who holds what")
     distinct: list[tuple[Entry, Holdings]] = []
     for entry in entries:
         found = insights.get(entry.first.path)

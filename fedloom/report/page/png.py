@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import UserError
-from fedloom.report.page.figure import Axis, Figure, Marks, Page, Section, Switch
+from fedloom.report.page.figure import Axis, Figure, Marks, Page, PageSection, Switch
 
 INK, SOFT, GRID = "#1d2730", "#5b6873", "#e3e8eb"
 PIXELS = 96
@@ -22,7 +22,7 @@ def write_pngs(page: Page, folder: Path) -> list[Path]:
         raise UserError(f"--png {folder}: cannot be written: {error.strerror}; for example --png figures") from error
 
 
-def _write(figure: Figure, section: Section, page: Page, folder: Path) -> Path:
+def _write(figure: Figure, section: PageSection, page: Page, folder: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
@@ -97,7 +97,7 @@ def _dress(axis: Any, scale: Any, described: Axis, room: int) -> None:
             axis.set_major_formatter(lambda value, _: f"{value:.0f}%")
 
 
-def _legend(canvas: Any, figure: Figure, section: Section, page: Page) -> None:
+def _legend(canvas: Any, figure: Figure, section: PageSection, page: Page) -> None:
     """What colours mean, beside the figure, where there are several."""
     from matplotlib.lines import Line2D
 

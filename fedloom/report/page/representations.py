@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.report.page.classes import why_missing
-from fedloom.report.page.figure import Axis, Cell, Column, Figure, Marks, Section, Switch, Table, colour, slug
+from fedloom.report.page.figure import Axis, Cell, Column, Figure, Marks, PageSection, Switch, Table, colour, slug
 from fedloom.report.page.insight import Insight
 from fedloom.report.page.maps import Map
 from fedloom.report.page.runs import Entry
@@ -14,9 +14,9 @@ from fedloom.report.page.runs import Entry
 SCORE = "silhouette, from −1 to 1: how much nearer a sample is to its own class than to the next (cosine distance)"
 
 
-def representations(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Section:
+def representations(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> PageSection:
     """A picture per network, a colour per class."""
-    section = Section("representations", "Representations")
+    section = PageSection("representations", "Representations")
     maps = [(i, entry, found) for i, entry in enumerate(entries) for found in _of(entry, insights).maps]
     if not maps:
         section.missing = "There is no t-SNE: " + why_missing(entries, insights)
@@ -35,12 +35,12 @@ def representations(entries: Sequence[Entry], insights: Mapping[Path, Insight]) 
     return section
 
 
-def styles(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Section | None:
+def styles(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> PageSection | None:
     """What style networks have learnt, coloured by client or style."""
     maps = [(i, entry, found) for i, entry in enumerate(entries) for found in _of(entry, insights).styles]
     if not maps:
         return None
-    section = Section("styles", "Styles", "t-SNE of style features of test samples: who has the same style?")
+    section = PageSection("styles", "Styles", "t-SNE of style features of test samples: who has the same style?")
     order = sorted({label for _, _, found in maps for label in found.labels})
     names = {label: name for _, _, found in maps for label, name in found.names.items()}
     section.legend = [Switch(f"style:{label}", names[label], colour(n)) for n, label in enumerate(order)]

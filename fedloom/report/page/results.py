@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedloom.report.page.figure import Cell, Column, Section, Table, colour
+from fedloom.report.page.figure import Cell, Column, PageSection, Table, colour
 from fedloom.report.page.runs import Entry
 
 COLUMNS = (
@@ -16,7 +16,7 @@ COLUMNS = (
 )
 
 
-def results(entries: Sequence[Entry]) -> Section:
+def results(entries: Sequence[Entry]) -> PageSection:
     """A row per method; columns that nobody has are left out."""
     columns = [c for c in COLUMNS if any(entry.known(c[0]) for entry in entries) or c[0] == "personal_accuracy"]
     rows = [
@@ -46,7 +46,7 @@ def results(entries: Sequence[Entry]) -> Section:
         note=f"Accuracies are those of: {', '.join(rules)} (evaluation.summary). None is chosen on test data. "
         "Click a column to sort.",
     )  # fmt: skip
-    return Section("results", "Results", tables=[table])
+    return PageSection("results", "Results", tables=[table])
 
 
 def _number(values: list[float], unit: float, digits: int) -> Cell:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedloom.engines.cuda.capture import Pool, capture
+from fedloom.engines.cuda.capture import GraphMemory, capture
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -59,7 +59,7 @@ def nothing():
 
 
 def test_graphs_share_memory_as_long_as_one_of_them_lives(graphs):
-    pool = Pool()
+    pool = GraphMemory()
     one, other = capture(nothing, [], pool), capture(nothing, [], pool)
     del one
     third = capture(nothing, [], pool)
@@ -78,13 +78,13 @@ def test_a_capture_that_breaks_off_anywhere_leaves_a_lane_that_can_draw(graphs, 
     graphs.breaks = places
     lane = Drawing()
     with pytest.raises(RuntimeError, match="broken work" if "work" in places else "broken"):
-        capture(work, [lane], Pool())
+        capture(work, [lane], GraphMemory())
     assert lane.generator is not lane.first
     assert not lane.caches["fit"].captures
 
 
 def test_where_a_capture_broke_off_none_is_tried_again(graphs):
-    pool = Pool()
+    pool = GraphMemory()
     living = capture(nothing, [], pool)
     graphs.breaks = ("end",)
     with pytest.raises(RuntimeError, match="broken"):
@@ -101,13 +101,13 @@ def test_where_a_capture_broke_off_none_is_tried_again(graphs):
 def test_a_graph_for_which_there_is_no_memory_is_told_as_such_and_holds_none(graphs):
     graphs.breaks, graphs.error = ("end",), "CUDA error: out of memory\nSearch for …"
     with pytest.raises(torch.OutOfMemoryError) as told:
-        capture(nothing, [], Pool())
+        capture(nothing, [], GraphMemory())
     assert told.value.__cause__ is told.value.__context__ is None
 
 
 @needs_gpu
 def test_after_the_last_graph_has_gone_another_is_captured():
-    pool, x, made = Pool(), torch.zeros(3, device="cuda"), []
+    pool, x, made = GraphMemory(), torch.zeros(3, device="cuda"), []
     with torch.cuda.stream(torch.cuda.Stream()):
         for _ in range(2):
             graph = capture(lambda: made.append(x + 1), [], pool)  # what is made keeps some of the memory
