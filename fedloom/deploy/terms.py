@@ -17,7 +17,7 @@ from fedloom.core.errors import UserError
 from fedloom.experiment.run_folder import versions
 from fedloom.trust.faults import Faults
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Of the messages; another number is another language."""
 EACH_DECIDES = ("engine", "storage", "out")
 """Sections that are a party's own business."""

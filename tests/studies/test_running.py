@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CellResult, CliRunner
+from typer.testing import CliRunner, Result
 
 from fedloom.cli import commands
 from fedloom.config.recipe import Recipe
@@ -42,7 +42,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def reproduce(*arguments: str) -> CellResult:
+def reproduce(*arguments: str) -> Result:
     result = CliRunner().invoke(commands.app, ["reproduce", *arguments])
     if result.exception is not None:
         raise result.exception
