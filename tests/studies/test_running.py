@@ -23,7 +23,7 @@ from fedloom.core.signals import Interrupts
 from fedloom.studies import running
 from fedloom.studies.cost import image_steps, in_words, speeds
 from fedloom.studies.report import report
-from fedloom.studies.results import CellResult as StoredResult
+from fedloom.studies.results import CellResult
 
 CELLS = ["fedcrl/table2", "--at", "dataset=cifar10,kind=practical", "--methods", "local,fedavg"]
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def reproduce(*arguments: str) -> Result:
     return result
 
 
-def cells_of(result: CellResult) -> list[dict[str, Any]]:
+def cells_of(result: Result) -> list[dict[str, Any]]:
     return json.loads(result.stdout.splitlines()[-1])["cells"]
 
 
@@ -188,7 +188,7 @@ def test_times_in_words(seconds: float, words: str) -> None:
 
 def test_runs_that_shared_the_machine_say_nothing_of_its_speed() -> None:
     recipe = {"method": "fedavg", "model": "cnn2", "data": {"name": "cifar10"}}
-    alone = StoredResult("x", 0, 1, {}, seconds=10, machine="there", recipe=recipe)
+    alone = CellResult("x", 0, 1, {}, seconds=10, machine="there", recipe=recipe)
     known = speeds([alone, replace(alone, seconds=100, beside=9)])
     assert list(known) == [("there", "cnn2", None)]
     assert known["there", "cnn2", None] == image_steps(Recipe.parse(recipe)) / 10
