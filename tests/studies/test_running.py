@@ -166,7 +166,7 @@ def test_a_run_that_is_killed_gives_the_exit_code_that_a_shell_gives(monkeypatch
     killed = lambda *_, **__: subprocess.Popen([sys.executable, "-c", script])  # noqa: E731
     monkeypatch.setattr(running, "fedloom_process", killed)
     told: list[str] = []
-    assert running.run_side_by_side([["one"]], 2, running.Plan(), Interrupts(), told.append) == 137
+    assert running.run_side_by_side([["one"]], 2, running.StudyPlan(), Interrupts(), told.append) == 137
     assert told[0].startswith("exit code -9: ")
 
 
