@@ -222,10 +222,10 @@ def _shared_out(arguments: argparse.Namespace, source: Path) -> dict[str, str]:
     ]
     found: dict[str, str] = {}
     for process in shares:
-        told, _ = process.communicate()
+        output, _ = process.communicate()
         if process.returncode:
             raise SystemExit(process.returncode)
-        found |= json.loads(told)
+        found |= json.loads(output)
     return dict(sorted(found.items()))
 
 
