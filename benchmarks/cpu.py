@@ -55,7 +55,7 @@ def contest(options: argparse.Namespace) -> None:
         name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
     }
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if options.busy else None
-    told: dict[str, list[dict[str, Any]]] = {name: [] for name in options.only}
+    measured: dict[str, list[dict[str, Any]]] = {name: [] for name in options.only}
     running: dict[str, subprocess.Popen[str]] = {}
     with tempfile.TemporaryDirectory(prefix="fedloom-benchmark-") as folder:
         try:
@@ -67,14 +67,17 @@ def contest(options: argparse.Namespace) -> None:
                 answer(running[name])  # it is ready
             for round in range(1 + options.rounds):
                 for name, process in running.items():
-                    told[name].append(ask(process))
-                print(f"round {round}: " + ", ".join(f"{told[n][-1]['seconds']:.2f}" for n in told), file=sys.stderr)
+                    measured[name].append(ask(process))
+                print(
+                    f"round {round}: " + ", ".join(f"{measured[n][-1]['seconds']:.2f}" for n in measured),
+                    file=sys.stderr,
+                )
             same = final_weights(Path(folder), running) if {"inline", "processes"} <= running.keys() else None
         finally:
             for process in [*running.values(), *([busy] if busy else [])]:
                 process.kill()
                 process.wait()
-    table(told, options)
+    table(measured, options)
     if same is not None:
         print(f"final weights of inline and processes: {'bit-identical' if same else 'DIFFERENT'}")
 
@@ -107,13 +110,13 @@ def final_weights(folder: Path, running: dict[str, "subprocess.Popen[str]"]) -> 
     return one == other
 
 
-def table(told: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> None:
-    counted = {name: rounds[1:] for name, rounds in told.items()}
+def table(measured: dict[str, list[dict[str, Any]]], options: argparse.Namespace) -> None:
+    counted = {name: rounds[1:] for name, rounds in measured.items()}
     seconds = {name: statistics.median(r["seconds"] for r in rounds) for name, rounds in counted.items()}
     print(
         f"FedAvg, {options.clients} clients sized by Dir(0.1), CNN2 on 28×28×1, batch {BATCH}, "
-        f"{told[options.only[0]][0]['images']} images a round; median of {options.rounds} rounds, contestants in turns"
-        + ("; another process keeps a core busy" if options.busy else "")
+        f"{measured[options.only[0]][0]['images']} images a round; median of {options.rounds} rounds, "
+        "contestants in turns" + ("; another process keeps a core busy" if options.busy else "")
     )
     head = ("", "s/round", "client steps/s", "img/s", "× plain", "fastest–slowest", "threads", "loss")
     print("{:<26}{:>9}{:>16}{:>8}{:>9}{:>17}{:>9}{:>7}".format(*head))

@@ -67,7 +67,9 @@ class EvaluationSettings(Section):
     """When and on whom to test."""
 
     every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
-    clients: int | None = Field(None, ge=1, description="evaluate a fixed random sample of so many clients")
+    clients: int | None = Field(
+        None, ge=1, description="number of clients to evaluate, a fixed random sample; default: all"
+    )
     summary: Annotated[str, AfterValidator(_summary_rule)] = Field(
         "last", description="a run's figure: last, median:10 or mean:10 of the last evaluations; never the best"
     )

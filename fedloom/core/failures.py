@@ -19,7 +19,7 @@ class ClientError(RuntimeError):
 
 
 class RoundError(RunError):
-    """A round for which too few clients answered, whoever was asked."""
+    """Too few clients answered in a round, also after it was retried with others."""
 
 
 @dataclass(frozen=True)

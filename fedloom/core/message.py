@@ -59,7 +59,7 @@ def mismatch(found: Signature, expected: Signature) -> str | None:
 
 
 def check_bytes(data: bytes, limit: int | None = None, expected: Signature | None = None) -> str:
-    """Refuses what is no message of ours; returns the text of its own header (client, samples, …)."""
+    """Refuses bytes that fedloom did not write; returns the text of the message's own header (client, samples)."""
     refuse_unless(limit is None or len(data) <= limit, f"it has {len(data)} bytes, and {limit} are allowed")
     refuse_unless(len(data) >= 8, f"it has {len(data)} bytes, and its length alone takes 8")
     length = int.from_bytes(data[:8], "little")
@@ -198,7 +198,7 @@ class Message(Mapping[str, Tensor]):
 
     @classmethod
     def from_bytes(cls, data: bytes, *, limit: int | None = LIMIT, expected: Signature | None = None) -> "Message":
-        """The inverse of `to_bytes`; whoever sent it, it is whole and as expected, or a MessageError."""
+        """The inverse of `to_bytes`. Raises MessageError unless the bytes are complete and as expected."""
         tensors, header = unpack(data, limit=limit, expected=expected)
         refuse_unless(header.keys() == {"client", "samples"}, "its header must say client and samples, nothing else")
         client, samples = header["client"], header["samples"]

@@ -300,7 +300,7 @@ def _attainable(pool: Pool) -> int:
 
 
 def _top_up(pool: Pool, owner: np.ndarray) -> np.ndarray:
-    """Gives clients below the minimum random samples of whoever is largest at the moment."""
+    """Gives clients below the minimum random samples of the client that is largest at the moment."""
     minimum = _attainable(pool)
     sizes = np.bincount(owner, minlength=pool.clients)
     needs = np.maximum(minimum - sizes, 0)

@@ -131,7 +131,7 @@ class Answered:
 
 
 class RequestLog:
-    """Requests that were made, on disk, a line each: a signed one is obeyed once, whoever repeats it."""
+    """Requests that were made, on disk, a line each: a signed one is obeyed once, even if it is sent again."""
 
     def __init__(self, folder: Path):
         self._path = folder / "seen.txt"

@@ -90,7 +90,7 @@ def _parts(job: Job) -> list[Job]:
 
 
 def _together(job: Job, results: list[Result]) -> Result:
-    """The results of a job's parts as one; whoever did not answer is left out, unless nobody did."""
+    """The results of a job's parts as one; clients that did not answer are left out, unless none did."""
     if job.kind != "global":
         return results[0]
     for result in results:

@@ -125,8 +125,6 @@ def least_quadratic(quadratic: np.ndarray) -> np.ndarray:
     from scipy.optimize import nnls  # here: it takes 0.4 s to import, and few methods need it
 
     values, vectors = np.linalg.eigh((quadratic + quadratic.T) / 2)
-    values = values.clip(0)
-    root = (vectors * np.sqrt(values / (values.mean() or 1.0))).T
+    root = (vectors * np.sqrt(values.clip(0) / (values.clip(0).mean() or 1.0))).T
     x, _ = nnls(np.vstack([root, np.ones(len(root))]), np.append(np.zeros(len(root)), 1.0))
-    alpha: np.ndarray = x / x.sum()
-    return alpha
+    return np.asarray(x / x.sum())

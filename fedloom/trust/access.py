@@ -9,7 +9,7 @@ from fedloom.core.method import Method
 
 
 class SealedMessages(Iterator[Message]):
-    """Messages that `server.average` may open; whoever else reads one gets the `refusal`."""
+    """Messages that `server.average` may open; anything else that reads one gets the `refusal`."""
 
     def __init__(self, messages: Iterator[Message], refusal: str):
         self._messages, self._refusal = messages, refusal
