@@ -51,12 +51,12 @@ def process(script: str, *arguments: str, folder: Path) -> Iterator[subprocess.P
         end(child)
 
 
-def end(child: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL."""
+def end(child: subprocess.Popen[bytes], grace: float = GRACE_SECONDS) -> None:
+    """SIGTERM, then SIGKILL for a process that still runs after `grace` seconds."""
     if child.poll() is None:
         child.terminate()
         try:
-            child.wait(GRACE_SECONDS)
+            child.wait(grace)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()

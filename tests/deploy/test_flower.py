@@ -28,7 +28,7 @@ PATIENCE = 300.0
 """Seconds after which something must have happened, on a busy machine."""
 
 
-class StepCache:
+class Site:
     """The server and its organisations."""
 
     def __init__(self, folder: Path, stack: ExitStack):
@@ -46,7 +46,7 @@ class StepCache:
     def start(self, log: str, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{log}.out").open("ab") as out:
             child = subprocess.Popen([sys.executable, "-m", "fedloom", "deploy", *arguments], stdout=out, stderr=out)
-        self.stack.callback(end, child)
+        self.stack.callback(end, child, grace=PATIENCE)  # it gives its own processes GRACE_SECONDS
         return child
 
     def join(self, name: str) -> None:
@@ -78,12 +78,14 @@ class StepCache:
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site") / "fed"
     with ExitStack() as stack:
-        found = StepCache(folder, stack)
+        found = Site(folder, stack)
         yield found
         for child in found.processes.values():  # all at once; each is waited for below
             child.terminate()
-    left = [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if str(folder) in _text(path)]
-    assert left == []
+    limit = monotonic() + PATIENCE  # the SuperNode of the killed client ends when it sees that its parent is gone
+    while left := [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if str(folder) in _text(path)]:
+        assert monotonic() < limit, [_text(Path("/proc") / number / "cmdline") for number in left]
+        sleep(0.2)
 
 
 def _text(path: Path) -> str:
@@ -93,7 +95,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _same_as_simulated(site: StepCache, name: str, recipe, tmp_path: Path) -> None:
+def _same_as_simulated(site: Site, name: str, recipe, tmp_path: Path) -> None:
     simulated = Experiment(recipe.with_(out=tmp_path / "simulated"))
     simulated.run()
     assert same_state(load_file(site.server / "runs" / name / "models" / "server.safetensors"), simulated.server.state)
