@@ -35,6 +35,8 @@ class Failure:
     """by the recipe's `faults`: not a mistake of anyone's"""
     mistake: bool = False
     """it is the user's to mend: no traceback helps"""
+    reported: bool = False
+    """another party says so: its text came from there"""
     cause: BaseException | None = field(default=None, compare=False, repr=False)
     """the exception itself, where it was raised in this process"""
 

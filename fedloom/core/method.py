@@ -49,6 +49,8 @@ class Method:
     """What it is trained on unless the recipe says otherwise."""
     learns_from: ClassVar[tuple[str, ...]] = ("labels", "views")
     """What it can be trained on."""
+    reveals: ClassVar[Mapping[str, str]] = {}
+    """What parts that a client sends say about its data besides what any weights do: {"counts": "..."}."""
     paper: ClassVar[str] = ""
     """Where it comes from."""
 

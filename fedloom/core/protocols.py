@@ -53,6 +53,7 @@ class MethodLike(Protocol):
     name: ClassVar[str]
     by: ClassVar[Mapping[str, str]]
     sums: ClassVar[tuple[str, ...]]
+    reveals: ClassVar[Mapping[str, str]]
     pooled: ClassVar[bool]
     plain: ClassVar[Any]
 

@@ -13,12 +13,15 @@ from fedloom.core.workspace import Workspace
 
 @dataclass
 class Scores:
-    """Right answers and test samples of a client, per class, and the summed cross-entropy."""
+    """Right answers and test samples of a client, per class, and the summed cross-entropy.
+
+    An organisation that shares less has one number for all classes together, and no loss.
+    """
 
     client: int
     right: list[int]
     total: list[int]
-    loss: float
+    loss: float | None
 
     @property
     def accuracy(self) -> float:

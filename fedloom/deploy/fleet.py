@@ -174,6 +174,6 @@ class Fleet:
 
 
 def reported(failure: Failure) -> Failure:
-    """A failure as another party tells it: words, and no more."""
+    """A failure as another party reports it: the text alone, cut to a reasonable length."""
     refuse_unless(failure.kind in get_args(FailureKind) and isinstance(failure.why, str), "its error is none")
-    return Failure(failure.kind, failure.why[:1000])
+    return Failure(failure.kind, failure.why[:1000], reported=True)

@@ -67,7 +67,7 @@ class Experiment:
         refuse_unknown_part(recipe.evaluation.distance, self.method)
         self.sampling = Sampling(recipe, self.task, pooled=self.method.pooled)
         refuse_model_without_room(self.task)
-        self.trust = Trust(recipe, self.method, self.sampling)
+        self.trust = Trust(recipe, self.method, self.sampling, deployed=self.task.elsewhere)
         self.ledger = Ledger()
 
     @property
@@ -106,7 +106,9 @@ class Experiment:
             )
             self.ledger = Ledger()
             models, privacy = self.recipe.storage.personal_models, self.recipe.privacy
-            self.ledger.describe(engine.server_workspace, models=models, privacy=privacy)
+            self.ledger.describe(
+                engine.server_workspace, models=models, privacy=privacy, simulated=not self.task.elsewhere
+            )
             self.checkpoints = Checkpoints(self.folder.path / "checkpoints")
             self._due = CheckpointSchedule(self.recipe.storage.checkpoint_every, self.recipe.storage.checkpoint_seconds)
             self._begun = perf_counter()
@@ -198,8 +200,10 @@ class Experiment:
         record["train_seconds"] = perf_counter() - start
         final = number == training.rounds
         if final or number % self.recipe.evaluation.every == 0:
+            # in a simulation an evaluation sends nothing
+            traced = RecordMessages(engine, self.ledger, "evaluation") if self.task.elsewhere else engine
             evaluated = self.evaluator.evaluate(
-                self._encoding(engine, engine), number, self.server.state, self._answer(), final=final
+                self._encoding(engine, traced), number, self.server.state, self._answer(), final=final
             )
             record |= cast(RoundRecord, evaluated)
         record["seconds"] = perf_counter() - start
@@ -243,7 +247,8 @@ class Experiment:
 
     def _finish(self, unshared: State) -> Summary:
         """Writes the last files of the run folder."""
-        figures = summary_of(self.history, self.recipe.evaluation.summary, self.task.federation.notes)
+        notes = [*self.task.federation.notes, *self.trust.notes]
+        figures = summary_of(self.history, self.recipe.evaluation.summary, notes)
         figures["seconds"] = self._seconds
         run: Summary = {
             "method": self.method.name,

@@ -13,14 +13,14 @@ from fedloom.core.failures import Failure
 from fedloom.core.job import ENCODED, Job, Result, Runner
 from fedloom.core.message import Message, MessageError, Signature, is_count, mismatch
 from fedloom.core.workspace import Workspace
-from fedloom.trust.ledger import Ledger
+from fedloom.trust.ledger import Ledger, Purpose
 
 
 class RecordMessages:
     """Enters every message into the ledger as it travels, and counts the bytes that go down."""
 
-    def __init__(self, engine: Runner, ledger: Ledger):
-        self._engine, self._ledger = engine, ledger
+    def __init__(self, engine: Runner, ledger: Ledger, purpose: Purpose = "training"):
+        self._engine, self._ledger, self._purpose = engine, ledger, purpose
         self._round = 0
         self.sent = self.bytes_down = 0
 
@@ -28,15 +28,20 @@ class RecordMessages:
         """Results as they are."""
         for result in self._engine.run(self._sending(jobs)):
             if result.message is not None:
-                self._ledger.add("up", self._round, result.client, result.message)
+                self._ledger.add("up", self._round, result.client, result.message, self._purpose)
+            if result.error is not None and result.error.reported:
+                self._ledger.add_error(self._round, result.client, result.error.why)
+            for scores in result.scores:
+                self._ledger.add_scores(self._round, scores)
             yield result
 
     def _sending(self, jobs: Iterable[Job]) -> Iterator[Job]:
         for job in jobs:
             self._round = job.round
-            self._ledger.add("down", job.round, job.client, job.message)
-            self.sent += 1
-            self.bytes_down += job.message.nbytes
+            for client in job.clients or (job.client,):
+                self._ledger.add("down", job.round, client, job.message, self._purpose)
+                self.sent += 1
+                self.bytes_down += job.message.nbytes
             yield job
 
 

@@ -100,8 +100,9 @@ class ClientRow(TypedDict):
     train: int
     accuracy: float
     right: list[int]
+    """Per class, or one number for all classes together where an organisation shares no more."""
     total: list[int]
-    loss: float
+    loss: float | None
 
 
 def measure(record: RoundRecord | Figures | Summary, name: str) -> float | None:

@@ -1,6 +1,7 @@
 """Who takes part in a round."""
 
 from collections.abc import Iterable
+from secrets import randbits
 
 import numpy as np
 
@@ -11,13 +12,18 @@ from fedloom.core.task import EVERYONE, Task, longest_first
 
 
 class Sampling:
-    """Draws clients by (seed, round). Newcomers never take part; a pooled method has one place that stands for all."""
+    """Draws clients by (seed, round). Newcomers never take part; a pooled method has one place that stands for all.
+
+    Privacy by sampling holds only while nobody knows who was drawn. In a deployment every member knows the seed, so
+    with `privacy` clients are drawn from the operating system's randomness.
+    """
 
     def __init__(self, recipe: Recipe, task: Task, *, pooled: bool):
         self._task, self._seed, self._fraction = task, recipe.seed, recipe.training.fraction
         newcomers = set(task.federation.newcomers)
         self.participants = [c for c in range(task.clients) if c not in newcomers]
         self.trainers = [EVERYONE] if pooled else self.participants
+        self._secret = recipe.privacy is not None and task.elsewhere
         self.poisson = recipe.privacy is not None and recipe.privacy.sampling == "poisson"
         share = int(self._fraction * len(self.trainers) + 0.5)
         self.per_round = max(1, share) if pooled else share
@@ -41,12 +47,15 @@ class Sampling:
         When a round is retried, those who were not asked before come first.
         """
         if attempt == 0:
-            generator = numpy_generator(self._seed, round, "sample")
+            generator = self._generator(round, "sample")
             if self.poisson:  # perhaps nobody
                 drawn = np.flatnonzero(generator.random(len(self.trainers)) < self._fraction)
             else:
                 drawn = generator.choice(len(self.trainers), self.per_round, replace=False)
             return longest_first(self._task, (self.trainers[i] for i in drawn))
-        order = numpy_generator(self._seed, round, "sample", attempt).permutation(self.trainers)
+        order = self._generator(round, "sample", attempt).permutation(self.trainers)
         others_first = sorted((int(c) for c in order), key=set(asked).__contains__)
         return longest_first(self._task, others_first[: self.per_round])
+
+    def _generator(self, *purpose: object) -> np.random.Generator:
+        return np.random.default_rng(randbits(128)) if self._secret else numpy_generator(self._seed, *purpose)

@@ -22,12 +22,13 @@ def spread(scores: Sequence[Scores], prefix: Prefix = "personal") -> Measures:
         return {}
     each = np.array([s.accuracy for s in known])
     worst = np.sort(each)[: max(1, len(each) // 10)]
+    losses = [s.loss for s in known if s.loss is not None]
     found = {
         f"{prefix}_accuracy": float(each.mean()),
         f"{prefix}_weighted": pooled(known),
         f"{prefix}_std": float(each.std()),
         f"{prefix}_worst": float(worst.mean()),
-        f"{prefix}_loss": sum(s.loss for s in known) / sum(sum(s.total) for s in known),
+        f"{prefix}_loss": sum(losses) / sum(sum(s.total) for s in known) if len(losses) == len(known) else None,
     }
     return cast(Measures, found)
 

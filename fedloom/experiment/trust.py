@@ -13,16 +13,21 @@ from fedloom.experiment.records import RoundRecord
 from fedloom.experiment.sampling import Sampling
 from fedloom.trust.access import SealedMessages, use_of_messages
 from fedloom.trust.attack import Attack, FalsifyMessages
-from fedloom.trust.privacy import PrivateAverage, Spending
+from fedloom.trust.privacy import PrivateAverage, Spending, seeded_normals, system_normals
 from fedloom.trust.robust import RobustAverage
 
+SIMULATED = "privacy is simulated: the noise follows from the seed, so those who know the seed can subtract it"
 log = logging.getLogger("fedloom")
 
 
 class Trust:
-    """Attackers, and what replaces the mean. Without these sections nothing is changed, in any bit."""
+    """Attackers, and what replaces the mean. Without these sections nothing is changed, in any bit.
 
-    def __init__(self, recipe: Recipe, method: Method, sampling: Sampling):
+    In a simulation all randomness follows from the seed. `deployed`: every member knows the seed, so privacy's noise
+    comes from the operating system instead.
+    """
+
+    def __init__(self, recipe: Recipe, method: Method, sampling: Sampling, *, deployed: bool = False):
         clients, participants = sampling.trainers, sampling.per_round
         robust, attack, privacy = recipe.robust, recipe.attack, recipe.privacy
         if method.pooled and (section := "robust" if robust else "attack" if attack else None):
@@ -34,12 +39,17 @@ class Trust:
         self.combination: Combination | None = None
         self.attack = Attack(attack, clients, recipe.seed, uncounted=method.by.values()) if attack else None
         self.spending: Spending | None = None
+        self.notes: list[str] = []
+        """What a run's summary says beside its figures."""
         if robust is not None:
             self.combination = RobustAverage(robust, method, participants)
         if privacy is not None:
             fraction = recipe.training.fraction
             meant = fraction * len(clients) if sampling.poisson else participants
-            self.combination = PrivateAverage(privacy, method, meant, recipe.seed)
+            normals = system_normals if deployed else seeded_normals(recipe.seed)
+            self.combination = PrivateAverage(privacy, method, meant, normals)
+            if not deployed:
+                self.notes.append(SIMULATED)
             self.spending = Spending(privacy, len(clients), fraction, participants)
         if self.combination is not None and use_of_messages(method) == "unknown":
             log.warning(

@@ -10,7 +10,7 @@ from fedloom.core.method import Method
 from fedloom.core.state import Part, clamp_, copy_, lerp_
 from fedloom.core.task import Task
 from fedloom.losses import info_nce
-from fedloom.losses.class_means import class_means
+from fedloom.losses.class_means import CLASS_STATISTICS, class_means
 
 
 class FedCRL(Method):
@@ -27,6 +27,7 @@ class FedCRL(Method):
     shares = ("model.extractor", "means", "counts")
     keeps = ("model", "reg")
     by, sums = {"means": "counts"}, ("counts",)  # Eq. 6
+    reveals = CLASS_STATISTICS
     has_global = False
     learns_from = ("labels",)
 

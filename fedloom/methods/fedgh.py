@@ -14,7 +14,7 @@ from fedloom.core.method import Method
 from fedloom.core.server import Server
 from fedloom.core.state import Part, copy_
 from fedloom.core.task import Task
-from fedloom.losses.class_means import class_means
+from fedloom.losses.class_means import CLASS_STATISTICS, class_means
 
 
 class FedGH(Method):
@@ -24,6 +24,7 @@ class FedGH(Method):
     shares = ()
     sends = ("means", "counts")
     receives = ("model.head",)
+    reveals = CLASS_STATISTICS
     has_global = False
     learns_from = ("labels",)
 

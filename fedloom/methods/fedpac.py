@@ -14,7 +14,7 @@ from fedloom.core.method import Method
 from fedloom.core.server import Server
 from fedloom.core.state import Part, State, copy_, lerp_, under
 from fedloom.core.task import Task
-from fedloom.losses.class_means import class_means
+from fedloom.losses.class_means import CLASS_STATISTICS, class_means
 
 
 class FedPAC(Method):
@@ -29,7 +29,7 @@ class FedPAC(Method):
     sends = ("moments", "variance")
     receives = ("known",)
     keeps = ("model.head",)
-    by, sums = {"means": "counts"}, ("counts",)
+    by, sums, reveals = {"means": "counts"}, ("counts",), CLASS_STATISTICS
     has_global = False
     learns_from = ("labels",)
 

@@ -11,7 +11,7 @@ from fedloom.core.client import Client
 from fedloom.core.method import Method
 from fedloom.core.state import Part, copy_
 from fedloom.core.task import Task
-from fedloom.losses.class_means import class_means
+from fedloom.losses.class_means import CLASS_STATISTICS, class_means
 
 NEVER = -1e9
 
@@ -27,7 +27,7 @@ class FedProto(Method):
     paper = "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"
     shares = ("means", "counts")
     keeps = ("model",)
-    by, sums = {"means": "counts"}, ("counts",)
+    by, sums, reveals = {"means": "counts"}, ("counts",), CLASS_STATISTICS
     has_global = False
     learns_from = ("labels",)
 

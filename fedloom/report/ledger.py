@@ -3,7 +3,13 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-TITLES = {"up": "left a client", "down": "came to a client"}
+TITLES = {
+    ("up", "training"): "left a client",
+    ("down", "training"): "came to a client",
+    ("up", "evaluation"): "left a client, for evaluation",
+    ("down", "evaluation"): "came to a client, for evaluation",
+    ("up", "error"): "left a client, as texts of errors and refusals",
+}
 
 
 def ledger_lines(ledger: dict[str, Any]) -> Iterator[str]:
@@ -11,13 +17,16 @@ def ledger_lines(ledger: dict[str, Any]) -> Iterator[str]:
     if ledger["pooled"]:
         yield f"{ledger['method']} trains on all data in one place: there are no clients, and nothing travels."
         return
-    for direction, title in TITLES.items():
-        entries = [entry for entry in ledger["messages"] if entry["direction"] == direction]
-        if not any(entry["tensors"] for entry in entries):
+    for kind, title in TITLES.items():
+        entries = [entry for entry in ledger["messages"] if (entry["direction"], entry["purpose"]) == kind]
+        if kind[1] == "training" and not any(entry["tensors"] for entry in entries):
             yield f"{title}: no tensors"
         for entry in entries:
-            if entry["tensors"]:
+            if entry["tensors"] or kind[1] == "error":
                 yield from _entry(title, entry)
+    if ledger["reveals"]:
+        yield "what these say about a client's data, besides what any weights do:"
+        yield from _aligned(list(ledger["reveals"].items()))
     yield "left a client beside tensors:"
     yield from (f"  {what}" for what in ledger["numbers"])
     if ledger["models"]:
@@ -33,19 +42,23 @@ def ledger_lines(ledger: dict[str, Any]) -> Iterator[str]:
         for row in ledger["never"]
     ]
     yield from _aligned(rows)
+    if "counts" in ledger["reveals"]:
+        yield "  (labels left as counts per class only: see above)"
     if (privacy := ledger["privacy"]) is not None:
         yield (
             f"the server clipped each update to {privacy['clip']:g} and added noise of {privacy['noise']:g} × that to "
             "their sum: what it made of them is private (docs/trust.md), the messages that it got are not"
         )
+        if privacy["simulated"]:
+            yield "this was a simulation: the noise follows from the seed, so those who know the seed can subtract it"
 
 
 def _entry(title: str, entry: dict[str, Any]) -> Iterator[str]:
     tensors = entry["tensors"]
     yield (
         f"{title}: {entry['bytes']:,} bytes in {entry['messages']:,} messages, {entry['clients']:,} clients, "
-        f"rounds {', '.join(f'{a}' if a == b else f'{a}–{b}' for a, b in entry['rounds'])}; "
-        f"each {sum(t['bytes'] for t in tensors):,} bytes:"
+        f"rounds {', '.join(f'{a}' if a == b else f'{a}–{b}' for a, b in entry['rounds'])}"
+        + (f"; each {sum(t['bytes'] for t in tensors):,} bytes:" if tensors else "")
     )
     yield from _aligned(
         (t["name"], "×".join(map(str, t["shape"])) or "a number", t["dtype"], _size(t["bytes"])) for t in tensors

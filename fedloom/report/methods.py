@@ -35,6 +35,7 @@ def method_info(name: str) -> dict[str, Any]:
         "receives": list(method.receives),
         "keeps": list(method.keeps),
         "leaves": [] if method.pooled else list(method.up),
+        "reveals": {part: says for part, says in method.reveals.items() if part in method.up},
         "robust": unprotected(method) is None,
         "not_robust": unprotected(method),
         "private": uncovered(method) is None,
@@ -63,8 +64,9 @@ def explain(out: Console, row: dict[str, Any]) -> None:
             lines.append(f"{name}: {value}")
     leaves = ", ".join(row["leaves"]) or "no tensors"
     lines.append(
-        f"leaves a client: {leaves}; its number of samples, losses and test results; nothing else (images, labels)"
+        f"leaves a client: {leaves}; its number of samples, losses and test results; no images, no single labels"
     )
+    lines += [f"{part} reveals: {says}" for part, says in row["reveals"].items()]
     for name, section in (("robust", "robust rules"), ("private", "differential privacy")):
         lines.append(f"{section}: " + ("yes" if row[name] else f"no, it {row['not_' + name]}"))
     lines += [f"{one['name']} = {one['default']}  {one['what']}" for one in row["parameters"]]

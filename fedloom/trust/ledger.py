@@ -1,6 +1,7 @@
 """The ledger: exactly what left a client and what it was sent, and what never left it. Small, and written by every run.
 
-Messages that hold the same tensors (names, shapes, types) are one entry, with the rounds, the clients and the bytes.
+Messages of one purpose that hold the same tensors (names, shapes, types) are one entry, with the rounds, the clients
+and the bytes. In a deployment evaluation is counted too, and the texts of errors; server and client write one each.
 """
 
 import json
@@ -15,30 +16,44 @@ from torch import Tensor
 from fedloom.core.errors import UserError
 from fedloom.core.message import Message
 from fedloom.core.protocols import MethodLike
+from fedloom.core.scores import Scores
 from fedloom.core.state import nbytes, under
 from fedloom.core.workspace import Workspace
 from fedloom.trust.privacy import PrivacySettings
 
 Direction = Literal["up", "down"]
+Purpose = Literal["training", "evaluation", "error"]
 Contents = frozenset[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]
 FILE = "ledger.json"
+SIMULATED_NUMBERS = [
+    "with every message: the number of training samples, the mean training loss, the seconds that it took",
+    "when evaluated: samples right and samples tested per class, and the loss, of the client's own test data",
+]
 
 
 @dataclass
 class Entry:
-    """All messages with the same tensors in one direction."""
+    """All messages of one purpose with the same tensors in one direction."""
 
     direction: Direction
+    purpose: Purpose
     tensors: list[dict[str, Any]]
     rounds: set[int] = field(default_factory=set)
     clients: set[int] = field(default_factory=set)
     messages: int = 0
     bytes: int = 0
 
+    def count(self, round: int, client: int, size: int) -> None:
+        """One more message of this size."""
+        self.rounds.add(round)
+        self.clients.add(client)
+        self.messages += 1
+        self.bytes += size
+
     def to_json(self) -> dict[str, Any]:
         """Rounds and clients as ranges, [first, last] each."""
         return {
-            "direction": self.direction, "messages": self.messages, "bytes": self.bytes,
+            "direction": self.direction, "purpose": self.purpose, "messages": self.messages, "bytes": self.bytes,
             "rounds": ranges(self.rounds), "clients": len(self.clients), "client_ids": ranges(self.clients),
             "tensors": self.tensors,
         }  # fmt: skip
@@ -48,13 +63,26 @@ class Ledger:
     """Filled message by message; `to_json` is the whole of its state."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[Direction, Contents], Entry] = {}
+        self._entries: dict[tuple[Direction, Purpose, Contents], Entry] = {}
         self._about: dict[str, Any] = {}
 
-    def describe(self, workspace: Workspace, *, models: bool, privacy: PrivacySettings | None) -> None:
+    def describe(
+        self,
+        workspace: Workspace,
+        *,
+        models: bool,
+        privacy: PrivacySettings | None,
+        simulated: bool = True,
+        numbers: list[str] | None = None,
+    ) -> None:
         """What there is besides messages: the parts that stay, the data, the numbers that are reported.
 
-        `models`: whether personal models are stored with the run.
+        Args:
+            workspace: Of the server or a client; its method says what travels.
+            models: Whether personal models are stored with the run.
+            privacy: The recipe's section.
+            simulated: Whether clients are simulated in one place, rather than organisations with data of their own.
+            numbers: What leaves beside tensors; default: what leaves in a simulation.
         """
         method, task = workspace.setup.method, workspace.setup.task
         sent = set() if method.pooled else set(workspace.sent)
@@ -71,18 +99,18 @@ class Ledger:
                 {"part": "images", "tensors": count, "bytes": count * image, "why": "data"},
                 {"part": "labels", "tensors": count, "bytes": count * label, "why": "data"},
             ],
-            "numbers": [
-                "with every message: the number of training samples, the mean training loss",
-                "when evaluated: samples right, samples tested and loss of the client's own test data",
-            ],
+            "reveals": {part: says for part, says in method.reveals.items() if part in method.up},
+            "numbers": numbers or SIMULATED_NUMBERS,
             "models": models,
-            "privacy": None if privacy is None else privacy.model_dump(mode="json"),
+            "privacy": None if privacy is None else privacy.model_dump(mode="json") | {"simulated": simulated},
         }
 
-    def add(self, direction: Direction, round: int, client: int, message: Message) -> None:
+    def add(
+        self, direction: Direction, round: int, client: int, message: Message, purpose: Purpose = "training"
+    ) -> None:
         """One message, as it travels."""
         contents = frozenset(message.signature.items())  # whatever their order
-        entry = self._entries.get((direction, contents))
+        entry = self._entries.get((direction, purpose, contents))
         if entry is None:
             rows = [
                 {
@@ -93,11 +121,20 @@ class Ledger:
                 }
                 for name, (dtype, shape) in sorted(message.signature.items())
             ]
-            entry = self._entries[direction, contents] = Entry(direction, rows)
-        entry.rounds.add(round)
-        entry.clients.add(client)
-        entry.messages += 1
-        entry.bytes += message.nbytes
+            entry = self._entries[direction, purpose, contents] = Entry(direction, purpose, rows)
+        entry.count(round, client, message.nbytes)
+
+    def add_scores(self, round: int, scores: Scores) -> None:
+        """One answer to an evaluation, as it travels: counts, and the loss if it leaves."""
+        counts = {"right": torch.tensor(scores.right), "tested": torch.tensor(scores.total)}
+        loss = {} if scores.loss is None else {"loss": torch.tensor(scores.loss, dtype=torch.float64)}
+        self.add("up", round, scores.client, Message(counts | loss), "evaluation")
+
+    def add_error(self, round: int, client: int, text: str) -> None:
+        """The text of an error or a refusal, as it travels."""
+        key: tuple[Direction, Purpose, Contents] = ("up", "error", frozenset())
+        entry = self._entries.setdefault(key, Entry("up", "error", []))
+        entry.count(round, client, len(text.encode()))
 
     def to_json(self) -> dict[str, Any]:
         """What the file holds."""
@@ -110,8 +147,8 @@ class Ledger:
         ledger._about = {name: value for name, value in values.items() if name != "messages"}
         for row in values["messages"]:
             contents = frozenset((t["name"], (getattr(torch, t["dtype"]), tuple(t["shape"]))) for t in row["tensors"])
-            ledger._entries[row["direction"], contents] = Entry(
-                row["direction"], row["tensors"], _members(row["rounds"]), _members(row["client_ids"]),
+            ledger._entries[row["direction"], row["purpose"], contents] = Entry(
+                row["direction"], row["purpose"], row["tensors"], _members(row["rounds"]), _members(row["client_ids"]),
                 row["messages"], row["bytes"],
             )  # fmt: skip
         return ledger

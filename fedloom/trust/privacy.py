@@ -10,7 +10,8 @@ and a method that reads messages itself, adds up (`sums`) or weighs by rows (`by
 the promise is about and what it is not about.
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import numpy as np
@@ -45,8 +46,8 @@ class PrivacySettings(Section):
 class PrivateAverage:
     """Clipping, the uniform mean and noise. Streams: constant memory."""
 
-    def __init__(self, settings: PrivacySettings, method: Method, participants: float, seed: int):
-        self.settings, self.method, self.participants, self.seed = settings, method, participants, seed
+    def __init__(self, settings: PrivacySettings, method: Method, participants: float, normals: "Normals"):
+        self.settings, self.method, self.participants, self._normals = settings, method, participants, normals
         self.refusal = f"privacy: method.name = '{method.name}' {_READS}; {_REMEDY}"
         if reason := uncovered(method):
             raise UserError(f"privacy: method.name = '{method.name}' {reason}; {_REMEDY}")
@@ -82,16 +83,47 @@ class PrivateAverage:
             if factor > 0:
                 for name, update in updates.items():
                     total[name].add_(update, alpha=factor)
-        generator = torch.Generator().manual_seed(key(self.seed, server.round, "privacy"))
-        return {name: self._released(name, old[name], total[name], generator) for name in old}
+        normal = self._normals(server.round)
+        return {name: self._released(name, old[name], total[name], normal) for name in old}
 
-    def _released(self, name: str, old: Tensor, total: Tensor, generator: torch.Generator) -> Tensor:
+    def _released(self, name: str, old: Tensor, total: Tensor, normal: "Draw") -> Tensor:
         std = self.settings.noise * self.settings.clip
-        noise = std * torch.randn(total.shape, generator=generator, dtype=torch.float64).to(total.device)
+        noise = std * normal(total.shape).to(total.device)
         new = (old + (total + noise) / self.participants).to(old.dtype)
         if name.endswith("running_var"):  # noise can make a variance negative; repairing it costs no privacy
             new = torch.where(new > 0, new, old)
         return new
+
+
+Draw = Callable[[torch.Size], Tensor]
+"""Draws float64 standard normals of a shape."""
+Normals = Callable[[int], Draw]
+"""Where the noise of a round comes from."""
+
+
+def seeded_normals(seed: int) -> Normals:
+    """Noise that follows from a seed: simulations can be repeated, and those who know the seed can subtract it."""
+
+    def of_round(round: int) -> Draw:
+        generator = torch.Generator().manual_seed(key(seed, round, "privacy"))
+        return lambda shape: torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    return of_round
+
+
+def system_normals(round: int) -> Draw:
+    """Noise from the operating system's randomness, which nobody can repeat: what a deployment uses.
+
+    Box and Muller's transform of uniform numbers of 53 bits.
+    """
+
+    def draw(shape: torch.Size) -> Tensor:
+        count = shape.numel()
+        bits = np.frombuffer(os.urandom(16 * count), np.uint64).reshape(2, count) >> np.uint64(11)
+        radius = np.sqrt(-2 * np.log((bits[0] + 1.0) * 2.0**-53))  # of (0, 1]
+        return torch.from_numpy(radius * np.cos(2 * np.pi * 2.0**-53 * bits[1])).reshape(shape)
+
+    return draw
 
 
 _REMEDY = "choose another (`fedloom methods` says which can), or remove the privacy section"

@@ -20,15 +20,22 @@ from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods import get
 from fedloom.methods.fedavg import FedAvg
 from fedloom.trust.access import SealedMessages
-from fedloom.trust.privacy import PrivacySettings, PrivateAverage, Spending, uncovered
+from fedloom.trust.privacy import (
+    PrivacySettings,
+    PrivateAverage,
+    Spending,
+    seeded_normals,
+    system_normals,
+    uncovered,
+)
 
 SILENT = 1e-12
 REFUSED = {"centralized", "fedamp", "fedcrl", "fedgh", "fedpac", "fedproto", "scaffold"}
 
 
-def server(participants: float = 4, seed: int = 0, **settings) -> Server:
+def server(participants: float = 4, seed: int = 0, normals=None, **settings) -> Server:
     method = get("fedavg")
-    private = PrivateAverage(PrivacySettings(**settings), method, participants, seed)
+    private = PrivateAverage(PrivacySettings(**settings), method, participants, normals or seeded_normals(seed))
     made = Server(Workspace(Setup(tiny_task(), method, Training(), seed=0)), federation=6, combination=private)
     made.state.clear()
     made.begin(1)
@@ -66,10 +73,11 @@ def test_one_client_moves_the_sum_by_no_more_than_the_clip_whatever_it_sends():
         assert (results[0] - results[1]).norm().item() <= 0.7 * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("normals", [seeded_normals(3), system_normals], ids=["seeded", "system"])
 @pytest.mark.parametrize(("clip", "noise", "participants"), [(1.0, 1.0, 4), (0.5, 3.0, 10), (2.0, 0.7, 2.5)])
-def test_the_noise_on_the_mean_has_the_std_noise_times_clip_over_participants(clip, noise, participants):
+def test_the_noise_on_the_mean_has_the_std_noise_times_clip_over_participants(clip, noise, participants, normals):
     n = 200_000
-    made = server(participants, clip=clip, noise=noise)
+    made = server(participants, normals=normals, clip=clip, noise=noise)
     made.state["model.w"] = torch.zeros(n)
     got = made.average(sealed({"model.w": torch.zeros(n)}))["model.w"]
     std = noise * clip / participants

@@ -22,9 +22,11 @@ Tally = Mapping[int, tuple[float, float]]
 def classes(entries: Sequence[Entry], insights: Insights) -> PageSection:
     """Over all clients; head against tail; and for clients that hold many classes."""
     section = PageSection("classes", "Classes")
-    known = [(i, entry) for i, entry in enumerate(entries) if any(run.clients for run in entry.runs)]
+    rows = [row for entry in entries for run in entry.runs for row in run.clients]
+    known = [(i, e) for i, e in enumerate(entries) if any(per_class(row) for run in e.runs for row in run.clients)]
     if not known:
-        section.missing = "Accuracy per class is known when a run ends."
+        alone = "These organisations share accuracy over all classes together."
+        section.missing = alone if rows else "Accuracy per class is known when a run ends."
         return section
     held = _held(known[0][1].first, insights)
     section.figures.append(_over_all(known, held))
@@ -75,7 +77,14 @@ def _tally(runs: Sequence[Run]) -> Tally:
     return found
 
 
+def per_class(row: ClientRow) -> bool:
+    """Whether a client's results are known class by class: organisations need not share them."""
+    return len(row["total"]) > 1
+
+
 def _tally_of(row: ClientRow) -> Tally:
+    if not per_class(row):
+        return {}
     each = enumerate(zip(row["right"], row["total"], strict=True))
     return {label: (right, total) for label, (right, total) in each if total}
 
@@ -124,7 +133,7 @@ def _head_and_tail(known: list[tuple[int, Entry]], insights: Insights) -> Figure
 
 def _by_kind(run: Run, held: Holdings) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for row in run.clients:
+    for row in filter(per_class, run.clients):
         kinds = kinds_of(held.counts[row["client"]])
         for kind, right, total in zip(kinds, row["right"], row["total"], strict=True):
             found[kind] = (found[kind][0] + right, found[kind][1] + total)
