@@ -1,4 +1,4 @@
-"""What an organisation agrees to: which recipe or methods, how many updates; said in words before it joins."""
+"""What an organisation agrees to: recipe or methods, updates, evaluations, costs; shown before it joins."""
 
 import json
 import os
@@ -13,11 +13,20 @@ from fedloom.core.errors import UserError
 from fedloom.core.message import Message, refuse_unless
 from fedloom.core.task import Task
 from fedloom.core.workspace import Setup, Workspace
+from fedloom.deploy.evaluation import EvaluationTerms
+from fedloom.deploy.limits import JobLimits
 from fedloom.deploy.terms import FederationTerms, deployable, fingerprint
 from fedloom.experiment.files import write_whole
 from fedloom.methods import method_class
 from fedloom.report.ledger import ledger_lines
 from fedloom.trust.ledger import Ledger
+
+NUMBERS = [
+    "when it joins: the numbers of training and test samples (0 test samples if evaluation is declined)",
+    "with every update: the number of training samples, the mean training loss, the seconds that it took",
+    "when a request fails or is refused: a sentence; of an error its kind alone, its text stays in this folder's log",
+]
+"""What leaves an organisation beside tensors."""
 
 
 class RefusalError(UserError):
@@ -26,11 +35,15 @@ class RefusalError(UserError):
 
 @dataclass(frozen=True)
 class Consent:
-    """The recipe in the organisation's own folder, or any of some methods; and at most so many updates, ever."""
+    """What may be asked of an organisation, in all runs together."""
 
     recipe: Recipe
-    methods: tuple[str, ...] = ()
-    max_rounds: int | None = None
+    """The one in the organisation's folder: all that may run, unless `methods` allow others."""
+    methods: tuple[str, ...]
+    max_rounds: int | None
+    """Updates that may leave."""
+    evaluation: EvaluationTerms
+    limits: JobLimits
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -64,16 +77,39 @@ class Consent:
             raise RefusalError(f"training.rounds = {rounds}: this organisation answers {self.max_rounds} at most")
 
     def lines(self, federation: FederationTerms, task: Task, organisation: str) -> Iterator[str]:
-        """What will leave, readable: asked for before an organisation joins."""
+        """What may leave and what a job may cost, in words: shown before an organisation joins."""
         rounds = self.recipe.training.rounds if self.max_rounds is None else self.max_rounds
         yield f"'{organisation}' joins '{federation.name}' at {federation.host}:{federation.port}"
         limit = "no limit (--max-rounds sets one)" if self.max_rounds is None else f"at most {self.max_rounds} updates"
         yield f"updates that may leave: {limit}"
+        yield from self.evaluation.lines(len(task.federation.test[federation.number(organisation)]))
+        yield from self.limits.lines()
         for recipe in self._covered():
             only = "any recipe of the method" if self.methods else "only the recipe in this folder, with the method"
             yield f"allowed: {only} {recipe.method.name}; with it, what leaves and what does not:"
-            yield from (f"  {line}" for line in what_leaves(recipe, task, min(rounds, recipe.training.rounds)))
+            self.limits.check(recipe, task)
+            yield from (f"  {line}" for line in self._what_leaves(recipe, task, min(rounds, recipe.training.rounds)))
         yield "the server sees each of these messages by itself (docs/deploy.md says what that means)"
+
+    def ledger(self, recipe: Recipe, workspace: Workspace) -> Ledger:
+        """An empty ledger of this organisation: what never leaves, and what leaves beside tensors."""
+        made = Ledger()
+        made.describe(  # models stay in the organisation's folder
+            workspace, models=False, privacy=recipe.privacy, simulated=False, numbers=NUMBERS
+        )
+        return made
+
+    def _what_leaves(self, recipe: Recipe, task: Task, rounds: int) -> Iterator[str]:
+        """The ledger that the organisation would have after these rounds."""
+        workspace = Workspace(Setup(task, recipe.make_method(), recipe.training, recipe.seed, recipe.wire))
+        wire, received = workspace.setup.codec, Message(workspace.downward())
+        up, down = wire.encode_up(Message(workspace.sent), received, {})[0], wire.encode_down(received)
+        ledger = self.ledger(recipe, workspace)
+        client = next(c for c, samples in enumerate(task.federation.train) if len(samples))
+        for round in range(1, rounds + 1):
+            ledger.add("up", round, client, up)
+            ledger.add("down", round, client, down)
+        return ledger_lines(ledger.to_json())
 
     def _covered(self) -> Iterator[Recipe]:
         if not self.methods:
@@ -82,20 +118,6 @@ class Consent:
         for name in self.methods:
             same = name == self.recipe.method.name
             yield self.recipe if same else Recipe.parse(values | {"method": name, "objective": None})
-
-
-def what_leaves(recipe: Recipe, task: Task, rounds: int) -> Iterator[str]:
-    """The ledger that a client would have after so many rounds."""
-    workspace = Workspace(Setup(task, recipe.make_method(), recipe.training, recipe.seed, recipe.wire))
-    wire, received = workspace.setup.codec, Message(workspace.downward())
-    up, down = wire.encode_up(Message(workspace.sent), received, {})[0], wire.encode_down(received)
-    ledger = Ledger()
-    ledger.describe(workspace, models=False, privacy=recipe.privacy)  # models stay in the organisation's folder
-    client = next(c for c, samples in enumerate(task.federation.train) if len(samples))
-    for round in range(1, rounds + 1):
-        ledger.add("up", round, client, up)
-        ledger.add("down", round, client, down)
-    return ledger_lines(ledger.to_json())
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -123,11 +145,11 @@ class Answered:
         except FileNotFoundError:
             return 0
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RefusalError(f"'{self._path}' cannot be read ({error}): it counts what has left") from None
+            raise UserError(f"'{self._path}' cannot be read ({error}): it counts what has left") from None
 
     def add(self) -> None:
         """One more."""
-        write_whole(self._path, json.dumps({"updates": self.count + 1}).encode() + b"\n")
+        write_whole(self._path, json.dumps({"updates": self.count + 1}).encode() + b"\n", private=True)
 
 
 class RequestLog:
@@ -140,7 +162,7 @@ class RequestLog:
     def add(self, name: str) -> None:
         """Notes a request before it is obeyed; the second time it is a MessageError."""
         refuse_unless(name not in self._names, "it has come before; somebody sends it again")
-        with self._path.open("a", encoding="ascii") as file:
+        with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
             file.write(f"\n{name}")  # the line break first: a name that a crash cut short spoils no other
             file.flush()
             os.fsync(file.fileno())

@@ -76,7 +76,9 @@ class Flower(Engine):
             refuse_unless(result.message.samples == said, f"it joined with {said} training samples")
             memory: State = {ROUND: torch.tensor(job.round)}
             return replace(result, memory=memory, scores=[])
-        refuse_unless(len(result.scores) == 1, "it has no scores")
+        refuse_unless(len(result.scores) <= 1, "it has several scores")
+        if not result.scores:
+            LOGGER.info(f"round {job.round}: client {client} gives no answer to an evaluation")
         for scores in result.scores:
             _check_scores(scores, client, self.setup.task.classes)
             said = len(self.fleet.test[client])
@@ -107,7 +109,8 @@ def _together(job: Job, results: list[Result]) -> Result:
 def _check_scores(scores: Scores, client: int, classes: int) -> None:
     refuse_unless(scores.client == client, f"it scores client {scores.client!r:.20}, not {client}")
     for counts in (scores.right, scores.total):
-        right = isinstance(counts, list) and len(counts) == classes and all(map(is_count, counts))
-        refuse_unless(right, "its scores are no counts, one for each class")
+        right = isinstance(counts, list) and len(counts) in (1, classes) and all(map(is_count, counts))
+        refuse_unless(right, "its scores are no counts, one for each class or one for all")
+    refuse_unless(len(scores.right) == len(scores.total), "its scores are not of the classes that it tested")
     refuse_unless(all(r <= t for r, t in zip(scores.right, scores.total, strict=True)), "more are right than tested")
-    refuse_unless(isinstance(scores.loss, (int, float)), "the loss of its scores is no number")
+    refuse_unless(scores.loss is None, "it sends the loss of an evaluation, which should stay with it")

@@ -1,23 +1,28 @@
 """An organisation at work: a signed request in, a signed answer out. It knows nothing of Flower or of sockets."""
 
+import hashlib
 import json
+import logging
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.failures import Failure
 from fedloom.core.job import ENCODED, Job, Result
 from fedloom.core.message import Message, MessageError, Signature, is_count, refuse_unless
-from fedloom.core.state import State, serialisable
+from fedloom.core.state import serialisable
 from fedloom.core.task import Task
 from fedloom.core.workspace import Setup
 from fedloom.deploy.certificates import read_key, read_public_key
 from fedloom.deploy.consent import Answered, Consent, RefusalError, RequestLog
+from fedloom.deploy.evaluation import EvaluationLog, EvaluationRequest, EvaluationTerms, evaluations_of
+from fedloom.deploy.limits import JobLimits, LimitError
+from fedloom.deploy.memory import RoundMemory
 from fedloom.deploy.tasks import own_images, own_task
 from fedloom.deploy.terms import FederationTerms, fingerprint, is_run, language, refuse_other_language
 from fedloom.engines import Engine, EngineSettings, make_engine
@@ -27,6 +32,7 @@ from fedloom.trust.ledger import Ledger
 
 KINDS = ("update", "evaluate", "global")
 """What a client does for a server. Completing a representation with several clients' data is not among it."""
+log = logging.getLogger("fedloom")
 
 
 @dataclass
@@ -56,9 +62,9 @@ class Member:
         self.number = self.federation.number(self.name)
         self.key, self.coordinator = read_key(folder / "node.key"), read_public_key(folder / "coordinator.pub")
         self._engine = engine or EngineSettings()
-        self._images = own_images(data, self.federation)
+        self._images, self.what_images = own_images(data, self.federation)
         self.seen = RequestLog(folder)
-        self._answered = Answered(folder)
+        self._answered, self._evaluations = Answered(folder), EvaluationLog(folder)
         self._agreed: dict[str, _Agreed] = {}
 
     def task(self, recipe: Recipe) -> Task:
@@ -66,20 +72,34 @@ class Member:
         return own_task(recipe, self.federation, self.number, self._images)
 
     def answer(self, about: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-        """The answer's header and bytes. What is not to be done, or fails, is told in the answer, without a trace."""
+        """The answer's header and bytes. A refusal says why; of an error only its kind leaves, the rest is logged."""
         try:
-            refuse_other_language(about.get("versions"))
-            refuse_unless(about.get("to") == self.number, f"it is for client {about.get('to')!r:.20}, not for this one")
+            self._refuse_others(about)
             if about.get("what") == "join":
                 return self._join(about, body)
             return {"what": "result"}, self._work(about, body).to_bytes()
-        except (RefusalError, MessageError) as refusal:
-            return self._failed(Failure("dropped", f"{self.name} refuses: {refusal}"))
+        except (RefusalError, MessageError, LimitError) as refusal:
+            failure = Failure("dropped", f"{self.name} refuses: {refusal}")
+            log.warning(failure.why)
         except Exception as error:
-            return self._failed(replace(Failure.of(error), trace="", cause=None))
-
-    def _failed(self, failure: Failure) -> tuple[dict[str, Any], bytes]:
+            failure = self._reported(Failure.of(error))
+        self._note_error(about, failure)
         return {"what": "result"}, Result(self.number, error=failure).to_bytes()
+
+    def _refuse_others(self, about: dict[str, Any]) -> None:
+        try:
+            refuse_other_language(about.get("versions"))
+        except UserError as error:
+            raise RefusalError(str(error)) from None
+        refuse_unless(about.get("to") == self.number, f"it is for client {about.get('to')!r:.20}, not for this one")
+
+    def _reported(self, failure: Failure) -> Failure:
+        """What leaves of a failure: messages of exceptions name paths and values, which stay in the log."""
+        if isinstance(failure.cause, LimitError):
+            return Failure("timed_out", f"{self.name} refuses: {failure.cause}")
+        log.error(f"a request failed: {failure.why}\n{failure.trace}")
+        kind = failure.why.partition(":")[0]
+        return replace(failure, why=f"{kind} at {self.name}; its log has the details", trace="", cause=None)
 
     def _join(self, about: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """Agrees on a recipe, and tells how many samples there are."""
@@ -87,17 +107,25 @@ class Member:
             values = json.loads(body)
             self.consent.check_names(values)
             recipe = Recipe.parse(values)
+        except RefusalError:
+            raise
+        except UserError as error:  # about what the server sent
+            raise RefusalError(str(error)) from None
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise MessageError(f"the message is refused: it has no recipe ({error!s:.80})") from None
         self.consent.check(recipe, self.federation, self._answered.count)
+        self.consent.limits.check(recipe, self.task(recipe))
         agreed = fingerprint(recipe, self.federation)
         if about.get("recipe") != agreed:
             raise RefusalError(f"the recipe's hash is {about.get('recipe')!r:.20} there and '{agreed[:16]}…' here")
         path = self._paper(agreed)
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, body)
+        write_whole(path, body, private=True)
         held = self._ready(agreed).engine.setup.task.federation
-        numbers = {"train": len(held.train[self.number]), "test": len(held.test[self.number])}
+        test = len(held.test[self.number])
+        if why := self.consent.evaluation.withheld(test):
+            log.warning(f"no evaluation is answered: {why}")
+        numbers = {"train": len(held.train[self.number]), "test": 0 if why else test}
         return {"what": "joined", "versions": language()} | numbers, b""
 
     def _paper(self, agreed: str) -> Path:
@@ -120,20 +148,55 @@ class Member:
         job, accepted, run = self._job(about, body, agreed)
         memory = RoundMemory(self.folder / "runs" / run / "memory")
         job = replace(job, memory=memory.at(accepted))
-        self.consent.check(agreed.recipe, self.federation, self._answered.count if job.kind == "update" else 0)
-        final = job.kind == "evaluate" and job.round == agreed.recipe.training.rounds
-        result = next(iter(agreed.engine.run([replace(job, keep_model=final)])))
-        if result.error is not None:
-            return replace(result, error=replace(result.error, trace="", cause=None))
-        if result.personal is not None:
-            write_whole(self._place(run) / "personal.safetensors", save(serialisable(result.personal)))
-        if job.kind == "update":
-            assert result.memory is not None
-            assert result.message is not None
-            memory.keep(job.round, result.memory, accepted)
-            self._answered.add()
+        if job.kind != "update":
+            request = EvaluationRequest(run, job.kind, job.round, hashlib.sha256(body).hexdigest())
+            result = self._evaluate(agreed, job, request)
+        else:
+            self.consent.check(agreed.recipe, self.federation, self._answered.count)
+            result = self._run(agreed, job)
+            if result.error is None:
+                assert result.memory is not None
+                assert result.message is not None
+                memory.keep(job.round, result.memory, accepted)
+                self._answered.add()
         self._note(run, agreed, job, result)
         return replace(result, memory=None, personal=None)
+
+    def _run(self, agreed: _Agreed, job: Job) -> Result:
+        """Does a job within the limits of the consent."""
+        engine = agreed.engine
+        with self.consent.limits.enforced(interruptible=engine.name == "inline"):
+            result = next(iter(engine.run([job])))
+        return result if result.error is None else replace(result, error=self._reported(result.error))
+
+    def _evaluate(self, agreed: _Agreed, job: Job, request: EvaluationRequest) -> Result:
+        """Scores a model, and answers as far as the consent allows; without an answer there are no scores."""
+        none = Result(-1 if job.kind == "global" else job.client)
+        if self._evaluations.other(request):
+            log.warning(f"run {request.run}, round {job.round}: evaluated with other weights before; no answer leaves")
+            return none
+        if (known := self._evaluations.answer_to(request)) is not None:
+            return replace(none, scores=[known])
+        terms, held = self.consent.evaluation, agreed.engine.setup.task.federation.test[self.number]
+        why = terms.withheld(len(held))
+        if why is None and not self._evaluations.begun(request) and self._evaluations.count >= terms.answers:
+            why = f"{terms.answers} evaluations have been answered (--max-evaluations)"
+        final = job.kind == "evaluate" and job.round == agreed.recipe.training.rounds
+        if why is not None:
+            log.warning(f"run {request.run}, round {job.round}: no answer to an evaluation leaves: {why}")
+            if not final:
+                return none
+        elif not self._evaluations.begun(request):
+            self._evaluations.begin(request)
+        result = self._run(agreed, replace(job, keep_model=final))
+        if result.personal is not None:
+            place = self._place(request.run) / "personal.safetensors"
+            write_whole(place, save(serialisable(result.personal)), private=True)
+        if why is not None or result.error is not None:
+            return replace(result, scores=[])
+        answer = terms.shared(result.scores[0])
+        self._evaluations.add(request, answer)
+        return replace(result, scores=[answer])
 
     def _job(self, about: dict[str, Any], body: bytes, agreed: _Agreed) -> tuple[Job, int | None, str]:
         """The job of a request, once everything about it is known to be right."""
@@ -168,12 +231,28 @@ class Member:
         if path.exists():
             ledger = Ledger.from_json(json.loads(path.read_text(encoding="utf-8")))
         else:
-            ledger = Ledger()
-            ledger.describe(agreed.engine.server_workspace, models=False, privacy=agreed.recipe.privacy)
-        ledger.add("down", job.round, self.number, job.message)
+            ledger = self.consent.ledger(agreed.recipe, agreed.engine.server_workspace)
+        ledger.add("down", job.round, self.number, job.message, "training" if job.kind == "update" else "evaluation")
         if result.message is not None:
             ledger.add("up", job.round, self.number, result.message)
-        write_whole(path, (json.dumps(ledger.to_json(), indent=1) + "\n").encode())
+        for scores in result.scores:
+            ledger.add_scores(job.round, scores)
+        if result.error is not None:
+            ledger.add_error(job.round, self.number, result.error.why)
+        self._write_ledger(path, ledger)
+
+    def _note_error(self, about: dict[str, Any], failure: Failure) -> None:
+        """A request that was refused, in the ledger of its run, if there is one."""
+        run, round = about.get("run"), about.get("round")
+        path = self.folder / "runs" / str(run) / LEDGER
+        if about.get("what") == "job" and is_run(run) and is_count(round) and path.exists():
+            ledger = Ledger.from_json(json.loads(path.read_text(encoding="utf-8")))
+            ledger.add_error(int(round), self.number, failure.why)  # type: ignore[arg-type]
+            self._write_ledger(path, ledger)
+
+    @staticmethod
+    def _write_ledger(path: Path, ledger: Ledger) -> None:
+        write_whole(path, (json.dumps(ledger.to_json(), indent=1) + "\n").encode(), private=True)
 
     def close(self) -> None:
         """Gives back what engines hold."""
@@ -181,51 +260,35 @@ class Member:
             agreed.engine.close()
 
 
-class RoundMemory:
-    """A client's memory on its own disk: the states of one run, a file per round.
-
-    A state is written before its upload is answered for. The server's next message says which round it took in last;
-    what ran ahead of an upload that was lost is forgotten.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def at(self, accepted: int | None) -> State | None:
-        """The state after the round that the server took in last (None: nothing yet)."""
-        if accepted is None:
-            return None
-        path = self._path(accepted)
-        if not path.exists():
-            raise RefusalError(
-                f"the server took in round {accepted} of this client, and there is no memory of it under "
-                f"'{self.folder}' (there is: {', '.join(map(str, self.rounds())) or 'nothing'}); restore the folder "
-                "from a backup, or begin a new run"
-            )
-        return load(path.read_bytes())
-
-    def keep(self, round: int, state: State, accepted: int | None) -> None:
-        """The state after a round whose upload is not yet answered for, beside the last accepted one; no other."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self._path(round), save(serialisable(state)))
-        for other in self.rounds():
-            if other not in (round, accepted):
-                self._path(other).unlink(missing_ok=True)
-
-    def rounds(self) -> list[int]:
-        """Of which there is a state."""
-        return sorted(int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.safetensors"))
-
-    def _path(self, round: int) -> Path:
-        return self.folder / f"round-{round:06d}.safetensors"
-
-
 def load_member(
-    folder: Path, data: Path, *, methods: tuple[str, ...] = (), max_rounds: int | None = None, device: str = "auto"
+    folder: Path,
+    data: Path,
+    *,
+    methods: tuple[str, ...] = (),
+    max_rounds: int | None = None,
+    max_evaluations: int | None = None,
+    evaluation: EvaluationTerms | None = None,
+    limits: JobLimits | None = None,
+    device: str = "auto",
 ) -> Member:
-    """An organisation out of its folder, with the limits that it was started with."""
+    """An organisation out of its folder, with the consent that it was started with.
+
+    Args:
+        folder: What `fedloom deploy init` wrote for it.
+        data: Its images.
+        methods: Methods that may run; default: only the recipe in the folder.
+        max_rounds: Updates that may leave.
+        max_evaluations: Evaluations that are answered; default: as many as one run of the folder's recipe has.
+        evaluation: What an answer to an evaluation says.
+        limits: What a job may cost.
+        device: auto, cpu or cuda.
+    """
     try:
         settings = EngineSettings.model_validate({"device": device})
     except ValueError:
         raise UserError(f"--device {device}: must be auto, cpu or cuda") from None
-    return Member(folder, data, Consent(Recipe.load(folder / "recipe.yaml"), methods, max_rounds), settings)
+    recipe = Recipe.load(folder / "recipe.yaml")
+    answers = evaluations_of(recipe) if max_evaluations is None else max_evaluations
+    terms = replace(evaluation or EvaluationTerms(), answers=answers)
+    consent = Consent(recipe, methods, max_rounds, terms, limits or JobLimits())
+    return Member(folder, data, consent, settings)

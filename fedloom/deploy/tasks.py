@@ -59,8 +59,8 @@ def own_task(recipe: Recipe, federation: FederationTerms, client: int, dataset: 
     return make_task(recipe, dataset, data.Federation(train, test))
 
 
-def own_images(source: Path, federation: FederationTerms) -> Dataset:
-    """An organisation's images, brought to the federation's classes and shape, or why that cannot be."""
+def own_images(source: Path, federation: FederationTerms) -> tuple[Dataset, str]:
+    """An organisation's images, brought to the federation's classes and shape; and what was done to them, in words."""
     found = data.load(str(source.expanduser().resolve()))
     number = {name: label for label, name in enumerate(federation.classes)}
     if strange := [name for name in found.classes if name not in number]:
@@ -69,6 +69,7 @@ def own_images(source: Path, federation: FederationTerms) -> Dataset:
             f"({_some(federation.classes)}); rename it, or leave it out"
         )
     channels, height, width = federation.shape
+    before = "×".join(map(str, found.images.shape[2:]))
     images = resize(found.images, (height, width))
     if images.shape[1] != channels:
         raise UserError(
@@ -76,7 +77,11 @@ def own_images(source: Path, federation: FederationTerms) -> Dataset:
             "convert them"
         )
     labels = torch.tensor([number[name] for name in found.classes])[found.labels]
-    return Dataset(federation.name, images, labels, found.test, federation.classes)
+    resized = f" RESIZED to the federation's {height}×{width}" if before != f"{height}×{width}" else ""
+    return (
+        Dataset(federation.name, images, labels, found.test, federation.classes),
+        f"images: {len(images):,} of {before} pixels{',' if resized else ''}{resized}",
+    )
 
 
 def _some(names: Iterable[str]) -> str:

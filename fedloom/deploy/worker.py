@@ -137,7 +137,7 @@ def _do(member: Member, line: _Line, token: str) -> None:
 def reply_to(member: Member, parcel: Parcel) -> Parcel:
     """The answer to a message; one that the coordinator did not sign, or that came before, gets only a refusal."""
     try:
-        about, body = opened(parcel.content, member.coordinator)
+        about, body = opened(parcel.content, member.coordinator, member.consent.limits.message_bytes)
         member.seen.add(name_of(parcel.content))
     except MessageError as error:
         log.warning(f"a message was refused: {error}")

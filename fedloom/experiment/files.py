@@ -9,11 +9,16 @@ from fedloom.core.errors import UserError
 TEMPORARY = ".tmp"
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Puts bytes at this path: temporary name, fsync, rename, fsync of the folder. The old ones stay till then."""
+def write_whole(path: Path, data: bytes, *, private: bool = False) -> None:
+    """Puts bytes at this path: temporary name, fsync, rename, fsync of the folder. The old ones stay till then.
+
+    A `private` file is readable by its owner alone.
+    """
     temporary = path.with_name(f".{path.name}{TEMPORARY}")
     try:
         with temporary.open("wb") as file:
+            if private:
+                os.fchmod(file.fileno(), 0o600)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
