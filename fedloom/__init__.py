@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedloom.experiment.loop import Experiment
     from fedloom.inference.trained_model import load_model
     from fedloom.inference.trained_run import load
-    from fedloom.methods import get as method
+    from fedloom.methods import method
     from fedloom.runs.compare import compare, resume_comparison, table
     from fedloom.runs.run import resume, run
     from fedloom.runs.sweep import sweep
@@ -28,7 +28,7 @@ _MODULES = {
     "Batch": "core.batches", "Client": "core.client", "Experiment": "experiment.loop", "Message": "core.message",
     "Method": "core.method", "Recipe": "config.recipe", "Server": "core.server", "Task": "core.task",
     "UserError": "core.errors", "compare": "runs.compare", "load": "inference.trained_run",
-    "load_model": "inference.trained_model", "method": "methods:get", "resume": "runs.run",
+    "load_model": "inference.trained_model", "method": "methods", "resume": "runs.run",
     "resume_comparison": "runs.compare", "run": "runs.run", "sweep": "runs.sweep", "table": "runs.compare",
 }  # fmt: skip
 

@@ -15,6 +15,14 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def _consent_ends_with_the_test():
+    from fedloom.core import trusted_code
+
+    with trusted_code.scope():
+        yield
+
+
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
     """Folders of finished runs on digits, with two newcomers each."""

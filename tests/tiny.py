@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fedloom import objectives
 from fedloom.config.recipe import Recipe
+from fedloom.core import trusted_code
 from fedloom.core.task import Task
 from fedloom.data import Dataset, Federation
 from fedloom.data.augment import parse_augment
@@ -105,6 +106,7 @@ def tiny_experiment(
         },
         "seed": 3,
     }  # fmt: skip
+    trusted_code.allow(values)
     recipe = Recipe.parse(values)
     if fields:
         recipe = recipe.with_(**{name.replace("__", "."): value for name, value in fields.items()})

@@ -13,8 +13,10 @@ import typer
 
 from fedloom.cli import flags
 from fedloom.cli.base import app, err, say, show, show_json
+from fedloom.core import trusted_code
 from fedloom.core.errors import UserError
 
+EVALUATION, LIMITS = "Evaluation", "Limits of a job"
 deploy_app = typer.Typer(
     help="Run a real federation between organisations, over Flower (docs/deploy.md).", no_args_is_help=True
 )
@@ -46,6 +48,7 @@ def init(
     port: Annotated[int, typer.Option("--port", help="Where organisations reach the server.")] = 9092,
     control_port: Annotated[int, typer.Option("--control-port", help="For control, on its own machine.")] = 9093,
     set_: flags.Set = None,
+    trust_code: flags.TrustCode = False,
 ) -> None:
     """Write the folder of a federation: recipe, certificates, a key pair per organisation, start scripts.
 
@@ -83,13 +86,18 @@ def server(
     have_proxy: Annotated[
         bool, typer.Option("--i-have-a-proxy", help="An authenticating proxy guards a --control beyond this machine.")
     ] = False,
+    trust_code: flags.TrustCode = False,
 ) -> None:
     """Start the server; it runs till Ctrl-C. Organisations can then join, and runs be started.
 
     Example: fedloom deploy server --folder hospitals/server
     """
+    from fedloom.config.loading import read_yaml
     from fedloom.deploy.serving import serve
 
+    if trust_code:
+        trusted_code.require(f"the recipe of '{folder}'", read_yaml(folder / "recipe.yaml"))
+        os.environ.update(trusted_code.environment())  # runs are processes of Flower's
     serve(
         folder, listen=listen, control=control, have_proxy=have_proxy,
         ready=lambda federation: say(
@@ -109,20 +117,78 @@ def client(
     max_rounds: Annotated[
         int | None, typer.Option("--max-rounds", min=1, help="Updates that may leave, in all runs together.")
     ] = None,
+    evaluation: Annotated[
+        str,
+        typer.Option(
+            "--evaluation",
+            rich_help_panel=EVALUATION,
+            help="What an answer says: accuracy (all classes together), classes (each), none (no answer).",
+        ),
+    ] = "accuracy",
+    max_evaluations: Annotated[
+        int | None,
+        typer.Option(
+            "--max-evaluations",
+            min=0,
+            rich_help_panel=EVALUATION,
+            help="Answers in all runs together; default: as many as one run of recipe.yaml has.",
+        ),
+    ] = None,
+    min_test: Annotated[
+        int, typer.Option("--min-test", min=0, rich_help_panel=EVALUATION, help="No answer with fewer test images.")
+    ] = 50,
+    epsilon: Annotated[
+        float,
+        typer.Option(
+            "--evaluation-epsilon",
+            rich_help_panel=EVALUATION,
+            help="Noise on each answer: ε with respect to one test image; inf: none.",
+        ),
+    ] = 0.5,
+    max_parameters: Annotated[
+        int, typer.Option("--max-parameters", min=1, rich_help_panel=LIMITS, help="Of all networks of a method.")
+    ] = 100_000_000,
+    max_message: Annotated[
+        int, typer.Option("--max-message-mb", min=1, rich_help_panel=LIMITS, help="MiB of a message.")
+    ] = 1024,
+    max_epochs: Annotated[int, typer.Option("--max-epochs", min=1, rich_help_panel=LIMITS, help="Of a job.")] = 100,
+    max_seconds: Annotated[
+        float, typer.Option("--max-seconds", min=0.001, rich_help_panel=LIMITS, help="Of a job.")
+    ] = 3600,
+    max_memory: Annotated[
+        float | None,
+        typer.Option(
+            "--max-memory-gb", min=0.001, rich_help_panel=LIMITS, help="Of a job; default: half of the machine's."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
     yes: Annotated[bool, typer.Option("--yes", help="Consent without being asked (for scripts).")] = False,
+    trust_code: flags.TrustCode = False,
 ) -> None:
     """Join a federation with one's own images: shows what will leave, asks, then answers the server till Ctrl-C.
 
-    Example: fedloom deploy client --folder north --data /data/xrays --allow-methods repper,fedcrl --max-rounds 100
+    Examples:
+
+      fedloom deploy client --folder north --data /data/xrays --allow-methods repper,fedcrl --max-rounds 100
+
+      fedloom deploy client --folder north --data /data/xrays --evaluation none --max-memory-gb 16
     """
+    from fedloom.deploy.evaluation import EvaluationTerms
+    from fedloom.deploy.limits import JobLimits
     from fedloom.deploy.member import load_member
     from fedloom.deploy.worker import work
 
     methods = _list(allow_methods) if allow_methods else ()
-    member = load_member(folder, data, methods=methods, max_rounds=max_rounds, device=device)
+    limits = JobLimits(max_parameters, max_message * 2**20, max_epochs, max_seconds, int((max_memory or 0) * 1e9))
+    member = load_member(
+        folder, data, methods=methods, max_rounds=max_rounds, max_evaluations=max_evaluations,
+        evaluation=EvaluationTerms(evaluation, min_test=min_test, epsilon=epsilon),  # type: ignore[arg-type]
+        limits=limits, device=device,
+    )  # fmt: skip
+    say(member.what_images)
     for line in member.consent.lines(member.federation, member.task(member.consent.recipe), member.name):
         say(line)
+    trusted_code.settle()
     if not yes and not typer.confirm("join?"):
         raise typer.Exit(1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -149,6 +215,7 @@ def start(
     ] = 600.0,
     detach: Annotated[bool, typer.Option("--detach", help="Leave once it has started.")] = False,
     set_: flags.Set = None,
+    trust_code: flags.TrustCode = False,
     as_json: flags.Json = False,
 ) -> None:
     """Start a run on the server of this folder, wait for it and show its result.

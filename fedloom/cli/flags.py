@@ -1,11 +1,14 @@
 """Flags that several commands have, and the recipe fields that they set."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedloom.cli import offers
+from fedloom.cli.base import err, say
+from fedloom.core import trusted_code
 from fedloom.core.errors import UserError
 
 RecipeFile = Annotated[
@@ -52,6 +55,41 @@ Log = Annotated[
     str | None, typer.Option("--log", autocompletion=offers.logs, help="Write rounds there too: tensorboard, wandb.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object as the last line of stdout.")]
+
+
+def _report(file: trusted_code.CodeFile) -> bool:
+    say(f"importing {file.path} (SHA-256 {file.sha256}), named by {file.said}", err)
+    return True
+
+
+def _ask(file: trusted_code.CodeFile) -> bool:
+    say(f"{file.said} names a Python file. Importing it runs it, and what it imports from its folder.", err)
+    say(f"  {file.path}\n  SHA-256 {file.sha256}", err)
+    return typer.confirm("import it?", err=True)
+
+
+def at_terminal() -> bool:
+    """Tell whether there is somebody to ask."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def _trust(ctx: typer.Context, value: bool) -> bool:
+    if value and not ctx.resilient_parsing:
+        ctx.with_resource(trusted_code.deciding(_report))
+    return value
+
+
+def _trust_or_ask(ctx: typer.Context, value: bool) -> bool:
+    if not value and not ctx.resilient_parsing and at_terminal():
+        ctx.with_resource(trusted_code.deciding(_ask))
+    return _trust(ctx, value)
+
+
+_TRUSTED = "Import the Python files that it names; prints each path and SHA-256."
+TrustCode = Annotated[bool, typer.Option("--trust-code", callback=_trust, help=_TRUSTED)]
+TrustCodeOrAsk = Annotated[
+    bool, typer.Option("--trust-code", callback=_trust_or_ask, help=_TRUSTED + " Else a terminal is asked.")
+]
 
 
 def fields_of(sets: list[str] | None, **flags: Any) -> dict[str, Any]:

@@ -83,7 +83,8 @@ def print_recipe(
     data_dir: flags.DataDir = None, clients: flags.Clients = None, partition: flags.Partition = None,
     model: flags.Model = None, rounds: flags.Rounds = None, epochs: flags.Epochs = None,
     batch_size: flags.BatchSize = None, lr: flags.Lr = None, fraction: flags.Fraction = None, seed: flags.Seed = None,
-    engine: flags.Engine = None, out_dir: flags.Out = None, set_: flags.Set = None, as_json: flags.Json = False,
+    engine: flags.Engine = None, out_dir: flags.Out = None, set_: flags.Set = None,
+    trust_code: flags.TrustCode = False, as_json: flags.Json = False,
 ) -> None:  # fmt: skip
     """Print the full resolved recipe: every field with its value.
 
@@ -132,6 +133,7 @@ def plot(
     recipe: flags.RecipeFile = None, data: flags.Data = None, data_dir: flags.DataDir = None,
     clients: flags.Clients = None, partition: flags.Partition = None, seed: flags.Seed = None, set_: flags.Set = None,
     to: Annotated[Path, typer.Option("--to", help="The picture.")] = Path("federation.png"),
+    trust_code: flags.TrustCode = False,
     as_json: flags.Json = False,
 ) -> None:  # fmt: skip
     """Draw who holds what: clients by classes, dots as large as the counts.

@@ -9,6 +9,7 @@ from fedloom.cli import flags, offers
 from fedloom.cli.base import app, show, watching
 from fedloom.cli.report import live_page
 from fedloom.cli.sweep import go_on
+from fedloom.core import trusted_code
 
 
 @app.command()
@@ -21,6 +22,7 @@ def run(
     set_: flags.Set = None, log: flags.Log = None, as_json: flags.Json = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or begin it.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it in a browser as it goes; see `watch`.")] = False,
+    trust_code: flags.TrustCode = False,
 ) -> None:  # fmt: skip
     """Run one experiment.
 
@@ -62,12 +64,13 @@ def run(
 def resume(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, a comparison or a sweep.")],
     data_dir: flags.DataDir = None, engine: flags.Engine = None, ray_address: flags.RayAddress = None,
-    set_: flags.Set = None, as_json: flags.Json = False,
+    set_: flags.Set = None, trust_code: flags.TrustCodeOrAsk = False, as_json: flags.Json = False,
 ) -> None:  # fmt: skip
     """Go on with a run, a comparison or a sweep that was stopped or killed: the same result, bit for bit.
 
     A run goes on from its last checkpoint; of several, finished ones are taken as they are. Only where and how
-    fast it goes on can be changed (engine, storage, data.dir).
+    fast it goes on can be changed (engine, storage, data.dir). A Python file that it names is imported with your
+    consent only: you are asked, or pass --trust-code.
 
     Examples:
 
@@ -89,6 +92,7 @@ def resume(
         show(summaries, as_json, {"runs": summaries, "run_dir": str(run_dir)})
         return
     recipe = recipe_of(run_dir, fields)
+    trusted_code.require(f"the recipe of '{run_dir}'", recipe.model_dump())  # before a progress bar is drawn
     with watching() as start:
         summary = run(recipe, on_round=start(recipe), resume=True)
     show([summary], as_json, summary)
@@ -108,6 +112,7 @@ def compare(
     fraction: flags.Fraction = None, engine: flags.Engine = None, ray_address: flags.RayAddress = None,
     out_dir: flags.Out = None, set_: flags.Set = None, log: flags.Log = None, as_json: flags.Json = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in --out, or begin it.")] = False,
+    trust_code: flags.TrustCode = False,
 ) -> None:  # fmt: skip
     """Run several methods (and seeds) on the same federation: one table.
 

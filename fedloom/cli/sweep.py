@@ -27,6 +27,7 @@ def sweep(
     fraction: flags.Fraction = None, engine: flags.Engine = None, out_dir: flags.Out = None, set_: flags.Set = None,
     log: flags.Log = None, as_json: flags.Json = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in --out, or begin it.")] = False,
+    trust_code: flags.TrustCode = False,
 ) -> None:  # fmt: skip
     """Run one recipe with many settings and seeds: one table and a picture (a curve, or a heat map over two fields).
 

@@ -42,6 +42,7 @@ def newcomers(
     alone_epochs: Annotated[
         int | None, typer.Option("--alone-epochs", min=0, help="Of training alone; 0: leave it out.")
     ] = None,
+    trust_code: flags.TrustCodeOrAsk = False,
     as_json: flags.Json = False,
 ) -> None:
     """Test a run on clients that never took part: heads on its frozen representation, against training alone.
@@ -105,6 +106,7 @@ def adapt_run(
     shots: Annotated[int | None, typer.Option("--shots", min=1, help="Fit on so many of each class only.")] = None,
     to: Annotated[Path | None, typer.Option("--to", help="A folder; default: adapted/ and the images' name.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of folds, shots and heads.")] = 0,
+    trust_code: flags.TrustCodeOrAsk = False,
     as_json: flags.Json = False,
 ) -> None:
     """Give a new client its own model in seconds: the run's representation, frozen, and a classifier on it.
@@ -162,6 +164,7 @@ def predict(
     client: ClientFlag = None,
     style: Style = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="CSV on stdout.")] = False,
+    trust_code: flags.TrustCodeOrAsk = False,
     as_json: flags.Json = False,
 ) -> None:
     """Name what is in pictures: class and probability.
@@ -220,6 +223,7 @@ def export_model(
     client: ClientFlag = None,
     style: Style = None,
     path: Annotated[Path | None, typer.Option("--out", help="The file; default: client-3.onnx and the like.")] = None,
+    trust_code: flags.TrustCodeOrAsk = False,
     as_json: flags.Json = False,
 ) -> None:
     """Write a model for other programs, preprocessing included: it takes batches of H × W × C bytes.

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from fedloom.core import trusted_code
 from fedloom.core.errors import UserError, nearest
 
 
@@ -137,6 +138,20 @@ def raw_recipe(source: str | Path | Mapping[str, Any] | None, fields: Mapping[st
             values[name] = deepcopy(value)
         else:
             assign(values, SHORT.get(name, name), str(value) if isinstance(value, Path) else value)
+    return values
+
+
+def read_recipe(
+    source: str | Path | Mapping[str, Any] | None, fields: Mapping[str, Any], *, trust_code: bool = False
+) -> dict[str, Any]:
+    """Reads `raw_recipe` for a public function, whose arguments allow the Python files that they name.
+
+    Files that only the recipe file names are allowed with `trust_code`.
+    """
+    trusted_code.allow(fields, source if isinstance(source, Mapping) else None)
+    values = raw_recipe(source, fields)
+    if trust_code:
+        trusted_code.trust(values)
     return values
 
 

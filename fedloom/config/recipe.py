@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from fedloom import methods, models, objectives
 from fedloom.config.loading import assign, read_assignment, read_yaml
+from fedloom.core import trusted_code
 from fedloom.core.checking import Section, checked, refusal
 from fedloom.core.compression import WireSettings
 from fedloom.core.errors import UserError, nearest
@@ -158,19 +159,26 @@ class Recipe(Section):
         return methods.get(name, **self.method.options)
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> "Recipe":
-        """Checks; a mistake becomes one sentence that names the field, the value and the nearest valid choice."""
+    def parse(cls, values: Mapping[str, Any], *, trust_code: bool = False) -> "Recipe":
+        """Checks; a mistake becomes one sentence that names the field, the value and the nearest valid choice.
+
+        The values may be a stranger's: a Python file that they name is refused unless the user has named it or
+        `trust_code` is set, since to import it is to run it.
+        """
+        if trust_code:
+            trusted_code.trust(values)
         return checked(
             cls, {name: {} if value is None and name in _SECTIONS else value for name, value in values.items()}
         )
 
     @classmethod
-    def load(cls, source: str | Path) -> "Recipe":
-        """From a YAML file, or by the name of one that is shipped (`demo`)."""
-        return cls.parse(read_yaml(source))
+    def load(cls, source: str | Path, *, trust_code: bool = False) -> "Recipe":
+        """From a YAML file, or by the name of one that is shipped (`demo`). Files that it names: as in `parse`."""
+        return cls.parse(read_yaml(source), trust_code=trust_code)
 
     def with_(self, *assignments: str, **values: Any) -> "Recipe":
         """A changed copy: `with_("training.rounds=5", "method.mu=0.1")`, or `with_(seed=1)`."""
+        trusted_code.allow(assignments, values)
         changed = self.model_dump(mode="json", exclude_unset=True)
         for path, value in [*map(read_assignment, assignments), *values.items()]:
             assign(changed, path, value)

@@ -1,6 +1,9 @@
-"""Registries: what a recipe can name. Shipped things, entry points of installed packages, `path/file.py:Name`."""
+"""Registries: what a recipe can name. Shipped things, entry points of installed packages, `path/file.py:Name`.
 
-import hashlib
+A file is imported only with the user's consent (`core/trusted_code.py`).
+"""
+
+import logging
 import pkgutil
 import re
 import sys
@@ -15,13 +18,15 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
+from fedloom.core import trusted_code
 from fedloom.core.errors import UserError, nearest
 
 _PREFIX = "fedloom_file_"
 _REFERENCE = re.compile(r"(?P<file>.+\.py)(:(?P<name>[^:/\\+]*))?", re.DOTALL)
 _imported_packages: set[str] = set()
-_hashes: dict[str, str] = {}
-"""SHA-256 of the source of users' files, by the name of the module."""
+_noticed: set[str] = set()
+"""Hashes of changed files that were reported."""
+log = logging.getLogger("fedloom")
 T = TypeVar("T")
 
 
@@ -84,6 +89,8 @@ class Registry(dict[str, T], Generic[T]):
         said = f"{self.field} = '{reference}':"
         if not path.is_file():
             raise UserError(f"{said} there is no file '{path}'")
+        if not name and not trusted_code.is_allowed(path):
+            raise UserError(f"{said} say which of it, {file}:NAME")
         module = _imported(path, said)
         fitting = [n for n, thing in vars(module).items() if self.fits(thing) and _home(thing) == module.__name__]
         if not name:
@@ -156,9 +163,9 @@ def absolute(name: str) -> str:
 
 
 def files() -> dict[str, str]:
-    """The users' files that this process has read, with the SHA-256 of what was in them."""
-    mine = ((name, module) for name, module in sys.modules.items() if name.startswith(_PREFIX))
-    return {str(module.__file__): f"sha256 {_hashes[name]}" for name, module in mine if name in _hashes}
+    """The users' files that this process has imported, with the SHA-256 of what was run."""
+    found = (_parsed(name) for name in list(sys.modules) if name.startswith(_PREFIX))
+    return {path: f"sha256 {sha256}" for path, sha256 in found}
 
 
 def place_of(error: BaseException, file: Path) -> str:
@@ -176,11 +183,18 @@ def _home(thing: Any) -> str | None:
 
 
 def _imported(path: Path, said: str) -> ModuleType:
-    """The module of a file as it is now: one that was changed is read again."""
-    name = _PREFIX + str(path).encode().hex()
-    known = sys.modules.get(name)
-    if known is not None and _hashes[name] != _sha256(path.read_bytes()):
-        del sys.modules[name]
+    """The module of a file, with the content that the user has consented to.
+
+    Once imported it stays, even if the file changes: a comparison of hours finishes with the code that it began with.
+    New consent (naming the file again) imports it again.
+    """
+    sha256 = trusted_code.consented(path, said.removesuffix(":"))
+    name = f"{_PREFIX}{str(path).encode().hex()}_{sha256}"
+    if name in sys.modules:
+        _notice_change(path, sha256)
+    else:
+        for older in [other for other in sys.modules if other.startswith(_PREFIX) and _parsed(other)[0] == str(path)]:
+            del sys.modules[older]
     try:
         return import_module(name)
     except UserError as error:
@@ -189,31 +203,48 @@ def _imported(path: Path, said: str) -> ModuleType:
         raise UserError(f"{said} {path} cannot be imported: {place_of(error, path)}") from error
 
 
-def _sha256(source: bytes) -> str:
-    return hashlib.sha256(source).hexdigest()
+def _notice_change(path: Path, sha256: str) -> None:
+    now = trusted_code.sha256_of(path.read_bytes())
+    if now != sha256 and now not in _noticed:
+        _noticed.add(now)
+        log.warning(
+            "%s has changed since it was imported; this process continues with SHA-256 %s. Name the file again, or "
+            "start again, to use the new content", path, sha256,
+        )  # fmt: skip
+
+
+def _parsed(module: str) -> tuple[str, str]:
+    """The path and the SHA-256 in a module's name."""
+    path, _, sha256 = module.removeprefix(_PREFIX).partition("_")
+    return bytes.fromhex(path).decode(), sha256
 
 
 class _Loader(SourceFileLoader):
-    """Reads the source, never a cached form of it (whose dates are whole seconds), and notes what it was."""
+    """Runs the source, never a cached form of it, if it is the content that the module's name says."""
 
     def exec_module(self, module: ModuleType) -> None:
         """The file's folder is searched after all others, so that it may import what lies beside it."""
+        source = self.get_data(self.path)
+        expected, found = _parsed(module.__name__)[1], trusted_code.sha256_of(source)
+        if found != expected:
+            raise UserError(
+                f"the file has changed since it was allowed: its SHA-256 was {expected} and is {found}; read it, then "
+                "start again"
+            )
         folder = str(Path(self.path).parent)
         if folder not in sys.path:
             sys.path.append(folder)
-        source = self.get_data(self.path)
-        _hashes[module.__name__] = _sha256(source)
         exec(self.source_to_code(source, self.path), module.__dict__)
 
 
 class _Files(MetaPathFinder):
-    """Modules whose name is the path of a file: a worker process that gets an object of it finds the file again."""
+    """Modules whose name is the path of a file and its hash: a worker process that gets an object finds its class."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Of names that `_imported` gave."""
         if not name.startswith(_PREFIX):
             return None
-        file = bytes.fromhex(name.removeprefix(_PREFIX)).decode()
+        file = _parsed(name)[0]
         return spec_from_file_location(name, file, loader=_Loader(name, file))
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedloom.core import trusted_code
 from fedloom.core.errors import UserError, nearest
 from fedloom.core.rng import numpy_generator
 from fedloom.core.task import Dataset, Federation
@@ -12,7 +13,7 @@ def federate(
     dataset: Dataset,
     *,
     clients: int,
-    partition: str,
+    partition: str | Partition,
     split: str = "pooled:0.75",
     minimum: int = 10,
     newcomers: float | int = 0,
@@ -21,7 +22,7 @@ def federate(
 ) -> Federation:
     """Divides a dataset among clients; the same call gives the same federation.
 
-    partition: see `fedloom.data.partition`. split: where test data come from,
+    partition: see `fedloom.data.partition`; a file that a text names is imported. split: where test data come from,
       `pooled:0.75`  training and test set pooled and divided; each client keeps 75% to train on
       `official`     the training set is divided; of the official test set each gets its share, class by class
       `common`       all are tested on the whole official test set (by domain: on that of their own domain)
@@ -31,7 +32,10 @@ def federate(
     """
     kind, kept = parse_split(split)
     _refuse_without_test_set(kind, split, dataset)
-    division = parse_partition(partition)
+    if isinstance(partition, str):
+        trusted_code.allow(partition)
+        partition = parse_partition(partition)
+    division, partition = partition, partition.spec
     labels = dataset.labels.numpy()
     groups = None if dataset.groups is None else dataset.groups.numpy()
     if resample and groups is None:

@@ -6,9 +6,10 @@ from typing import Any
 from fedloom.config.recipe import Recipe
 from fedloom.core.registry import absolute
 from fedloom.core.task import Dataset, Federation, ImageFormat, Task
-from fedloom.data import combine, federate, limit, load, parts
+from fedloom.data import combine, federate, limit, parse_partition, parts
 from fedloom.data.augment import parse_augment
 from fedloom.data.dataset import with_channels
+from fedloom.data.sources import load
 from fedloom.models import Factory
 
 TASK = "task.json"
@@ -32,7 +33,7 @@ def divide(recipe: Recipe, dataset: Dataset) -> tuple[Dataset, Federation]:
     federation = federate(
         dataset,
         clients=data.clients,
-        partition=data.partition,
+        partition=parse_partition(data.partition),
         split=data.split,
         minimum=data.minimum,
         newcomers=data.newcomers,

@@ -11,6 +11,7 @@ from typing import NoReturn, cast
 import torch
 
 from fedloom.config.recipe import Recipe
+from fedloom.core import trusted_code
 from fedloom.core.failures import RoundError
 from fedloom.core.job import Runner
 from fedloom.core.limits import refuse_model_without_room
@@ -126,7 +127,7 @@ class Experiment:
                     record = self.round(engine, round)
                 except RoundError as error:  # nothing of the round was taken in
                     self._save()
-                    error.add_note(f"the rounds before it are kept; go on with: fedloom resume {self.folder.path}")
+                    error.add_note(f"the rounds before it are kept; go on with: {self._how_to_resume}")
                     raise
                 self.history.append(without_nan(record))
                 self.folder.record(record)
@@ -162,7 +163,11 @@ class Experiment:
         """Leaves between two rounds."""
         self._save()
         done = f"stopped after round {len(self.history)} of {self.recipe.training.rounds}"
-        raise Interrupted(done, f"fedloom resume {self.folder.path}", signal)
+        raise Interrupted(done, self._how_to_resume, signal)
+
+    @property
+    def _how_to_resume(self) -> str:
+        return trusted_code.resume_command(self.folder.path, self.recipe.model_dump())
 
     @cached_property
     def _fingerprint(self) -> str:

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedloom.config.loading import read_yaml
-from fedloom.core import registry
+from fedloom.core import registry, trusted_code
 from fedloom.core.errors import UserError
 from fedloom.core.state import serialisable
 from fedloom.experiment.files import unwritable, write_whole
@@ -55,7 +55,7 @@ class RunFolder:
         if not resume and holds_run(self.path):
             raise UserError(
                 f"out = '{self.path}' holds a run already: choose another folder, remove it, "
-                f"or go on with it: fedloom resume {self.path}"
+                f"or go on with it: {_resume_command(self.path)}"
             )
 
     @staticmethod
@@ -139,6 +139,13 @@ def stored_values(folder: Path) -> dict[str, Any]:
     return read_yaml(folder / RECIPE)
 
 
+def _resume_command(folder: Path) -> str:
+    try:
+        return trusted_code.resume_command(folder, read_yaml(folder / RECIPE))
+    except UserError:  # the recipe cannot be read: then resume says so
+        return trusted_code.resume_command(folder)
+
+
 def finished(path: Path) -> Summary | None:
     """The summary of a run that has ended; it is the last thing that a run writes."""
     try:
@@ -147,7 +154,7 @@ def finished(path: Path) -> Summary | None:
         return None
     except (OSError, ValueError) as error:
         raise UserError(
-            f"'{path / SUMMARY}' cannot be read ({error}); remove it, then `fedloom resume {path}` makes it if it can"
+            f"'{path / SUMMARY}' cannot be read ({error}); remove it, then `{_resume_command(path)}` makes it if it can"
         ) from None
     assert isinstance(summary, dict)
     return cast(Summary, summary)

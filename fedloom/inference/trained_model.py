@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fedloom import methods, objectives
+from fedloom.core import trusted_code
 from fedloom.core.batches import Pixels
 from fedloom.core.client import Client
 from fedloom.core.errors import UserError
@@ -134,8 +135,11 @@ def write_anywhere(path: Path, data: bytes) -> None:
         raise UserError(f"'{path}' cannot be written: {why}; choose another place, or make room") from None
 
 
-def load_model(path: str | Path) -> TrainedModel:
-    """The model in a file that `save`, `fedloom adapt` or `fedloom export --to safetensors` wrote."""
+def load_model(path: str | Path, *, trust_code: bool = False) -> TrainedModel:
+    """The model in a file that `save`, `fedloom adapt` or `fedloom export --to safetensors` wrote.
+
+    `trust_code` imports the Python files that it names; without it they are refused.
+    """
     try:
         with safe_open(str(path), "pt") as file:
             says = json.loads((file.metadata() or {}).get("fedloom", "{}"))
@@ -146,6 +150,8 @@ def load_model(path: str | Path) -> TrainedModel:
         ) from None
     if says.get("format") != FORMAT:
         raise UserError(f"'{path}' is no model of fedloom: its metadata say nothing of '{FORMAT}'")
+    if trust_code:
+        trusted_code.trust(says)
     form = ImageFormat.from_json(says["images"])
     workspace = blank_workspace(
         methods.get(**says["method"]), objectives.get(**says["objective"]), form, factory_of(says["network"])

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedloom.config.recipe import Recipe
+from fedloom.core import trusted_code
 from fedloom.core.errors import UserError, nearest
 from fedloom.core.state import State, under
 from fedloom.core.task import ImageFormat, Task
@@ -23,11 +24,14 @@ from fedloom.inference.trained_model import AVERAGED, GLOBAL, TrainedModel, blan
 
 
 class TrainedRun:
-    """A run folder. Models are built when asked for, and need no data."""
+    """A run folder. Models are built when asked for, and need no data.
 
-    def __init__(self, path: str | Path, *, task: Task | None = None):
-        self.path = Path(path)
-        self.recipe = _recipe(self.path)
+    `trust_code` imports the Python files that the folder names; without it they are refused.
+    """
+
+    def __init__(self, path: str | Path, *, task: Task | None = None, trust_code: bool = False):
+        self.path, self._trust_code = Path(path), trust_code
+        self.recipe = _recipe(self.path, trust_code)
         self.method = self.recipe.make_method()
         self._task = task
 
@@ -54,6 +58,8 @@ class TrainedRun:
         except (OSError, ValueError) as error:
             raise UserError(f"'{self.path / TASK}' cannot be read ({error}); run the recipe again") from None
         assert isinstance(facts, dict)
+        if self._trust_code:
+            trusted_code.trust(trusted_code.not_allowed(facts))
         return facts
 
     @cached_property
@@ -182,21 +188,25 @@ class TrainedRun:
     def _refuse_unfinished(self) -> None:
         if self.summary is None:
             raise UserError(
-                f"'{self.path}' has no {SUMMARY}: the run is not finished; go on with: fedloom resume {self.path}"
+                f"'{self.path}' has no {SUMMARY}: the run is not finished; go on with: "
+                + trusted_code.resume_command(self.path, self.recipe.model_dump())
             )
 
 
-def load(path: str | Path, *, task: Task | None = None) -> TrainedRun:
+def load(path: str | Path, *, task: Task | None = None, trust_code: bool = False) -> TrainedRun:
     """A run by its folder. `task` is for runs whose data were made in Python.
+
+    A Python file that the folder names (a method or a network of one's own) is imported only with `trust_code`, or if
+    this process was given its name before: read the file first.
 
     >>> fedloom.load("runs/mine").personal(3)(images)   # doctest: +SKIP
     """
-    return TrainedRun(path, task=task)
+    return TrainedRun(path, task=task, trust_code=trust_code)
 
 
-def _recipe(folder: Path) -> Recipe:
+def _recipe(folder: Path, trust_code: bool) -> Recipe:
     values = stored_values(folder)
     engine = values.get("engine")
     if isinstance(engine, dict) and engine.get("device") == "cuda":
         engine["device"] = "auto"  # a model may be used where there is no GPU
-    return Recipe.parse(values)
+    return Recipe.parse(values, trust_code=trust_code)

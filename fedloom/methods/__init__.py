@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedloom.core import options
+from fedloom.core import options, trusted_code
 from fedloom.core.errors import UserError, nearest
 from fedloom.core.method import ADDONS, METHODS, Method, with_addon
 from fedloom.core.options import field_docs, hyperparameters
@@ -36,11 +36,18 @@ def method_class(name: str) -> type[Method]:
 
 
 def get(name: str, **parameters: Any) -> Method:
-    """A method with its hyperparameters, validated."""
+    """A method with its hyperparameters, validated. A file in the name needs consent: the name may be a stranger's."""
     found = method_class(name)
     return found(**options.validated(options.declared(found), parameters, "method", name))
 
 
+def method(name: str, **parameters: Any) -> Method:
+    """Makes a method: `fedloom.method("fedprox", mu=0.1)`. A file that the name gives, `file.py:Name`, is imported."""
+    trusted_code.allow(name)
+    return get(name, **parameters)
+
+
 __all__ = [
-    "ADDONS", "METHODS", "Method", "Probed", "field_docs", "get", "hyperparameters", "method_class", "with_addon",
+    "ADDONS", "METHODS", "Method", "Probed", "field_docs", "get", "hyperparameters", "method", "method_class",
+    "with_addon",
 ]  # fmt: skip

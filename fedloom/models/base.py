@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
+from fedloom.core import trusted_code
 from fedloom.core.errors import UserError, nearest
 from fedloom.core.options import declared, validated
 from fedloom.core.protocols import Shape
@@ -87,6 +88,10 @@ class Factory:
     name: str = "mlp"
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles go to worker processes of this user, and take the user's consent to a file along."""
+        return _unpickled, (self.name, dict(self.options), trusted_code.hashes(self.name))
+
     def __call__(self, shape: Shape, classes: int) -> SplitModel:
         """The network for images of this shape."""
         options = check(self.name, self.options)
@@ -105,8 +110,14 @@ class Factory:
         return network(shape, classes, **options)
 
 
+def _unpickled(name: str, options: Mapping[str, Any], allowed: Mapping[str, str]) -> Factory:
+    trusted_code.allow_hashes(allowed)
+    return Factory(name, options)
+
+
 def build(name: str, *, shape: Shape, classes: int, **options: Any) -> SplitModel:
-    """A network by name: `build("mlp", shape=(1, 8, 8), classes=10, hidden=32)`."""
+    """A network by name: `build("mlp", shape=(1, 8, 8), classes=10, hidden=32)`; a file in the name is imported."""
+    trusted_code.allow(name)
     return Factory(name, options)(shape, classes)
 
 

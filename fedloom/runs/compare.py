@@ -9,8 +9,9 @@ from typing import Any
 from pydantic import Field
 from rich.console import Console
 
-from fedloom.config.loading import raw_recipe, section_name
+from fedloom.config.loading import read_recipe, section_name
 from fedloom.config.recipe import Recipe
+from fedloom.core import trusted_code
 from fedloom.core.checking import Section, checked
 from fedloom.core.errors import UserError
 from fedloom.core.registry import short
@@ -37,15 +38,18 @@ def compare(
     seeds: Iterable[int] | None = None,
     on_run: Callable[[Recipe], Callable[[RoundRecord], None]] | None = None,
     resume: bool = False,
+    trust_code: bool = False,
     **fields: Any,
 ) -> list[Summary]:
     """Runs several methods with several seeds on the same federation; returns the summaries, method by method.
 
     Methods and seeds are those given, else the recipe's `compare` section's, else the recipe's own method and seed.
     `on_run(recipe)` is called before each run and returns what is told of its rounds. `resume` goes on with the
-    comparison in `out`, or begins it: finished runs are taken as they are.
+    comparison in `out`, or begins it: finished runs are taken as they are. `trust_code` as in `run`.
     """
-    values = raw_recipe(recipe, fields)
+    methods = None if methods is None else list(methods)
+    trusted_code.allow(methods)
+    values = read_recipe(recipe, fields, trust_code=trust_code)
     values.pop("sweep", None)  # the recipe's other use
     methods = [fields["method"]] if methods is None and "method" in fields else methods
     seeds = [fields["seed"]] if seeds is None and "seed" in fields else seeds
@@ -90,10 +94,16 @@ def holds_comparison(folder: str | Path) -> bool:
 
 
 def resume_comparison(
-    folder: str | Path, *, on_run: Callable[[Recipe], Callable[[RoundRecord], None]] | None = None, **fields: Any
+    folder: str | Path,
+    *,
+    on_run: Callable[[Recipe], Callable[[RoundRecord], None]] | None = None,
+    trust_code: bool = False,
+    **fields: Any,
 ) -> list[Summary]:
-    """Goes on with an interrupted comparison: finished runs are taken as they are. Fields as in `resume`."""
-    return compare(Path(folder) / COMPARISON, on_run=on_run, resume=True, **fields | {"out": folder})
+    """Goes on with an interrupted comparison: finished runs are taken as they are. Arguments as in `resume`."""
+    return compare(
+        Path(folder) / COMPARISON, on_run=on_run, resume=True, trust_code=trust_code, **fields | {"out": folder}
+    )
 
 
 def table(summaries: list[Summary]) -> str:

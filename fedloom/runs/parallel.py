@@ -15,6 +15,7 @@ import yaml
 
 from fedloom.config.recipe import Recipe
 from fedloom.core import signals as following
+from fedloom.core import trusted_code
 from fedloom.core.errors import RunError
 from fedloom.core.signals import Interrupts
 from fedloom.engines.cuda import queues
@@ -64,14 +65,15 @@ def fedloom_process(
 ) -> Process:
     """A command of `fedloom`, one of so many, with variables of its `own`; what it tells goes into `said`, or on.
 
-    A session of its own: Ctrl-C in a terminal reaches it once, through us; and it stops when we are gone.
+    A session of its own: Ctrl-C in a terminal reaches it once, through us; and it stops when we are gone. It may import
+    the Python files that this process may, with the same content.
     """
     return subprocess.Popen(
         [sys.executable, "-m", "fedloom", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=said,
-        env=environment(count) | {following.NAME: str(os.getpid())} | dict(own or {}),
+        env=environment(count) | trusted_code.environment() | {following.NAME: str(os.getpid())} | dict(own or {}),
         start_new_session=True,
     )
 

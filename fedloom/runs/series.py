@@ -16,6 +16,7 @@ import yaml
 
 from fedloom.config.loading import read_yaml
 from fedloom.config.recipe import Recipe
+from fedloom.core import trusted_code
 from fedloom.core.errors import UserError
 from fedloom.core.signals import Interrupted, Interrupts
 from fedloom.core.task import Task
@@ -69,14 +70,16 @@ def run_series(
         for number, recipe in enumerate(recipes, 1):
             summary = ended(recipe, tell=False)
             if summary is None and interrupts.asked is not None:
-                raise _stopped(f"stopped after run {number - 1} of {len(recipes)}", folder, interrupts.asked)
+                when = f"stopped after run {number - 1} of {len(recipes)}"
+                raise Interrupted(when, trusted_code.resume_command(folder, description), interrupts.asked)
             if summary is None:
                 experiment = Experiment(recipe, task=tasks[recipe], on_round=on_run(recipe) if on_run else None)
                 try:
                     summary = experiment.run(resume=True)
                 except Interrupted as stopped:
                     when = f"run {number} of {len(recipes)} {stopped.when}"
-                    raise _stopped(when, folder, stopped.signal) from None
+                    command = trusted_code.resume_command(folder, description)
+                    raise Interrupted(when, command, stopped.signal) from None
             summary["run_dir"] = str(recipe.out)
             summaries.append(summary)
             if on_end is not None:
@@ -116,7 +119,7 @@ def _refuse(described: Path, description: Mapping[str, Any], resume: bool) -> No
     if not resume:
         raise UserError(
             f"out = '{described.parent}' holds runs already (see {described.name}): choose another folder, remove it, "
-            f"or go on with them: fedloom resume {described.parent}"
+            f"or go on with them: {trusted_code.resume_command(described.parent, read_yaml(described))}"
         )
     refuse_differences(description, read_yaml(described), described.parent)
 
@@ -133,7 +136,3 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"out = '{folder}' cannot be made: {error.strerror}; choose another folder") from None
-
-
-def _stopped(when: str, folder: Path, signal: int) -> Interrupted:
-    return Interrupted(when, f"fedloom resume {folder}", signal)

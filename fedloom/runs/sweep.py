@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import Field
 
-from fedloom.config.loading import raw_recipe, read_list
+from fedloom.config.loading import raw_recipe, read_list, read_recipe
 from fedloom.config.recipe import Recipe
+from fedloom.core import trusted_code
 from fedloom.core.checking import Section, checked
 from fedloom.core.errors import UserError
 from fedloom.core.registry import short
@@ -64,15 +65,18 @@ def sweep(
     parallel: int | None = None,
     resume: bool = False,
     on_run: Callable[[Recipe], Callable[[RoundRecord], None]] | None = None,
+    trust_code: bool = False,
     **fields: Any,
 ) -> list[Summary]:
     """Runs a recipe with every setting and seed; returns the summaries, each with its `setting`.
 
     What is not given here is taken from the recipe's `sweep` section. `resume` goes on with the sweep in `out`.
+    `trust_code` as in `run`.
 
     >>> fedloom.sweep(method="fedprox", over={"method.mu": [0.01, 0.1, 1]}, seeds=[0, 1])   # doctest: +SKIP
     """
-    values = raw_recipe(recipe, fields)
+    trusted_code.allow(over)
+    values = read_recipe(recipe, fields, trust_code=trust_code)
     chosen = _sweep(values, {"over": over, "seeds": seeds and list(seeds), "random": random, "parallel": parallel})
     values.pop("compare", None)  # the recipe's other use
     out = values.pop("out", None)

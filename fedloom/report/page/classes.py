@@ -28,7 +28,7 @@ def classes(entries: Sequence[Entry], insights: Insights) -> PageSection:
         alone = "These organisations share accuracy over all classes together."
         section.missing = alone if rows else "Accuracy per class is known when a run ends."
         return section
-    held = _held(known[0][1].first, insights)
+    held = next((found for _, entry in known if (found := _held(entry.first, insights))), None)
     section.figures.append(_over_all(known, held))
     if held is None:
         section.missing = "Head and tail need the data: " + why_missing(entries, insights)
@@ -37,6 +37,8 @@ def classes(entries: Sequence[Entry], insights: Insights) -> PageSection:
         "A client's head: its largest classes, which together hold half of its training samples. "
         "Its tail: the other classes that it holds."
     )
+    if any(_held(entry.first, insights) is None for _, entry in known):
+        section.missing = "Some are not shown: " + why_missing(entries, insights)
     section.figures.append(_head_and_tail(known, insights))
     section.figures += _chosen_clients(known, insights, held)
     return section
@@ -60,7 +62,7 @@ def _over_all(known: list[tuple[int, Entry]], held: Holdings | None) -> Figure:
         for label, (_, total) in tally.items():
             tested[label] += total
     sizes = held.totals if held else tested
-    order = sorted(tested, key=lambda label: (-sizes[label], label))
+    order = sorted(tested, key=lambda label: (-sizes.get(label, 0), label))
     what = "training" if held else "test"
     note = f"Over all clients and seeds. Classes with the most {what} samples first."
     return _by_class("class-all", "Every class", tallies, order, known[0][1].first.classes, note)
@@ -114,6 +116,8 @@ def _head_and_tail(known: list[tuple[int, Entry]], insights: Insights) -> Figure
     marks, last = [], 0
     for i, entry in known:
         each = [_by_kind(run, held) for run in entry.runs if (held := _held(run, insights))]
+        if not each:
+            continue
         scores = [[100 * tally[kind][0] / tally[kind][1] for tally in each if tally[kind][1]] for kind in KINDS]
         samples = [sum(tally[kind][1] for tally in each) for kind in KINDS]
         x = [k for k, values in enumerate(scores) if values]

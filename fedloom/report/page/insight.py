@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedloom.core import trusted_code
 from fedloom.core.errors import UserError
 from fedloom.core.task import Task, group_of_clients
 from fedloom.data import Dataset
@@ -54,7 +55,10 @@ Key = tuple[Path, bool, bool, bool]
 
 
 class Insights:
-    """Looks into runs, into each once; data that several runs have in common are loaded once."""
+    """Looks into runs, into each once; data that several runs have in common are loaded once.
+
+    Runs that name Python files without the user's consent are left out: a report runs nobody's code.
+    """
 
     def __init__(
         self, points: int = POINTS, *, unfinished: bool = True, tell: Callable[[str], None] = lambda text: None
@@ -81,6 +85,14 @@ class Insights:
 
     def _look(self, run: Run, label: str, *, models: bool, alone: bool) -> Insight:
         insight = Insight()
+        if files := trusted_code.not_allowed(run.recipe):
+            insight.problem = (
+                f"the run of {label} names the Python file {files[0]}, and a report does not import such files: what "
+                "needs the network or the data is left out."
+            )
+            if insight.problem not in (known.problem for known in self._found.values()):
+                self._tell(insight.problem)
+            return insight
         try:
             trained = TrainedRun(run.path, task=self._task(run))
             insight.holdings = _holdings(trained.task)
