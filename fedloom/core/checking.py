@@ -84,20 +84,26 @@ def _sentence(kind: type[BaseModel], error: Any, path: str) -> str:
 _BOUNDS = {"greater_than_equal": "at least {ge:g}", "greater_than": "above {gt:g}",
            "less_than_equal": "at most {le:g}", "less_than": "below {lt:g}"}  # fmt: skip
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text", "path": "a path",
-          "tuple": "a list, such as [a, b]"}  # fmt: skip
+          "tuple": "a list, such as [a, b]", "list": "a list", "dict": "a mapping"}  # fmt: skip
 
 
 def _remedy(kind: type[BaseModel], error: Any) -> str:
     """What a value should have been, by pydantic's name of the error."""
     what, context = error["type"], error.get("ctx", {})
-    if what in _BOUNDS:
-        return f"must be {_BOUNDS[what].format(**context)}"
     if what == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
         return f"is unknown; {nearest(error['input'], choices)}"
     if what == "model_type":
         fields = _fields(kind, error["loc"])
         return f"must be {'a name or ' if 'name' in fields else ''}a section with the fields {', '.join(fields)}"
+    return field_remedy(error)
+
+
+def field_remedy(error: Any) -> str:
+    """What a value should have been, where that does not depend on the section it is in."""
+    what, context = error["type"], error.get("ctx", {})
+    if what in _BOUNDS:
+        return f"must be {_BOUNDS[what].format(**context)}"
     if what in ("too_short", "too_long"):
         return f"must have {context.get('min_length', context.get('max_length'))} entries"
     word = _KINDS.get(what.split("_")[0])

@@ -9,17 +9,20 @@ from fedloom.core.errors import UserError
 from fedloom.core.task import Task
 
 
-def refuse_without_room(size: int, what: str) -> None:
-    """Before images are made at another size."""
+def refuse_without_room(size: int, what: str, remedy: str = "use fewer pixels", thing: str = "the images") -> None:
+    """Raises a UserError if `size` bytes are not free; call it before they are read or allocated."""
     room = free_memory()
     if room is not None and size > room:
-        raise UserError(
-            f"{what}: the images would take {gigabytes(size)}, and {gigabytes(room)} are free; use fewer pixels"
-        )
+        raise UserError(f"{what}: {thing} would take {gigabytes(size)}, and {gigabytes(room)} are free; {remedy}")
 
 
 def free_memory() -> int | None:
-    """Bytes that could be had, as far as the system says."""
+    """Bytes that this process can still get: the least that the machine, its cgroup and its resource limits allow."""
+    known = [size for size in (_of_machine(), _of_cgroup(), _of_process()) if size is not None]
+    return min(known, default=None)
+
+
+def _of_machine() -> int | None:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
@@ -29,6 +32,34 @@ def free_memory() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (OSError, ValueError, AttributeError):
         return None
+
+
+def _of_cgroup() -> int | None:
+    """What a container (cgroup v2) has left; pages of files that the kernel can drop count as free."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        most = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
+        lines = (folder / "memory.stat").read_text().splitlines()
+        cached = next(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+    except (OSError, StopIteration, ValueError):  # no cgroup v2, or no limit ("max")
+        return None
+    return max(0, most - used + cached)
+
+
+def _of_process() -> int | None:
+    """What `ulimit -v` and `ulimit -d` leave."""
+    try:
+        import resource
+
+        pages = [int(field) for field in Path("/proc/self/statm").read_text().split()]
+    except (ImportError, OSError, ValueError):
+        return None
+    page = os.sysconf("SC_PAGE_SIZE")
+    used = {resource.RLIMIT_AS: pages[0] * page, resource.RLIMIT_DATA: pages[5] * page}
+    limits = {kind: resource.getrlimit(kind)[0] for kind in used}
+    left = [max(0, limit - used[kind]) for kind, limit in limits.items() if limit != resource.RLIM_INFINITY]
+    return min(left, default=None)
 
 
 def gigabytes(size: int) -> str:

@@ -1,8 +1,11 @@
 """Pictures of any size, mode and file format → one uint8 tensor."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -10,29 +13,75 @@ from PIL import Image
 from torch import Tensor
 
 from fedloom.core.errors import UserError
-from fedloom.core.limits import refuse_without_room
+from fedloom.core.limits import free_memory, refuse_without_room
+from fedloom.core.reading import brief
 
 GREY = {"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
-BROKEN = (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError)
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""Formats that are decoded. Pillow knows more, and runs Ghostscript for some of them."""
+PIXELS = 2**26
+"""Of one picture, at most: 8,192 × 8,192."""
+LARGE = 2**24
+"""JPEGs with more pixels are decoded at the smallest scale that has twice the pixels wanted in each direction."""
+COST = 16
+"""Bytes that a pixel takes while a picture is decoded and converted, at most."""
+
+# Pillow warns of pictures that `open_picture` refuses.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+
+def open_picture(source: str | Path | IO[bytes]) -> Image.Image:
+    """Opens a picture, reading its header alone.
+
+    Raises:
+        ValueError: It has more than `PIXELS` pixels.
+        Exception: It is no picture; Pillow raises nearly anything.
+    """
+    picture = Image.open(source, formats=FORMATS)
+    width, height = picture.size
+    if width * height > PIXELS:
+        picture.close()
+        raise ValueError(f"it has {width}×{height} pixels, and {PIXELS:,} are the most; make it smaller")
+    return picture
+
+
+def workers_for(sizes: Sequence[tuple[int, int]], result: int, what: str, workers: int | None = None) -> int | None:
+    """How many pictures may be decoded at a time, so that the largest of them and the result fit into memory.
+
+    Raises:
+        UserError: Not even one at a time.
+    """
+    largest = COST * max((width * height for width, height in sizes), default=0)
+    refuse_without_room(result + largest, what)
+    room = free_memory()
+    if room is None or not largest:
+        return workers
+    most = max(1, (room - result) // (2 * largest))  # half of the room: others use the machine too
+    return most if workers is None and most < 8 else workers
 
 
 def decode(
-    names: Sequence[str], open_picture: Callable[[int], Image.Image], size: int | None, workers: int | None = None
+    names: Sequence[str], open_one: Callable[[int], Image.Image], size: int | None, workers: int | None = None
 ) -> Tensor:
-    """uint8 [N, C, H, W] of the pictures that `open_picture(0…N-1)` opens; `names` are for error messages.
+    """uint8 [N, C, H, W] of the pictures that `open_one(0…N-1)` opens; `names` are for error messages.
 
     C is 1 if every picture is grey, else 3. With a `size` each is resized to size × size (bilinear,
-    antialiased; the aspect ratio is not kept). Headers are read first, so that mixed sizes are
-    refused before anything is decoded, and pixels land in the final tensor: memory is that of the result.
+    antialiased; the aspect ratio is not kept). Headers are read first, so that mixed sizes and what does not fit into
+    memory are refused before anything is decoded, and pixels land in the final tensor: memory is that of the result
+    and of the few pictures that are being decoded.
     """
 
     @contextmanager
     def opened(index: int) -> Iterator[Image.Image]:
         try:
-            with open_picture(index) as picture:
+            with open_one(index) as picture:
                 yield picture
-        except BROKEN as error:
-            raise UserError(f"{names[index]}: cannot be read as an image ({error})") from error
+        except UserError:
+            raise
+        except (Exception, MemoryError) as error:
+            raise UserError(
+                f"{names[index]}: cannot be read as an image ({brief(error)}); replace it, or leave it out"
+            ) from error
 
     def head(index: int) -> tuple[str, tuple[int, int]]:
         with opened(index) as picture:
@@ -45,9 +94,10 @@ def decode(
     everything = range(len(names))
     with ThreadPoolExecutor(workers) as pool:
         modes, sizes = zip(*pool.map(head, everything), strict=True)
-        width, height = (size, size) if size else _common_size(names, sizes)
-        channels = 1 if GREY.issuperset(modes) else 3
-        refuse_without_room(len(names) * channels * height * width, f"data.size = {size or max(height, width)}")
+    width, height = (size, size) if size else _common_size(names, sizes)
+    channels = 1 if GREY.issuperset(modes) else 3
+    result = len(names) * channels * height * width
+    with ThreadPoolExecutor(workers_for(sizes, result, f"data.size = {size or max(height, width)}", workers)) as pool:
         pixels = np.empty((len(names), channels, height, width), np.uint8)
         list(pool.map(fill, everything))
     return torch.from_numpy(pixels)
@@ -56,9 +106,11 @@ def decode(
 def write_picture(picture: Image.Image, target: np.ndarray) -> None:
     """Into uint8 [C, H, W]: grey or RGB, resized if need be."""
     channels, height, width = target.shape
+    if picture.format == "JPEG" and picture.width * picture.height > LARGE:
+        picture.draft(None, (2 * width, 2 * height))
     if picture.mode.startswith("I"):
         # Pillow clips 16-bit greys at 255 when it converts; a medical picture would come out white.
-        picture = Image.fromarray((np.asarray(picture).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+        picture = Image.fromarray((np.asarray(picture) >> 8).clip(0, 255).astype(np.uint8))
     picture = picture.convert("L" if channels == 1 else "RGB")
     if picture.size != (width, height):
         picture = picture.resize((width, height), Image.Resampling.BILINEAR)

@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 
 from fedloom.core.errors import UserError
+from fedloom.core.reading import decoding
 from fedloom.core.task import Dataset
-from fedloom.data.decode import decode
+from fedloom.data.decode import decode, open_picture
 
 
 class UnreachableError(UserError):
@@ -72,14 +74,17 @@ def fetch(table: Table, name: str, classes: tuple[str, ...], size: int | None) -
     if missing := [split for split in wanted if split not in splits]:
         raise UnreachableError(f"{table.repo} on the Hugging Face hub has no split '{missing[0]}' any more")
     rows = [(split, i) for split in wanted for i in range(len(splits[split]))]
+    # Pictures as the files they are, so that they are opened like any other: with a limit, and not all formats.
+    files = {split: splits[split].cast_column(table.image, datasets.Image(decode=False)) for split in wanted}
     # One worker: the hub's tables are not meant to be read from several threads.
     images = decode(
         [f"{table.repo}, {split} image {i}" for split, i in rows],
-        lambda index: splits[rows[index][0]][rows[index][1]][table.image],
+        lambda index: open_picture(_file(files[rows[index][0]][rows[index][1]][table.image])),
         size,
         workers=1,
     )
-    labels = np.concatenate([np.asarray(splits[split][table.label], np.int64) for split in wanted])
+    with decoding(f"{table.repo}, column {table.label}", "labels", "get the original files instead"):
+        labels = np.concatenate([np.asarray(splits[split][table.label], np.int64) for split in wanted])
     group_names: tuple[str, ...] = ()
     groups = None
     if table.group is not None:
@@ -96,6 +101,12 @@ def fetch(table: Table, name: str, classes: tuple[str, ...], size: int | None) -
         groups=groups,
         group_names=group_names,
     )
+
+
+def _file(value: Any) -> IO[bytes] | Path:
+    """A cell of an image column that is not decoded."""
+    data, path = value["bytes"], value["path"]
+    return BytesIO(data) if data is not None else Path(path)
 
 
 def _unreachable(repo: str, error: Exception) -> UnreachableError:

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from fedloom.core.errors import UserError
-from fedloom.core.limits import refuse_without_room
-from fedloom.data.decode import BROKEN, write_picture
+from fedloom.core.reading import brief
+from fedloom.data.decode import open_picture, workers_for, write_picture
 from fedloom.data.sources.tree import PICTURES, pictures_in
 
 
@@ -32,22 +31,36 @@ def read_pictures(paths: Sequence[Path], shape: tuple[int, int, int]) -> Picture
     """Decodes and resizes files as training images are; what cannot be read is left out, and named."""
     if shape[0] not in (1, 3):
         raise UserError(f"the model takes images of {shape[0]} channels: picture files have 1 (grey) or 3 (colour)")
-    refuse_without_room(len(paths) * math.prod(shape), f"{len(paths)} pictures (give fewer at a time)")
+    sizes: list[tuple[int, int]] = []
+    problems: list[str | None] = []
+    for path in paths:
+        try:
+            with open_picture(path) as picture:
+                sizes.append(picture.size)
+            problems.append(None)
+        except (Exception, MemoryError) as error:
+            problems.append(_why(path, error))
+    readable = [index for index, problem in enumerate(problems) if problem is None]
+    result = len(paths) * math.prod(shape)
+    workers = workers_for(sizes, result, f"{len(paths)} pictures (give fewer at a time)")
     pixels = np.empty((len(paths), *shape), np.uint8)
 
-    def fill(index: int) -> str | None:
+    def fill(index: int) -> None:
         try:
-            with Image.open(paths[index]) as picture:
+            with open_picture(paths[index]) as picture:
                 write_picture(picture, pixels[index])
-        except BROKEN as error:
-            return str(error).replace(f" '{paths[index]}'", "")
-        return None
+        except (Exception, MemoryError) as error:
+            problems[index] = _why(paths[index], error)
 
-    with ThreadPoolExecutor() as pool:
-        problems = list(pool.map(fill, range(len(paths))))
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(fill, readable))
     good = [index for index, problem in enumerate(problems) if problem is None]
     skipped = {str(path): problem for path, problem in zip(paths, problems, strict=True) if problem is not None}
     return Pictures([paths[index] for index in good], torch.from_numpy(pixels[good]), skipped)
+
+
+def _why(path: Path, error: BaseException) -> str:
+    return brief(error).replace(f" '{path}'", "")
 
 
 def find_pictures(places: Iterable[Path]) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -26,8 +27,18 @@ class FakeSplit:
     def __len__(self) -> int:
         return len(next(iter(self.columns.values())))
 
+    def cast_column(self, name: str, kind: Any) -> "FakeSplit":
+        assert kind == "files"
+        return FakeSplit(self.columns | {name: [_as_file(one) for one in self.columns[name]]}, ())
+
     def __getitem__(self, key: str | int) -> Any:
         return self.columns[key] if isinstance(key, str) else {k: v[key] for k, v in self.columns.items()}
+
+
+def _as_file(picture: Image.Image) -> dict[str, Any]:
+    file = BytesIO()
+    picture.save(file, "PNG")
+    return {"bytes": file.getvalue(), "path": None}
 
 
 @pytest.fixture
@@ -43,6 +54,7 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], list
 
         module = ModuleType("datasets")
         module.load_dataset = load_dataset  # type: ignore[attr-defined]
+        module.Image = lambda decode: "pictures" if decode else "files"  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "datasets", module)
         return asked
 

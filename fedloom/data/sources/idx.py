@@ -1,35 +1,71 @@
 """IDX files, gzipped or not: MNIST, Fashion-MNIST and EMNIST."""
 
 import gzip
+import math
 import string
-import zlib
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import IO, NoReturn, cast
 
 import numpy as np
 import torch
 
 from fedloom.core.errors import UserError
+from fedloom.core.limits import refuse_without_room
+from fedloom.core.reading import CHUNK, decoding
 from fedloom.core.task import Dataset
 from fedloom.data import hub
+from fedloom.data.arrays import TooShortError, fill
 from fedloom.data.sources.source import Source
 
+REMEDY = "download it again"
 
-def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of an IDX file, `path` or `path`.gz."""
-    if not path.exists():
-        path = path.with_name(path.name + ".gz")
-    try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
-    if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise UserError(f"{path}: is not an IDX file of bytes (it starts with {content[:4].hex(' ') or 'nothing'})")
-    dims = content[3]
-    shape = tuple(int(n) for n in np.frombuffer(content[4 : 4 + 4 * dims], ">u4"))
-    expected = 4 + 4 * dims + int(np.prod(shape, dtype=np.int64))
-    if len(shape) != dims or len(content) != expected:
-        raise UserError(f"{path}: its header promises {expected} bytes, but it has {len(content)}")
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * dims).reshape(shape).copy()
+
+class IdxFile:
+    """An IDX file of bytes, `path` or `path`.gz. Its shape is known before anything else is read."""
+
+    def __init__(self, path: Path):
+        self.path = path if path.exists() else path.with_name(path.name + ".gz")
+        with self._decoding(), self._open() as stream:
+            self.shape = self._shape(stream)
+
+    def read_into(self, target: np.ndarray) -> None:
+        """The values, into an array of this shape or a view of it."""
+        start = 4 + 4 * len(self.shape)
+        with self._decoding(), self._open() as stream:
+            stream.read(start)
+            try:
+                fill(stream, target, np.dtype(np.uint8))
+            except TooShortError:
+                self._refuse(stream.tell())
+            if more := stream.read(CHUNK):
+                self._refuse(start + target.size + len(more))
+
+    def _shape(self, stream: IO[bytes]) -> tuple[int, ...]:
+        begin = stream.read(4)
+        if len(begin) < 4 or begin[:3] != b"\0\0\x08":
+            raise UserError(
+                f"{self.path}: is not an IDX file of bytes (it starts with {begin.hex(' ') or 'nothing'}); {REMEDY}"
+            )
+        if not 1 <= begin[3] <= 3:
+            raise UserError(f"{self.path}: has {begin[3]} dimensions; images have 3 and labels 1; {REMEDY}")
+        sizes = stream.read(4 * begin[3])
+        if len(sizes) < 4 * begin[3]:
+            raise UserError(f"{self.path}: its header promises {begin[3]} dimensions, but ends before; {REMEDY}")
+        shape = tuple(int(n) for n in np.frombuffer(sizes, ">u4"))
+        refuse_without_room(math.prod(shape), f"{self.path}: shape {list(shape)}", REMEDY, "it")
+        return shape
+
+    def _refuse(self, found: int) -> NoReturn:
+        expected = 4 + 4 * len(self.shape) + math.prod(self.shape)
+        raise UserError(f"{self.path}: its header promises {expected} bytes, but it has {found}; {REMEDY}")
+
+    def _open(self) -> IO[bytes]:
+        opened = gzip.open if self.path.suffix == ".gz" else open
+        return cast(IO[bytes], opened(self.path, "rb"))
+
+    def _decoding(self) -> AbstractContextManager[None]:
+        return decoding(self.path, "an IDX file", REMEDY)
 
 
 class _Idx(Source):
@@ -45,25 +81,34 @@ class _Idx(Source):
         super().__init_subclass__()
 
     def read(self, folder: Path, size: int | None) -> Dataset:
-        """Reads images and labels of both parts."""
-        images, labels = [], []
-        for prefix in self.prefixes:
-            x = read_idx(folder / f"{prefix}-images-idx3-ubyte")
-            y = read_idx(folder / f"{prefix}-labels-idx1-ubyte")
-            if x.ndim != 3 or y.shape != x.shape[:1]:
-                raise UserError(f"{folder / prefix}-*: images {list(x.shape)} and labels {list(y.shape)} do not match")
-            images.append(x.transpose(0, 2, 1) if self.transposed else x)
-            labels.append(y.astype(np.int64) - self.first_label)
-        if images[0].shape[1:] != images[1].shape[1:]:
-            sizes = " and ".join(str(list(x.shape[1:])) for x in images)
+        """Reads images and labels of both parts, straight into the dataset."""
+        x, y = (
+            [IdxFile(folder / f"{prefix}-{kind}") for prefix in self.prefixes]
+            for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
+        )
+        for prefix, mine, theirs in zip(self.prefixes, x, y, strict=True):
+            if len(mine.shape) != 3 or theirs.shape != mine.shape[:1]:
+                raise UserError(
+                    f"{folder / prefix}-*: images {list(mine.shape)} and labels {list(theirs.shape)} do not match"
+                )
+        if x[0].shape[1:] != x[1].shape[1:]:
+            sizes = " and ".join(str(list(file.shape[1:])) for file in x)
             raise UserError(
                 f"{folder / self.prefixes[0]}-* and {self.prefixes[1]}-* differ in an image's size: {sizes}"
             )
+        first, count = x[0].shape[0], x[0].shape[0] + x[1].shape[0]
+        _, height, width = x[0].shape
+        refuse_without_room(count * (height * width + 9), f"{folder / self.prefixes[0]}-*", REMEDY)
+        images = np.empty((count, *((width, height) if self.transposed else (height, width))), np.uint8)
+        labels = np.empty(count, np.uint8)
+        for part, mine, theirs in zip((slice(first), slice(first, None)), x, y, strict=True):
+            mine.read_into(images[part].transpose(0, 2, 1) if self.transposed else images[part])
+            theirs.read_into(labels[part])
         return Dataset(
             name=self.name,
-            images=torch.from_numpy(np.concatenate(images)[:, None]),
-            labels=torch.from_numpy(np.concatenate(labels)),
-            test=torch.arange(sum(map(len, labels))) >= len(labels[0]),
+            images=torch.from_numpy(images[:, None]),
+            labels=torch.from_numpy(labels.astype(np.int64) - self.first_label),
+            test=torch.arange(count) >= first,
             classes=self.classes,
         )
 

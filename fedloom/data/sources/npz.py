@@ -1,15 +1,17 @@
 """NumPy archives: any `.npz` of images, and MNIST-M."""
 
-import zipfile
-import zlib
+import math
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from fedloom.core.errors import UserError
+from fedloom.core.limits import refuse_without_room
+from fedloom.core.reading import decoding
 from fedloom.core.task import Dataset
 from fedloom.data import hub
+from fedloom.data.arrays import Archive, Header
 from fedloom.data.sources.source import Source
 
 MOST_CLASSES = 1_000_000
@@ -21,27 +23,32 @@ def read_npz(path: Path) -> Dataset:
 
     Images are uint8, [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels. There may be `groups`
     (or groups_train and groups_test; domains or clients as numbers or texts), and `classes` and
-    `group_names` as arrays of texts.
+    `group_names` as arrays of texts. Other arrays are not read. Peak memory is that of the dataset.
     """
-    arrays = _arrays(path)
-    parts = [""] if "x" in arrays else ["_train", "_test"]
-    if missing := [f"{k}{part}" for part in parts for k in "xy" if f"{k}{part}" not in arrays]:
+    with decoding(path, "a NumPy archive of plain arrays", "save it again with numpy.savez"), Archive(path) as archive:
+        return _dataset(path, archive)
+
+
+def _dataset(path: Path, archive: Archive) -> Dataset:
+    parts = [""] if "x" in archive else ["_train", "_test"]
+    if missing := [f"{k}{part}" for part in parts for k in "xy" if f"{k}{part}" not in archive]:
+        names = ", ".join(name[:40] for name in archive.names[:20])
         raise UserError(
-            f"{path}: has no '{missing[0]}' (it has: {', '.join(sorted(arrays)) or 'nothing'}); "
+            f"{path}: has no '{missing[0]}' (it has: {names or 'nothing'}); "
             "expected are x and y, or x_train, y_train, x_test and y_test"
         )
-    images = [_images(path, f"x{part}", arrays[f"x{part}"]) for part in parts]
-    if images[0].shape[1:] != images[-1].shape[1:]:
+    shapes = [_image_shape(path, f"x{part}", archive.header(f"x{part}")) for part in parts]
+    if shapes[0][1:] != shapes[-1][1:]:
         raise UserError(f"{path}: x_train and x_test differ in the shape of an image")
-    labels = [_labels(path, f"y{part}", arrays[f"y{part}"], len(x)) for part, x in zip(parts, images, strict=True)]
-    y = np.concatenate(labels)
-    classes = _names(path, "classes", arrays) or _numbered(path, y)
-    groups, group_names = _groups(path, arrays, parts, len(y))
+    counts = [shape[0] for shape in shapes]
+    y = np.concatenate([_labels(path, f"y{part}", archive, n) for part, n in zip(parts, counts, strict=True)])
+    classes = _names(path, "classes", archive) or _numbered(path, y)
+    groups, group_names = _groups(path, archive, parts, len(y))
     return Dataset(
         name=path.stem,
-        images=torch.from_numpy(np.concatenate(images)),
+        images=torch.from_numpy(_images(path, archive, parts, shapes)),
         labels=torch.from_numpy(y),
-        test=torch.from_numpy(np.arange(len(y)) >= (len(y) if len(parts) == 1 else len(labels[0]))),
+        test=torch.from_numpy(np.arange(len(y)) >= (len(y) if len(parts) == 1 else counts[0])),
         classes=classes,
         groups=groups,
         group_names=group_names,
@@ -96,38 +103,64 @@ def read_pair(name: str, folder: Path, classes: tuple[str, ...]) -> Dataset:
     )
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read as a NumPy archive of plain arrays ({error})") from error
+Shape = tuple[int, int, int, int]
+"""Images, channels, height, width."""
 
 
-def _images(path: Path, key: str, x: np.ndarray) -> np.ndarray:
-    if x.dtype != np.uint8:
-        raise UserError(f"{path}: {key} must be uint8 (0 to 255), not {x.dtype}; convert it before saving")
-    if 0 in x.shape[1:]:
-        raise UserError(f"{path}: {key} has shape {list(x.shape)}: images without a pixel")
-    if x.ndim == 3:
-        return x[:, None]
-    if x.ndim == 4 and x.shape[3] in (1, 3):
-        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-    if x.ndim == 4 and x.shape[1] in (1, 3):
-        return x
-    raise UserError(f"{path}: {key} has shape {list(x.shape)}; expected [N, H, W], [N, H, W, C] or [N, C, H, W]")
+def _image_shape(path: Path, key: str, header: Header) -> Shape:
+    shape = header.shape
+    if header.dtype != np.uint8:
+        raise UserError(f"{path}: {key} must be uint8 (0 to 255), not {header.dtype}; convert it before saving")
+    if 0 in shape[1:]:
+        raise UserError(f"{path}: {key} has shape {list(shape)}: images without a pixel")
+    if len(shape) == 3:
+        return (shape[0], 1, *shape[1:])
+    if len(shape) == 4 and shape[3] in (1, 3):
+        return (shape[0], shape[3], *shape[1:3])
+    if len(shape) == 4 and shape[1] in (1, 3):
+        return shape
+    raise UserError(f"{path}: {key} has shape {list(shape)}; expected [N, H, W], [N, H, W, C] or [N, C, H, W]")
 
 
-def _labels(path: Path, key: str, y: np.ndarray, count: int) -> np.ndarray:
-    if y.dtype.kind not in "iu" or y.size != count:
-        raise UserError(f"{path}: {key} must be {count} whole numbers, one per image, not {y.dtype} {list(y.shape)}")
-    return y.reshape(-1).astype(np.int64)
+def _images(path: Path, archive: Archive, parts: list[str], shapes: list[Shape]) -> np.ndarray:
+    """All parts in one array, each read straight into its place."""
+    whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+    refuse_without_room(math.prod(whole), f"{path}: x of shape {list(whole)}", "leave out images, or make them smaller")
+    images = np.empty(whole, np.uint8)
+    start = 0
+    for part, shape in zip(parts, shapes, strict=True):
+        target = images[start : start + shape[0]]
+        stored = archive.header(f"x{part}").shape
+        if len(stored) == 3:
+            target = target[:, 0]
+        elif stored != shape:
+            target = target.transpose(0, 2, 3, 1)
+        archive.read_into(f"x{part}", target)
+        start += shape[0]
+    return images
 
 
-def _names(path: Path, key: str, arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
-    if key in arrays and arrays[key].ndim != 1:
-        raise UserError(f"{path}: {key} must be a list of names, not an array of shape {list(arrays[key].shape)}")
-    return tuple(map(str, arrays[key])) if key in arrays else ()
+def _labels(path: Path, key: str, archive: Archive, count: int) -> np.ndarray:
+    header = archive.header(key)
+    if header.dtype.kind not in "iu" or header.count != count:
+        raise UserError(
+            f"{path}: {key} must be {count} whole numbers, one per image, not {header.dtype} {list(header.shape)}"
+        )
+    archive.refuse_without_room([key], copies=8)
+    return archive.read(key).reshape(-1).astype(np.int64)
+
+
+def _names(path: Path, key: str, archive: Archive) -> tuple[str, ...]:
+    if key not in archive:
+        return ()
+    header = archive.header(key)
+    if len(header.shape) != 1 or header.count > MOST_CLASSES:
+        raise UserError(f"{path}: {key} must be a list of names, not an array of shape {list(header.shape)}")
+    archive.refuse_without_room([key], copies=4)
+    names = tuple(map(str, archive.read(key)))
+    for name in names:
+        name.encode()  # a name that is not text could not be printed later
+    return names
 
 
 def _numbered(path: Path, y: np.ndarray) -> tuple[str, ...]:
@@ -137,16 +170,17 @@ def _numbered(path: Path, y: np.ndarray) -> tuple[str, ...]:
     return tuple(map(str, range(largest + 1)))
 
 
-def _groups(
-    path: Path, arrays: dict[str, np.ndarray], parts: list[str], count: int
-) -> tuple[torch.Tensor | None, tuple[str, ...]]:
-    keys = ["groups"] if "groups" in arrays else [f"groups{part}" for part in parts]
-    if not all(key in arrays for key in keys):
+def _groups(path: Path, archive: Archive, parts: list[str], count: int) -> tuple[torch.Tensor | None, tuple[str, ...]]:
+    keys = ["groups"] if "groups" in archive else [f"groups{part}" for part in parts]
+    if not all(key in archive for key in keys):
         return None, ()
-    values = np.concatenate([arrays[key].reshape(-1) for key in keys])
-    if len(values) != count:
-        raise UserError(f"{path}: {len(values)} groups for {count} images")
-    if "group_names" in arrays:
-        return torch.from_numpy(values.astype(np.int64)), _names(path, "group_names", arrays)
+    if (found := sum(archive.header(key).count for key in keys)) != count:
+        raise UserError(f"{path}: {found} groups for {count} images")
+    archive.refuse_without_room(keys, copies=8)
+    values = np.concatenate([archive.read(key).reshape(-1) for key in keys])
+    if "group_names" in archive:
+        if values.dtype.kind not in "iuf":
+            raise UserError(f"{path}: {keys[0]} must be whole numbers where there are group_names, not {values.dtype}")
+        return torch.from_numpy(values.astype(np.int64)), _names(path, "group_names", archive)
     names, inverse = np.unique(values, return_inverse=True)
     return torch.from_numpy(inverse.astype(np.int64)), tuple(map(str, names))

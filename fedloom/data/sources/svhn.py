@@ -6,8 +6,11 @@ import numpy as np
 import torch
 
 from fedloom.core.errors import UserError
+from fedloom.core.limits import refuse_without_room
+from fedloom.core.reading import decoding
 from fedloom.core.task import Dataset
 from fedloom.data import hub
+from fedloom.data.matlab import read_arrays
 from fedloom.data.sources.npz import read_pair
 from fedloom.data.sources.source import Source
 
@@ -39,17 +42,19 @@ class Svhn(Source):
         )
 
 
-def _read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    from scipy.io import loadmat
+REMEDY = "download it again"
 
-    try:
-        content = loadmat(path, variable_names=["X", "y"])
-    # A damaged MATLAB file fails in many ways (zlib, struct, scipy's own).
-    except Exception as error:
-        raise UserError(f"{path}: cannot be read as a MATLAB file ({error})") from error
-    if missing := {"X", "y"} - content.keys():
-        raise UserError(f"{path}: has no variable '{min(missing)}'; SVHN's files have X and y")
-    x, y = content["X"], content["y"].reshape(-1).astype(np.int64)
+
+def _read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    with decoding(path, "a MATLAB file", REMEDY), path.open("rb") as file:
+        found = read_arrays(file, path.stat().st_size, ("X", "y"))
+    if missing := {"X", "y"} - found.keys():
+        raise UserError(f"{path}: has no variable '{min(missing)}'; SVHN's files have X and y; {REMEDY}")
+    x, y = found["X"], found["y"].reshape(-1)
     if x.dtype != np.uint8 or x.ndim != 4 or x.shape[2:] != (3, len(y)):
-        raise UserError(f"{path}: X must be uint8 [H, W, 3, {len(y)}], not {x.dtype} {list(x.shape)}")
+        raise UserError(f"{path}: X must be uint8 [H, W, 3, {len(y)}], not {x.dtype} {list(x.shape)}; {REMEDY}")
+    if not np.isin(y, np.arange(11)).all():
+        raise UserError(f"{path}: y must be whole numbers from 1 to 10 (or 0); {REMEDY}")
+    y = y.astype(np.int64)
+    refuse_without_room(2 * x.nbytes, str(path), "leave out images")
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), np.where(y == 10, 0, y)

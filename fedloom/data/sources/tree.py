@@ -5,12 +5,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 import torch
-from PIL import Image
 
 from fedloom.core.errors import UserError
 from fedloom.core.task import Dataset
 from fedloom.data import hub
-from fedloom.data.decode import decode
+from fedloom.data.decode import decode, open_picture
 from fedloom.data.sources.source import Source
 
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -43,7 +42,7 @@ def read_tree(
     paths = [str(root.joinpath(*file)) for file in files]
     return Dataset(
         name=root.resolve().name,
-        images=decode(paths, lambda index: Image.open(paths[index]), size),
+        images=decode(paths, lambda index: open_picture(paths[index]), size),
         labels=torch.tensor([label_of[file[-2]] for file in inner]),
         test=torch.tensor([is_split and file[0] in test for file in files]),
         classes=classes,

@@ -1,13 +1,17 @@
 """USPS, the digits of envelopes: libsvm's text files, or one HDF5 file."""
 
 import bz2
+import math
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedloom.core.errors import UserError
+from fedloom.core.limits import refuse_without_room
+from fedloom.core.reading import CHUNK, brief, decoding
 from fedloom.core.task import Dataset
 from fedloom.data import hub
 from fedloom.data.sources.source import Source
@@ -42,32 +46,56 @@ class Usps(Source):
         )
 
 
+REMEDY = "download it again"
+LINES = 2**28
+"""Bytes of a text file, unpacked; USPS has 30 MB."""
+
+
 def _read_libsvm(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Lines such as `7 1:-1 2:-0.81 … 256:0.3`; a pixel that is left out is 0 in the file, so mid-grey."""
     from sklearn.datasets import load_svmlight_file  # here: it takes a second to import
 
-    try:
-        values, labels = load_svmlight_file(str(path), n_features=256, zero_based=False)
-    except ValueError as error:
-        raise UserError(f"{path}: {_wrong_line(path, error)}") from error
-    except (OSError, EOFError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
-    pixels: np.ndarray = values.toarray()
-    if not np.isfinite(pixels).all():
-        raise UserError(f"{path}: a pixel of line {int(np.argwhere(~np.isfinite(pixels))[0, 0]) + 1} is no number")
+    text = _unpacked(path)
+    refuse_without_room(3 * 8 * 256 * (text.count(b"\n") + 1), str(path), REMEDY)
+    with decoding(path, "libsvm's format", REMEDY):
+        try:
+            values, labels = load_svmlight_file(BytesIO(text), n_features=256, zero_based=False)
+        except ValueError as error:
+            raise UserError(f"{path}: {_wrong_line(text, error)}; {REMEDY}") from error
+        pixels: np.ndarray = values.toarray()
+    for what, numbers in (("a pixel", pixels), ("the label", labels[:, None])):
+        good = np.isfinite(numbers) & (np.abs(numbers) < 2**53)
+        if not good.all():
+            line = int(np.argwhere(~good)[0, 0]) + 1
+            raise UserError(f"{path}: {what} of line {line} is no number; {REMEDY}")
+    if (labels != np.rint(labels)).any():
+        line = int(np.argmax(labels != np.rint(labels))) + 1
+        raise UserError(f"{path}: the label of line {line} is {labels[line - 1]:g}, no whole number; {REMEDY}")
     return (pixels + 1) / 2, labels.astype(np.int64) - 1
 
 
-def _wrong_line(path: Path, error: ValueError) -> str:
+def _unpacked(path: Path) -> bytes:
+    """The text of a bzip2 file, up to the limit: a few bytes of bzip2 can stand for gigabytes."""
+    with decoding(path, "a bzip2 file", REMEDY), bz2.open(path) as file:
+        parts, size = [], 0
+        while part := file.read(CHUNK):
+            parts.append(part)
+            size += len(part)
+            if size > LINES:
+                raise UserError(f"{path}: has more than {LINES:,} bytes of text; USPS has less; {REMEDY}")
+        return b"".join(parts)
+
+
+def _wrong_line(text: bytes, error: ValueError) -> str:
     """Which line it is that scikit-learn complains about: the first that it cannot read alone."""
     from sklearn.datasets import load_svmlight_file
 
-    for number, line in enumerate(bz2.decompress(path.read_bytes()).splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
             load_svmlight_file(BytesIO(line), n_features=256, zero_based=False)
         except ValueError as wrong:
-            return f"line {number} is not in libsvm's format ({wrong})"
-    return f"cannot be read in libsvm's format ({error})"
+            return f"line {number} is not in libsvm's format ({brief(wrong)})"
+    return f"cannot be read in libsvm's format ({brief(error)})"
 
 
 def _read_hdf5(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -75,14 +103,32 @@ def _read_hdf5(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
         import h5py
     except ImportError as error:
         raise UserError(f"{path}: reading it needs h5py; pip install 'fedloom[hdf5]'") from error
-    parts = []
-    try:
-        with h5py.File(path, "r") as file:
-            for name in ("train", "test"):
-                parts.append((file[name]["data"][:], file[name]["target"][:].reshape(-1).astype(np.int64)))
-    except (OSError, KeyError) as error:
-        raise UserError(f"{path}: cannot be read as USPS in HDF5 ({error})") from error
+    with decoding(path, "USPS in HDF5", REMEDY), h5py.File(path, "r") as file:
+        parts = [
+            (_column(path, file, f"{name}/data", (256,)), _column(path, file, f"{name}/target", ()).astype(np.int64))
+            for name in ("train", "test")
+        ]
     for x, y in parts:
-        if x.shape != (len(y), 256):
-            raise UserError(f"{path}: data must be [{len(y)}, 256], not {list(x.shape)}")
+        if len(x) != len(y):
+            raise UserError(f"{path}: data must be [{len(y)}, 256], not {list(x.shape)}; {REMEDY}")
     return parts
+
+
+def _column(path: Path, file: Any, name: str, row: tuple[int, ...]) -> np.ndarray:
+    """An array of numbers, once its type and size are known to be right. Nothing outside the file is followed."""
+    import h5py
+
+    found = file
+    for step in name.split("/"):
+        if not isinstance(found.get(step, getlink=True), h5py.HardLink):
+            raise UserError(f"{path}: has no {name}, or it is a link; {REMEDY}")
+        found = found[step]
+    if not isinstance(found, h5py.Dataset) or found.dtype.kind not in "iuf" or found.external or found.is_virtual:
+        raise UserError(f"{path}: {name} is not an array of numbers; {REMEDY}")
+    if found.ndim == 0 or math.prod(found.shape[1:]) != math.prod(row):
+        raise UserError(f"{path}: {name} must be {['N', *row]}, not {list(found.shape)}; {REMEDY}")
+    refuse_without_room(4 * 8 * found.size, f"{path}: {name} of shape {list(found.shape)}", REMEDY, "it")
+    values = np.asarray(found[:], np.float64)
+    if not np.isfinite(values).all():
+        raise UserError(f"{path}: {name} has values that are no numbers; {REMEDY}")
+    return values.reshape(-1, *row)
