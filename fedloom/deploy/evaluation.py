@@ -18,8 +18,6 @@ from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.scores import Scores
 
-KINDS = 2
-"""Evaluations of one round: the shared model and the personal one."""
 Shares = Literal["none", "accuracy", "classes"]
 _random = SystemRandom()
 
@@ -87,8 +85,9 @@ class EvaluationTerms:
 
 def evaluations_of(recipe: Recipe) -> int:
     """Answers that one run of a recipe can ask for."""
-    rounds, every = recipe.training.rounds, recipe.evaluation.every
-    return KINDS * (rounds // every + (rounds % every > 0))
+    rounds, every, method = recipe.training.rounds, recipe.evaluation.every, recipe.make_method()
+    kinds = method.has_global + (not method.personal_is_global)  # the shared model, the personal one
+    return kinds * (rounds // every + (rounds % every > 0))
 
 
 @dataclass(frozen=True)
