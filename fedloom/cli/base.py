@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
-import click
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 class Commands(TyperGroup):
     """All commands. Python files that are named on the command line (`--method mine.py:Mine`) may be imported."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Allow the files that the arguments name, until the command has ended."""
         # A name that exists as a whole may come from a shell's `folder/*`: nobody has read, let alone typed it.
         typed = [text for text in args if not os.path.lexists(text)]

@@ -62,10 +62,21 @@ def _report(file: trusted_code.CodeFile) -> bool:
     return True
 
 
-def _ask(file: trusted_code.CodeFile) -> bool:
-    say(f"{file.said} names a Python file. Importing it runs it, and what it imports from its folder.", err)
-    say(f"  {file.path}\n  SHA-256 {file.sha256}", err)
-    return typer.confirm("import it?", err=True)
+def _asking() -> trusted_code.Decide:
+    """Return a function that asks about each file once: several fields may name the same."""
+    refused: set[Path] = set()
+
+    def ask(file: trusted_code.CodeFile) -> bool:
+        if file.path in refused:
+            return False
+        say(f"{file.said} names a Python file. Importing it runs it, and what it imports from its folder.", err)
+        say(f"  {file.path}\n  SHA-256 {file.sha256}", err)
+        if typer.confirm("import it?", err=True):
+            return True
+        refused.add(file.path)
+        return False
+
+    return ask
 
 
 def at_terminal() -> bool:
@@ -81,7 +92,7 @@ def _trust(ctx: typer.Context, value: bool) -> bool:
 
 def _trust_or_ask(ctx: typer.Context, value: bool) -> bool:
     if not value and not ctx.resilient_parsing and at_terminal():
-        ctx.with_resource(trusted_code.deciding(_ask))
+        ctx.with_resource(trusted_code.deciding(_asking()))
     return _trust(ctx, value)
 
 

@@ -190,6 +190,18 @@ def test_somebody_at_a_terminal_is_asked(stranger, monkeypatch, command, answer)
     assert isinstance(done.exception, UserError) == (answer == "n")
 
 
+def test_a_file_that_several_fields_name_is_asked_about_once(stranger, monkeypatch):
+    monkeypatch.setattr(flags, "at_terminal", lambda: True)
+    values = yaml.safe_load((stranger / "run" / "recipe.yaml").read_text())
+    values["data"]["partition"] = f"{stranger / 'evil.py'}:deal"
+    Path("run").mkdir()
+    Path("run/recipe.yaml").write_text(yaml.safe_dump(values))
+    Path("run/versions.json").write_text((stranger / "run" / "versions.json").read_text())
+    done = CliRunner().invoke(commands.app, ["resume", "run"], input="n\nn\n")
+    assert isinstance(done.exception, UserError)
+    assert done.stderr.count("import it?") == 1
+
+
 @pytest.mark.parametrize("named", [["--method", "{}:Mine"], ["--set", "model={{name: {}:Net}}"]])
 def test_a_file_that_is_named_on_the_command_line_is_imported(stranger, named):
     given = [text.format(stranger / "evil.py") for text in named]
