@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,11 +47,20 @@ class Victim:
     """Images of others: what the attacker knows of such images beforehand."""
 
 
-def make_victim(folder: Path, *, rounds: int = 50, seed: int = 0, batch: int = 16, **consent: object) -> Victim:
+def make_victim(
+    folder: Path,
+    *,
+    rounds: int = 50,
+    seed: int = 0,
+    batch: int = 16,
+    privacy: dict[str, float] | None = None,
+    **consent: Any,
+) -> Victim:
     """An organisation that joined a federation of three."""
     recipe = Recipe.parse(
         {
             "method": "fedavg",
+            "privacy": privacy,
             "model": "mlp",
             "data": {"name": "digits", "clients": 3, "partition": "iid"},
             "training": {"rounds": rounds, "batch_size": batch, "optimizer": {"lr": 1e-3}},
@@ -70,7 +80,7 @@ def make_victim(folder: Path, *, rounds: int = 50, seed: int = 0, batch: int = 1
         folder / "north.npz", x_train=images[train], y_train=labels[train], x_test=images[test], y_test=labels[test],
         classes=np.array(task.dataset.classes),
     )  # fmt: skip
-    member = load_member(folder / "fed" / "organisations" / "north", folder / "north.npz", device="cpu", **consent)  # type: ignore[arg-type]
+    member = load_member(folder / "fed" / "organisations" / "north", folder / "north.npz", device="cpu", **consent)
     others = np.concatenate([task.federation.train[1], task.federation.train[2]])
     return Victim(member, recipe, images[test, 0], images[train, 0], images[others, 0])
 
@@ -276,13 +286,17 @@ def main() -> None:
     parser.add_argument("attack", choices=["evaluation", "update"])
     parser.add_argument("--consent", action="store_true", help="the default consent instead of exact answers")
     parser.add_argument("--rounds", type=int, default=50, help="of the recipe: its evaluations are the default budget")
+    parser.add_argument("--privacy", action="store_true", help="a recipe with differential privacy, for update")
     parser.add_argument("--batch", type=int, default=512, help="of the recipe, for update")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         exact = {} if options.consent else {"evaluation": EXACT, "max_evaluations": 10**6}
-        victim = make_victim(Path(folder), rounds=options.rounds, seed=options.seed, batch=options.batch, **exact)
+        privacy = {"clip": 1.0, "noise": 1.0} if options.privacy else None
+        victim = make_victim(
+            Path(folder), rounds=options.rounds, seed=options.seed, batch=options.batch, privacy=privacy, **exact
+        )
         server = HostileServer(victim)
         if options.attack == "update":
             errors = closest(read_update(server), victim.train)
