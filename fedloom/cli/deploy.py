@@ -86,18 +86,13 @@ def server(
     have_proxy: Annotated[
         bool, typer.Option("--i-have-a-proxy", help="An authenticating proxy guards a --control beyond this machine.")
     ] = False,
-    trust_code: flags.TrustCode = False,
 ) -> None:
     """Start the server; it runs till Ctrl-C. Organisations can then join, and runs be started.
 
     Example: fedloom deploy server --folder hospitals/server
     """
-    from fedloom.config.loading import read_yaml
     from fedloom.deploy.serving import serve
 
-    if trust_code:
-        trusted_code.require(f"the recipe of '{folder}'", read_yaml(folder / "recipe.yaml"))
-        os.environ.update(trusted_code.environment())  # runs are processes of Flower's
     serve(
         folder, listen=listen, control=control, have_proxy=have_proxy,
         ready=lambda federation: say(

@@ -8,10 +8,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedloom.config.recipe import Recipe
+from fedloom.core import trusted_code
 from fedloom.deploy.certificates import read_key, read_public_key
 from fedloom.deploy.engine import Flower
 from fedloom.deploy.fleet import Fleet
 from fedloom.deploy.launch import FOLDER
+from fedloom.deploy.serving import CODE
 from fedloom.deploy.tasks import task_elsewhere
 from fedloom.deploy.terms import FederationTerms, deployable
 from fedloom.experiment.logging import LOGGER
@@ -30,6 +32,7 @@ def main(grid: Grid, context: Context) -> None:
 def run(grid: Grid, folder: Path, name: str, *, wait: float, timeout: float) -> None:
     """Begins the run of this name, or goes on with it, in the server's folder."""
     federation = FederationTerms.load(folder)
+    trusted_code.allow_hashes(json.loads((folder / "recipes" / f"{name}{CODE}").read_text(encoding="utf-8")))
     recipe = deployable(Recipe.load(folder / "recipes" / f"{name}.yaml"))
     names = federation.organisations
     nodes = {int(node): names.index(one) for node, one in json.loads((folder / "nodes.json").read_text()).items()}

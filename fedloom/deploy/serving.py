@@ -9,6 +9,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from fedloom.config.recipe import Recipe
+from fedloom.core import trusted_code
 from fedloom.core.errors import RunError, UserError
 from fedloom.deploy.certificates import LOOPBACK
 from fedloom.deploy.control import controlling
@@ -17,6 +18,8 @@ from fedloom.deploy.terms import FederationTerms, deployable, is_run
 from fedloom.experiment.files import write_whole
 
 START_SECONDS = 180.0
+CODE = ".code.json"
+"""Beside a run's recipe: the Python files that it names and the user consented to, with their hashes."""
 
 
 def loopback(host: str) -> bool:
@@ -88,6 +91,8 @@ def begin(folder: Path, recipe: Recipe, name: str, *, wait: float = 60.0, client
     with controlling(folder) as flower:
         if busy := [run for run in flower.runs() if not run.over]:
             raise UserError(f"run {busy[0].number} is under way: wait for it, or stop it (fedloom deploy stop)")
+        trusted = trusted_code.hashes(recipe.resolved())
+        write_whole(folder / "recipes" / f"{name}{CODE}", json.dumps(trusted).encode())
         write_whole(folder / "recipes" / f"{name}.yaml", recipe.with_(out=None).to_yaml().encode())
         return flower.start(name, wait=wait, timeout=client_timeout)
 

@@ -1,9 +1,12 @@
 """`fedloom deploy` at the command line, as far as it needs no server."""
 
+import hashlib
+import json
 import os
 import stat
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,10 @@ from federated import make_federation, small_recipe
 from typer.testing import CliRunner
 
 from fedloom.cli.commands import app
+from fedloom.config.recipe import Recipe
+from fedloom.core import trusted_code
 from fedloom.core.errors import RunError, UserError
+from fedloom.deploy import serving
 from fedloom.deploy.certificates import read_key
 from fedloom.deploy.launch import environment
 from fedloom.deploy.terms import FederationTerms
@@ -149,3 +155,27 @@ def test_flowers_processes_are_quiet(tmp_path):
     talkative = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
     assert said(talkative | {"FLWR_HOME": str(tmp_path / "flwr")}) == ["asked", "called"]
     assert said(environment(tmp_path)) == []
+
+
+def test_a_run_takes_the_consent_of_its_start_to_the_server(tmp_path, monkeypatch):
+    """The server runs it in another process: consent goes there by the hashes of files."""
+    call(*INIT, *LIKE)
+    code = tmp_path / "mine.py"
+    code.write_text("from fedloom.methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n")
+
+    class Flower:
+        def runs(self):
+            return []
+
+        def start(self, name, **_):
+            return 1
+
+    monkeypatch.setattr(serving, "controlling", lambda folder: nullcontext(Flower()))
+    start = ("deploy", "start", "--folder", "fed/server", "--name", "mine", "--detach")
+    call(*start, "--set", f"method={{name: '{code}:Mine'}}")
+    recipe = Path("fed/server/recipes/mine.yaml")
+    held = json.loads(Path(f"fed/server/recipes/mine{serving.CODE}").read_text())
+    assert held == {str(code): hashlib.sha256(code.read_bytes()).hexdigest()}
+    with trusted_code.scope():
+        trusted_code.allow_hashes(held)
+        assert Recipe.load(recipe).make_method().name == "mine"
