@@ -134,6 +134,8 @@ def recipe(values):
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LAUGHS = "seed: [&a [x, x]" + "".join(f", &{b} [*{a}, *{a}]" for a, b in pairwise(LETTERS)) + "]"
 
+NESTED = "a: &a {x: 1}\n" + "".join(f"{b}: &{b} {{l: *{a}, r: *{a}}}\n" for a, b in pairwise(LETTERS))
+
 
 def own(*more):
     return ["run", *TINY, "--data", "own.npz", "--partition", "iid", *more]
@@ -223,7 +225,18 @@ FILES = {
     "recipe: a list": (recipe([1]), ["run", "r.yaml"], ["must be a mapping of sections, not list"]),
     "recipe: empty": (recipe(b""), ["run", "r.yaml"], ["must be a mapping"]),
     "recipe: billions of laughs": (
-        recipe(LAUGHS), ["run", "r.yaml"], ["seed = [", "...", "a whole number"]),
+        recipe(LAUGHS), ["run", "r.yaml"], ["r.yaml", "with its aliases it stands for", "50,000 are the most"]),
+    "recipe: a mapping of laughs": (
+        recipe(NESTED), ["run", "r.yaml"], ["r.yaml", "with its aliases it stands for", "50,000 are the most"]),
+    "recipe: an alias of itself": (recipe("seed: &a [*a]"), ["run", "r.yaml"], ["r.yaml", "with its aliases"]),
+    "recipe: a seed of 5,000 digits": (
+        recipe(f"seed: {'9' * 5000}"), ["run", "r.yaml"], ["r.yaml", "a number of 5000 digits", "40 are the most"]),
+    "--set: a seed of 5,000 digits": (None, digits("--set", f"seed={'9' * 5000}"), ["--set seed=", "5000 digits"]),
+    "recipe: a day that is none": (recipe("seed: 2020-13-45"), ["run", "r.yaml"], ["r.yaml", "cannot be", "month"]),
+    "recipe: a switch that is none": (recipe("seed: !!bool maybe"), ["run", "r.yaml"], ["r.yaml", "YAML", "maybe"]),
+    "recipe: a date for a name": (recipe("2020-01-01: 4"), ["run", "r.yaml"], ["r.yaml", "is not the name of a field"]),
+    "recipe: two million characters": (
+        recipe("seed: 0" + " " * 2 * 10**6), ["run", "r.yaml"], ["r.yaml", "more than 1,048,576 characters"]),
     "recipe: nested too deeply": (recipe(b"[" * 5000), ["run", "r.yaml"], ["r.yaml", "YAML"]),
     "recipe: a date for a seed": (recipe(b"seed: 2020-01-01"), ["run", "r.yaml"], ["seed = ", "whole number"]),
     # impossible runs

@@ -8,6 +8,12 @@ import yaml
 
 from fedloom.experiment.run_folder import FORMAT
 
+SUMMARY = {
+    "rounds": 2, "seed": 0, "clients": 2, "summary": "last",
+    "best": {"global_accuracy": None, "personal_accuracy": None},
+    "up_bytes": 0, "down_bytes": 0, "failed": {}, "notes": [], "seconds": 1.0,
+}  # fmt: skip
+
 
 def write_run(
     path: Path, method: str | dict[str, Any] = "fedavg", *, seed: int = 0, rounds: int = 2,
@@ -30,14 +36,14 @@ def write_run(
     for name, rows in lines.items():
         (path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     if summary is not None:
-        (path / "summary.json").write_text(json.dumps(summary))
+        (path / "summary.json").write_text(json.dumps(SUMMARY | {"method": recipe["method"]["name"]} | summary))
     return path
 
 
 def a_round(number: int, **values: Any) -> dict[str, Any]:
     return {
-        "round": number, "loss": 1.0, "up_bytes": 1_000_000, "down_bytes": 2_000_000, "seconds": 0.5,
-        "train_seconds": 0.25, **values,
+        "round": number, "lr": 0.1, "clients": 2, "failed": {}, "loss": 1.0, "up_bytes": 1_000_000,
+        "down_bytes": 2_000_000, "seconds": 0.5, "train_seconds": 0.25, **values,
     }  # fmt: skip
 
 
@@ -50,6 +56,7 @@ def a_client(number: int, right: list[int], total: list[int], train: int = 10) -
     accuracy = sum(right) / sum(total) if sum(total) else None
     return {
         "client": number, "newcomer": False, "train": train, "accuracy": accuracy, "right": right, "total": total,
+        "loss": 1.0,
     }  # fmt: skip
 
 

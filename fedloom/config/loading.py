@@ -11,7 +11,9 @@ from typing import Any
 import yaml
 
 from fedloom.core import trusted_code
+from fedloom.core.checking import shown
 from fedloom.core.errors import UserError, nearest
+from fedloom.core.reading import brief
 
 
 def shipped() -> dict[str, Traversable]:
@@ -38,24 +40,53 @@ def read_yaml(source: str | Path) -> dict[str, Any]:
     if str(source) in known and not Path(source).is_file():
         path = known[str(source)]
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LONGEST + 1)
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise UserError(f"recipe '{source}' cannot be read: {reason}; shipped: {nearest(source, known)}") from None
     try:
         values = parse_yaml(text)
     except yaml.YAMLError as error:
-        raise UserError(f"recipe '{source}' is not YAML: {error}") from None
-    except RecursionError:
-        raise UserError(f"recipe '{source}' is not YAML that can be read: it is nested too deeply") from None
+        raise UserError(
+            f"recipe '{source}' is not YAML: {error!s:.600}; write it as `fedloom recipe demo` does"
+        ) from None
     if not isinstance(values, dict):
         raise UserError(f"recipe '{source}' must be a mapping of sections, not {type(values).__name__}")
     return values
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as the number it is; PyYAML asks for 1.0e-3."""
+LONGEST = 2**20
+"""Characters of a recipe, at most."""
+MOST = 50_000
+"""Values that it may stand for: with aliases, a few lines of YAML can stand for billions."""
+DIGITS = 40
+"""Of a whole number, at most."""
 
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-3 as the number it is; PyYAML asks for 1.0e-3. Keys must be names or numbers."""
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """A number of thousands of digits is a mistake, and Python refuses to convert it."""
+        if len(node.value) > DIGITS:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"a number of {len(node.value)} digits; {DIGITS} are the most", node.start_mark
+            )
+        return int(super().construct_yaml_int(node))
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Fields have names."""
+        found = super().construct_mapping(node, deep=deep)
+        for key in found:
+            if not isinstance(key, str | int):
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{shown(key)} is not the name of a field; write it in quotes", node.start_mark
+                )
+        return dict(found)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
@@ -63,15 +94,46 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str) -> Any:
-    """YAML as recipes are written in."""
-    return yaml.load(text, Loader=_Loader)
+    """YAML as recipes are written in.
+
+    Raises:
+        yaml.YAMLError: It is not YAML, is too long, or stands for too many values.
+    """
+    if len(text) > LONGEST:
+        raise yaml.YAMLError(f"it has more than {LONGEST:,} characters")
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if (count := _count(node, {})) > MOST:
+            raise yaml.YAMLError(f"with its aliases it stands for {count:.3g} values, and {MOST:,} are the most")
+        return loader.construct_document(node)
+    except yaml.YAMLError:
+        raise
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    except Exception as error:  # such as `!!int x`, or a date without such a day
+        raise yaml.YAMLError(f"a value cannot be read ({brief(error)})") from None
+    finally:
+        loader.dispose()
+
+
+def _count(node: yaml.Node, known: dict[int, int]) -> int:
+    """Values that a node stands for, those behind aliases each time they are named."""
+    if id(node) not in known:
+        known[id(node)] = MOST  # found again before it is counted: it contains itself
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        parts = [part for item in inner for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_count(part, known) for part in parts)
+    return known[id(node)]
 
 
 def read_assignment(text: str) -> tuple[str, Any]:
     """`a.b=c` → the path and the value, read as YAML."""
     path, equals, value = text.partition("=")
     if not equals or not all(path.strip().split(".")):
-        raise UserError(f"--set {text}: write field=value, for example --set training.rounds=5")
+        raise UserError(f"--set {text:.200}: write field=value, for example --set training.rounds=5")
     return path.strip(), _read(f"--set {text}", value)
 
 
@@ -85,10 +147,8 @@ def _read(said: str, text: str) -> Any:
     try:
         return parse_yaml(text)
     except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or "it cannot be read"
-        raise UserError(f"{said}: the value is not YAML ({problem}); write it as in a recipe") from None
-    except RecursionError:
-        raise UserError(f"{said.partition('=')[0]}: the value is nested too deeply; write it as in a recipe") from None
+        problem = getattr(error, "problem", None) or error
+        raise UserError(f"{said:.200}: the value is not YAML ({problem!s:.200}); write it as in a recipe") from None
 
 
 def assign(values: dict[str, Any], path: str, value: Any) -> None:
@@ -101,7 +161,10 @@ def assign(values: dict[str, Any], path: str, value: Any) -> None:
         elif isinstance(inner, str):  # the short form, `method: fedavg`
             inner = values[section] = {"name": inner}
         if not isinstance(inner, dict):
-            raise UserError(f"{path} = {value!r}: '{'.'.join(sections[:depth])}' is {inner!r}, which has no fields")
+            raise UserError(
+                f"{path:.200} = {shown(value)}: '{'.'.join(sections[:depth]):.200}' is {shown(inner)}, which has no "
+                "fields"
+            )
         values = inner
     values[last] = value
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.batches import Batch, FeatureBatch, Indices, shuffled
+from fedloom.core.errors import UserError
 from fedloom.core.fit import Features, FitResult, FitSpec, StaleValueError, code_of
 from fedloom.core.optimizers import descend_
 from fedloom.core.rng import key, numpy_generator
@@ -117,6 +118,7 @@ class Client:
         batch_size: int | None = None,
         after: Callable[..., None] | None = None,
         keep_optimizer: bool = False,
+        plain: bool = False,
         at_least: int = 0,
         purpose: str = "train",
     ) -> FitResult:
@@ -131,6 +133,7 @@ class Client:
             data: Extracted features and labels to train on instead of images.
             batch_size: Samples per step.
             after: Called as `after(client)` after every optimizer step (an EMA target).
+            plain: Bare gradient descent instead of the recipe's optimizer.
             keep_optimizer: Carry momentum and step count over to the client's next round.
             at_least: Least number of steps; a small client takes more epochs to reach it.
             purpose: Keys the randomness of this call.
@@ -144,13 +147,14 @@ class Client:
             with self._stepping(indices, views, data is not None) as (batch,):
                 value = _mean(loss(self, batch))
                 self.note("loss", value)
-                self.descend(paths, value)
+                self.descend(paths, value, plain=plain)
                 if after is not None:
                     after(self)
 
         return self._run(
             FitSpec(
-                step=step, site=("fit", paths, code_of(loss), after and code_of(after), views, data is not None),
+                step=step,
+                site=("fit", paths, code_of(loss), after and code_of(after), views, data is not None, plain),
                 parts=paths, optimized=(paths,), epochs=epochs, lr=lr, batch_size=batch_size, purpose=purpose,
                 data=data, at_least=at_least, keep_as=loss.__name__ if keep_optimizer or self._keeps else None,
             )
@@ -275,8 +279,10 @@ class Client:
         lr = cache.set_lr(training.lr(max(1, self._round)) if spec.lr is None else spec.lr)
         if spec.keep_as:
             for path, tensor in cache.optimizer_state(spec.keep_as):
-                if path in self._optimizers:
-                    tensor.copy_(self._optimizers[path])
+                if (kept := self._optimizers.get(path)) is not None:
+                    if kept.shape != tensor.shape:
+                        raise UserError(f"{path} has {tuple(kept.shape)}, not {tuple(tensor.shape)}; begin a new run")
+                    tensor.copy_(kept)
         index = self._samples
         if spec.data is not None:
             index = np.arange(len(spec.data[0]))

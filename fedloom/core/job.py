@@ -3,20 +3,87 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
+from pydantic import ConfigDict, Field, with_config
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from fedloom.core.client import Client
-from fedloom.core.failures import Failure
-from fedloom.core.message import Message, MessageError, pack, unpack
+from fedloom.core.errors import UserError
+from fedloom.core.failures import Failure, FailureKind
+from fedloom.core.message import Message, MessageError, pack, refuse_unless, unpack
+from fedloom.core.reading import Count, Read, conforming
 from fedloom.core.scores import Scores, answers
 from fedloom.core.state import State, snapshot
 from fedloom.core.workspace import Workspace
 
 JobKind = Literal["update", "evaluate", "global", "generalise"]
+CLOSED = ConfigDict(extra="forbid")
+
+
+ClientId = Annotated[int, Field(ge=-1, le=2**53)]
+"""-1 stands for all of them."""
+
+
+@with_config(CLOSED)
+class JobHeader(TypedDict):
+    """What the bytes of a job say besides its tensors."""
+
+    kind: JobKind
+    round: Count
+    client: ClientId
+    clients: list[ClientId]
+    keep_model: bool
+    new: bool
+    message: bool
+    attempt: Count
+
+
+@with_config(CLOSED)
+class ScoresRow(TypedDict):
+    """`Scores`, in the bytes of a result."""
+
+    client: ClientId
+    right: list[Count]
+    total: list[Count]
+    loss: float | None
+
+
+@with_config(CLOSED)
+class FailureRow(TypedDict):
+    """A `Failure`, in the bytes of a result."""
+
+    kind: FailureKind
+    why: str
+    trace: str
+    injected: bool
+    mistake: bool
+    reported: bool
+    cause: None
+
+
+@with_config(CLOSED)
+class ResultHeader(TypedDict):
+    """What the bytes of a result say besides its tensors."""
+
+    has: list[Literal["message", "memory", "personal"]]
+    samples: Annotated[int, Field(ge=-(2**53), le=2**53)]
+    """A negative number is refused where results are validated, with the client's name."""
+    client: ClientId
+    loss: float | None
+    scores: list[ScoresRow]
+    seconds: float
+    error: FailureRow | None
+
+
+def _header(values: dict[str, Any], kind: type[Read]) -> Read:
+    try:
+        return conforming(values, kind, "the message", "it is refused")
+    except UserError as error:
+        raise MessageError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -49,11 +116,21 @@ class Job:
     @classmethod
     def from_bytes(cls, data: bytes, known: Message | None = None) -> "Job":
         """The inverse; `known` is the message that was not sent again."""
-        tensors, header = unpack(data)
-        message = Message(_under("message", tensors)) if header.pop("message") else known
+        tensors, values = unpack(data)
+        header = _header(values, JobHeader)
+        message = Message(_under("message", tensors)) if header["message"] else known
+        refuse_unless(message is not None, "it is a job without its message")
         assert message is not None
-        memory = None if header.pop("new") else _under("memory", tensors)
-        return cls(message=message, memory=memory, **header | {"clients": tuple(header["clients"])})
+        return cls(
+            header["kind"],
+            header["round"],
+            message,
+            header["client"],
+            None if header["new"] else _under("memory", tensors),
+            tuple(header["clients"]),
+            header["keep_model"],
+            header["attempt"],
+        )
 
 
 @dataclass
@@ -90,24 +167,22 @@ class Result:
     @classmethod
     def from_bytes(cls, data: bytes) -> "Result":
         """The inverse."""
-        tensors, header = unpack(data)
-        try:
-            states = {name: _under(name, tensors) for name in header["has"]}
-            message = None
-            if "message" in states:
-                message = Message(states["message"], client=header["client"], samples=header["samples"])
-            return cls(
-                client=header["client"],
-                message=message,
-                memory=states.get("memory"),
-                personal=states.get("personal"),
-                scores=[Scores(**s) for s in header["scores"]],
-                loss=header["loss"],
-                seconds=header["seconds"],
-                error=None if header["error"] is None else Failure(**header["error"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise MessageError(f"the message is refused: its header is no result's ({error})") from None
+        tensors, values = unpack(data)
+        header = _header(values, ResultHeader)
+        states = {name: _under(name, tensors) for name in header["has"]}
+        message = None
+        if "message" in states:
+            message = Message(states["message"], client=header["client"], samples=header["samples"])
+        return cls(
+            client=header["client"],
+            message=message,
+            memory=states.get("memory"),
+            personal=states.get("personal"),
+            scores=[Scores(**s) for s in header["scores"]],
+            loss=header["loss"],
+            seconds=header["seconds"],
+            error=None if header["error"] is None else Failure(**header["error"]),
+        )
 
 
 class Runner(Protocol):

@@ -4,18 +4,22 @@ The message of such an error names the file, the field and the remedy. JSON is r
 dataclasses that the rest of the code works with.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedloom.core.checking import field_remedy, shown
 from fedloom.core.errors import UserError
 from fedloom.core.limits import refuse_without_room
 
 Read = TypeVar("Read")
+CHECKED = ConfigDict(extra="allow", allow_inf_nan=False)
+"""For TypedDicts that are read from files: numbers are finite; what another version wrote besides is kept."""
+Count = Annotated[int, Field(ge=0, le=2**53)]
+"""A whole number that is not negative and that floats hold exactly."""
 CHUNK = 2**20
 """Bytes that are read at a time where a size is not known to be true."""
 JSON_COST = 40
@@ -58,22 +62,28 @@ def read_bytes(path: Path, what: str, remedy: str, most: int | None = None) -> b
         return bytes(data)
 
 
-def read_json(path: Path, kind: type[Read], remedy: str) -> Read:
+def read_json(path: Path, kind: type[Read], remedy: str, required: Collection[str] = ()) -> Read:
     """A JSON file as a value of this type.
+
+    Args:
+        path: The file.
+        kind: A TypedDict, a dataclass, or any other type that pydantic knows.
+        remedy: What the user can do about a file that cannot be used; ends the message.
+        required: Fields that must be there although the type does not ask for them.
 
     Raises:
         UserError: It cannot be read, or is of another form.
     """
-    return parse_json(_json_bytes(path, remedy), kind, f"'{path}'", remedy)
+    return parse_json(_json_bytes(path, remedy), kind, f"'{path}'", remedy, required)
 
 
-def read_lines(path: Path, kind: type[Read], remedy: str) -> list[Read]:
+def read_lines(path: Path, kind: type[Read], remedy: str, required: Collection[str] = ()) -> list[Read]:
     """The JSON lines of a file, none if it is missing; a last line that is still being written does not count."""
     if not path.exists():
         return []
     whole, _, _ = _json_bytes(path, remedy).rpartition(b"\n")
     lines = whole.split(b"\n") if whole else []
-    return [parse_json(line, kind, f"'{path}', line {i}", remedy) for i, line in enumerate(lines, 1)]
+    return [parse_json(line, kind, f"'{path}', line {i}", remedy, required) for i, line in enumerate(lines, 1)]
 
 
 def _json_bytes(path: Path, remedy: str) -> bytes:
@@ -84,20 +94,24 @@ def _json_bytes(path: Path, remedy: str) -> bytes:
     return read_bytes(path, "JSON", remedy)
 
 
-def parse_json(data: bytes, kind: type[Read], where: str, remedy: str) -> Read:
+def parse_json(data: bytes, kind: type[Read], where: str, remedy: str, required: Collection[str] = ()) -> Read:
     """JSON as a value of this type; `where` begins the message of a UserError."""
     try:
-        return _adapter(kind).validate_json(data, strict=True)
+        found = _adapter(kind).validate_json(data, strict=True)
     except ValidationError as error:
         raise _refusal(error, where, remedy) from None
+    if missing := [name for name in required if isinstance(found, dict) and name not in found]:
+        raise UserError(f"{where} cannot be used: {missing[0]} is missing; {remedy}")
+    return found
 
 
 def conforming(value: Any, kind: type[Read], where: str, remedy: str) -> Read:
-    """A value out of JSON as one of this type; `where` begins the message of a UserError."""
+    """A value out of JSON, as it is, if it is one of this type; `where` begins the message of a UserError."""
     try:
-        return _adapter(kind).validate_python(value, strict=True)
+        _adapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
         raise _refusal(error, where, remedy) from None
+    return cast(Read, value)
 
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}

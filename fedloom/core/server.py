@@ -109,10 +109,15 @@ class Server:
         split = {place: {n[len(place) :]: t for n, t in saved.items() if n.startswith(place)} for place in _PLACES}
         for name, now in self._state.items():
             was = split["state/"].get(name)
-            if was is None or was.shape != now.shape:
-                found = "is not in the checkpoint" if was is None else f"has {tuple(was.shape)} in the checkpoint"
+            if was is None or (was.shape, was.dtype) != (now.shape, now.dtype):
+                found = (
+                    "is not in the checkpoint"
+                    if was is None
+                    else f"has {tuple(was.shape)}, {was.dtype} in the checkpoint"
+                )
                 raise UserError(
-                    f"{name}, of shape {tuple(now.shape)}, {found}: the method has changed since; begin a new run"
+                    f"{name}, of shape {tuple(now.shape)}, {now.dtype}, {found}: the method has changed since; begin a "
+                    "new run"
                 )
         self._state = {name: split["state/"][name] for name in self._state}  # in the order that it had
         self._trainer = self._client(self.round, split["kept/"])

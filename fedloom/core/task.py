@@ -1,6 +1,6 @@
 """The task: the dataset, its division among clients, the network and the objective. It knows nothing of methods."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -121,9 +121,16 @@ class ImageFormat:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "ImageFormat":
-        """The inverse."""
-        return cls(**{name: tuple(values[name]) for name in ("classes", "shape", "mean", "std")})
+    def from_json(cls, values: Mapping[str, Any]) -> "ImageFormat":
+        """The inverse.
+
+        Raises:
+            UserError: Mean and standard deviation are not those of an image's channels.
+        """
+        form = cls(**{name: tuple(values[name]) for name in ("classes", "shape", "mean", "std")})
+        if not len(form.mean) == len(form.std) == form.shape[0]:
+            raise UserError(f"mean and std of images must have {form.shape[0]} entries, one per channel")
+        return form
 
 
 EVERYONE = -1

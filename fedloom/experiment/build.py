@@ -12,9 +12,6 @@ from fedloom.data.dataset import with_channels
 from fedloom.data.sources import load
 from fedloom.models import Factory
 
-TASK = "task.json"
-"""In a run folder: what must be known of the data to use a model without them."""
-
 
 def load_dataset(recipe: Recipe) -> Dataset:
     """The images that a recipe names, several datasets as styles of one."""

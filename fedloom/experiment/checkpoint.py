@@ -10,17 +10,22 @@ by round: there are no generators to save.
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import safetensors.torch
 import torch
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from fedloom.core.errors import UserError
+from fedloom.core.message import Signature
+from fedloom.core.reading import Count, decoding, parse_json, read_bytes
 from fedloom.core.state import State, nbytes, serialisable
 from fedloom.experiment.client_store import ClientStore
 from fedloom.experiment.files import sync_folder, unwritable, write_whole
@@ -38,23 +43,27 @@ class DamagedError(Exception):
     """A checkpoint that cannot be used; says why."""
 
 
+FileName = Annotated[str, Field(pattern=r"^round-\d{6,12}-(server|clients-\d{3,9})\.safetensors$")]
+"""Beside the manifest, and of a name that `save` gives: a manifest cannot point anywhere else."""
+
+
 @dataclass(frozen=True)
 class File:
     """A safetensors file. `clients` are those whose latest memory it has, out of `written` that it was made with."""
 
-    bytes: int
+    bytes: Count
     sha256: str
-    clients: dict[str, list[int]] = field(default_factory=dict)
-    written: int = 0
+    clients: dict[str, list[Count]] = field(default_factory=dict)
+    written: Count = 0
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """What a manifest says."""
 
-    round: int
-    server: str
-    files: dict[str, File]
+    round: Count
+    server: FileName
+    files: dict[FileName, File]
     notes: dict[str, Any]
     """What else belongs to the run's state and is JSON: metrics so far, what identifies the data."""
     format: int = FORMAT
@@ -68,14 +77,25 @@ class Checkpoint:
         """The inverse; anything wrong is a `DamagedError`."""
         try:
             whole = json.loads(data)
-            values, expected = whole["checkpoint"], whole["sha256"]
-            if _digest(values) != expected:
+            if _digest(whole["checkpoint"]) != whole["sha256"]:
                 raise DamagedError("the manifest has changed since it was written")
-            if values["format"] != FORMAT:
-                raise DamagedError(f"its format is {values['format']}, and this fedloom reads {FORMAT}")
-            return cls(**values | {"files": {name: File(**file) for name, file in values["files"].items()}})
-        except (ValueError, TypeError, KeyError):
+            checkpoint = parse_json(data, Manifest, "the manifest", "another checkpoint is needed")["checkpoint"]
+        except UserError as error:
+            raise DamagedError(str(error)) from None
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise DamagedError("the manifest is no whole JSON") from None
+        if checkpoint.format != FORMAT:
+            raise DamagedError(f"its format is {checkpoint.format}, and this fedloom reads {FORMAT}")
+        if checkpoint.server not in checkpoint.files:
+            raise DamagedError(f"{checkpoint.server} is none of its files")
+        return checkpoint
+
+
+class Manifest(TypedDict):
+    """The file, with a checksum of what it says."""
+
+    sha256: str
+    checkpoint: Checkpoint
 
 
 class Checkpoints:
@@ -150,34 +170,21 @@ class Checkpoints:
             if path.name.lstrip(".").startswith("round-"):
                 path.unlink(missing_ok=True)
 
-    def load(self, stores: Stores, device: torch.device | str = "cpu") -> tuple[Checkpoint, State]:
-        """Fills the stores from the newest checkpoint that is whole; returns it and the server's state."""
-        checkpoint = self._newest()
-        for store in stores.values():
-            store.close()
-        for name, file in checkpoint.files.items():
-            latest = {kind: set(clients) for kind, clients in file.clients.items()}
-            states: dict[tuple[str, int], State] = {(k, c): {} for k, clients in latest.items() for c in clients}
-            if not states:
-                continue
-            for path, tensor in safetensors.torch.load((self.folder / name).read_bytes()).items():
-                kind, client, part = path.split("/", 2)
-                if int(client) in latest[kind]:
-                    states[kind, int(client)][part] = tensor.to(device, copy=True)
-            for (kind, c), state in states.items():
-                stores[kind][c] = state
-        for store in stores.values():
-            store.changed.clear()
-        server = safetensors.torch.load((self.folder / checkpoint.server).read_bytes())
-        self._kept = [checkpoint]
-        return checkpoint, {name: tensor.to(device) for name, tensor in server.items()}
+    def load(
+        self, stores: Stores, device: torch.device | str = "cpu", parts: Signature | None = None
+    ) -> tuple[Checkpoint, State]:
+        """Fills the stores from the newest checkpoint that is whole; returns it and the server's state.
 
-    def _newest(self) -> Checkpoint:
-        """Tries the newest first; each that is damaged is told of."""
+        A checkpoint in which a client's tensor has another type or shape than the part of that name is not used.
+        """
         found = sorted(self.folder.glob("round-*.json"), reverse=True)
         for path in found:
             try:
-                return self._checked(path)
+                checkpoint = self._checked(path)
+                self._fill(stores, checkpoint, device, parts or {})
+                server = self._read(checkpoint.server)
+                self._kept = [checkpoint]
+                return checkpoint, {name: tensor.to(device) for name, tensor in server.items()}
             except DamagedError as why:
                 log.warning("checkpoint %s is damaged (%s): the one before it is taken", path, why)
         wrong = f"none of the {len(found)} checkpoints in it can be used" if found else "there is no checkpoint in it"
@@ -186,18 +193,52 @@ class Checkpoints:
             f"`fedloom run {self.folder.parent / 'recipe.yaml'} --out ANOTHER`"
         )
 
+    def _fill(self, stores: Stores, checkpoint: Checkpoint, device: torch.device | str, parts: Signature) -> None:
+        """Puts clients' memories into the stores, file by file."""
+        for store in stores.values():
+            store.close()
+        for name, file in checkpoint.files.items():
+            latest = {kind: set(clients) for kind, clients in file.clients.items() if clients}
+            if unknown := latest.keys() - stores.keys():
+                raise DamagedError(f"{name} has clients' '{min(unknown):.40}', which is unknown")
+            states: dict[tuple[str, int], State] = {(k, c): {} for k, clients in latest.items() for c in clients}
+            if not states:
+                continue
+            for path, tensor in self._read(name).items():
+                kind, client, part = _parts(name, path)
+                if client in latest.get(kind, ()):
+                    if parts.get(part, (tensor.dtype, tuple(tensor.shape))) != (tensor.dtype, tuple(tensor.shape)):
+                        raise DamagedError(f"client {client}'s {part:.80} is {tensor.dtype} {list(tensor.shape)}")
+                    states[kind, client][part] = tensor.to(device, copy=True)
+            for (kind, c), state in states.items():
+                stores[kind][c] = state
+        for store in stores.values():
+            store.changed.clear()
+
+    def _read(self, name: str) -> State:
+        """The tensors of a file."""
+        try:
+            with decoding(name, "safetensors", "another checkpoint is needed"):
+                return safetensors.torch.load(read_bytes(self.folder / name, "safetensors", "free some memory"))
+        except UserError as error:
+            raise DamagedError(str(error)) from None
+
     def _checked(self, path: Path) -> Checkpoint:
         try:
-            checkpoint = Checkpoint.from_json(path.read_bytes())
+            checkpoint = Checkpoint.from_json(read_bytes(path, "JSON", "another checkpoint is needed"))
             for name, file in checkpoint.files.items():
                 data = self.folder / name
                 if data.stat().st_size != file.bytes:
                     raise DamagedError(f"{name} has {data.stat().st_size} bytes instead of {file.bytes}")
+                if not data.is_file():
+                    raise DamagedError(f"{name} is not a file")
                 with data.open("rb") as opened:
                     if hashlib.file_digest(opened, "sha256").hexdigest() != file.sha256:
                         raise DamagedError(f"{name} has changed since it was written")
         except OSError as error:
             raise DamagedError(f"{Path(error.filename or path).name}: {error.strerror}") from None
+        except UserError as error:
+            raise DamagedError(str(error)) from None
         return checkpoint
 
     def remove(self) -> None:
@@ -223,6 +264,15 @@ def _shards(outdated: Mapping[str, set[int]], stores: Stores) -> Iterator[dict[t
             size += nbytes(state)
     if shard:
         yield shard
+
+
+def _parts(name: str, path: str) -> tuple[str, int, str]:
+    """Store, client and part of a tensor's name in a file of clients' memories."""
+    kind, _, rest = path.partition("/")
+    client, _, part = rest.partition("/")
+    if not re.fullmatch(r"[0-9]{1,15}", client):
+        raise DamagedError(f"{name} has the tensor '{path:.80}', which is no client's")
+    return kind, int(client), part
 
 
 def _stem(round: int) -> str:

@@ -94,7 +94,7 @@ def alive(owner: dict[str, Any]) -> bool:
         os.kill(int(owner["pid"]), 0)
     except ProcessLookupError:
         return False
-    except (PermissionError, KeyError, ValueError):
+    except (PermissionError, KeyError, ValueError, TypeError, OverflowError):
         return True
     return owner.get("began") in (None, _began(int(owner["pid"])))  # else the number has gone to another process
 
@@ -116,7 +116,7 @@ def _read(file: int) -> dict[str, Any]:
     """What the file says of its owner; nothing if it is new, or was written half."""
     try:
         owner = json.loads(os.pread(file, 4096, 0) or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return owner if isinstance(owner, dict) else {}
 

@@ -23,16 +23,16 @@ from fedloom.core.state import State
 from fedloom.core.task import EVERYONE, Task
 from fedloom.core.workspace import Setup
 from fedloom.engines import Engine, EngineSettings, make_engine
-from fedloom.experiment.build import TASK, make_task, task_facts
+from fedloom.experiment.build import make_task, task_facts
 from fedloom.experiment.checkpoint import Checkpoints, CheckpointSchedule
 from fedloom.experiment.client_store import ClientStore
 from fedloom.experiment.evaluation import Answer, Evaluator, refuse_unknown_part
 from fedloom.experiment.logging import Writers, logging_to, refuse_missing
 from fedloom.experiment.middleware import EncodeMessages, RecordMessages, ValidateResults
 from fedloom.experiment.records import RoundRecord, Summary
-from fedloom.experiment.resume import ended, fingerprint, refuse_other_data, tell_other_versions
+from fedloom.experiment.resume import checked_notes, ended, fingerprint, refuse_other_data, tell_other_versions
 from fedloom.experiment.round import Round
-from fedloom.experiment.run_folder import SUMMARY, RunFolder, holds_run, without_nan
+from fedloom.experiment.run_folder import CLIENTS, SUMMARY, TASK, RunFolder, holds_run, without_nan
 from fedloom.experiment.sampling import Sampling
 from fedloom.experiment.summary import summary_of
 from fedloom.experiment.trust import Trust
@@ -150,13 +150,14 @@ class Experiment:
 
     def _restore(self, device: torch.device) -> None:
         """The state of the last checkpoint; metrics written after it are taken back."""
-        checkpoint, server = self.checkpoints.load(self._stores, device)
+        checkpoint, server = self.checkpoints.load(self._stores, device, signature(self.server.parts.named_tensors()))
         tell_other_versions(self.folder.path)
-        refuse_other_data(self.task, self._fingerprint, checkpoint.notes["task"])
+        notes = checked_notes(checkpoint, self.folder.path)
+        refuse_other_data(self.task, self._fingerprint, notes["task"])
         self.server.restore(server)
-        self.history = checkpoint.notes["history"]
-        self.ledger = Ledger.from_json(checkpoint.notes["ledger"])
-        self._begun -= checkpoint.notes["seconds"]
+        self.ledger = Ledger.from_json(notes["ledger"])
+        self.history = notes["history"]
+        self._begun -= notes["seconds"]
         self.folder.cut_back(self.history)
 
     def _stop(self, signal: int) -> NoReturn:
@@ -265,7 +266,7 @@ class Experiment:
         summary = run | cast(Summary, figures)
         self.folder.write_model("server", self.server.state)
         self.folder.write_model("initial", unshared)
-        self.folder.write_lines("clients.jsonl", self.evaluator.rows())
+        self.folder.write_lines(CLIENTS, self.evaluator.rows())
         self.folder.write_json(LEDGER, self.ledger.to_json())
         self.folder.write_json(SUMMARY, summary)
         self.checkpoints.remove()

@@ -1,8 +1,22 @@
 """What a run writes down, one definition each: a record per round, a summary, a row per client."""
 
-from typing import Any, Required, TypedDict
+from typing import Annotated, Any, Required
+
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, with_config
+from typing_extensions import TypedDict
+
+from fedloom.core.reading import CHECKED, Count
 
 
+def _or_null(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    return None if value is None else check(value)
+
+
+Known = Annotated[float, WrapValidator(_or_null)]
+"""A number; files have null where it is not one."""
+
+
+@with_config(CHECKED)
 class Measures(TypedDict, total=False):
     """What an evaluation found. Accuracies are shares; the `personal_*` ones are over clients."""
 
@@ -23,40 +37,42 @@ class Measures(TypedDict, total=False):
     newcomer_global_std: float | None
     newcomer_global_worst: float | None
     newcomer_global_loss: float | None
-    styles: dict[str, float]
+    styles: dict[str, Known]
     """Accuracy of the global representation in every style."""
-    personal_styles: dict[str, float]
+    personal_styles: dict[str, Known]
     distance: float | None
     """Mean L2 distance between clients' copies of `evaluation.distance`."""
-    evaluated: int
+    evaluated: Count
     """Clients that were evaluated; only in rounds with an evaluation."""
 
 
+@with_config(CHECKED)
 class RoundRecord(Measures, total=False):
     """A line of metrics.jsonl."""
 
-    round: Required[int]
+    round: Required[Count]
     lr: float
-    clients: int
+    clients: Count
     """Clients whose answers were combined."""
     loss: float | None
     """Mean training loss over samples."""
-    up_bytes: int
+    up_bytes: Count
     """Per client that answered."""
-    down_bytes: int
+    down_bytes: Count
     """Per client that was asked."""
-    failed: dict[str, int]
+    failed: dict[str, Count]
     """Clients that were left out, by the kind of failure."""
-    attempts: int
+    attempts: Count
     """How often the round was begun; only where more than once."""
-    hostile: int
+    hostile: Count
     """Attackers among the participants."""
-    epsilon: float
+    epsilon: Known
     """Privacy spent so far."""
     train_seconds: float
     seconds: float
 
 
+@with_config(CHECKED)
 class Best(TypedDict):
     """Highest accuracies of any round: chosen on test data, shown beside the summary and never instead of it."""
 
@@ -64,27 +80,29 @@ class Best(TypedDict):
     personal_accuracy: float | None
 
 
+@with_config(CHECKED)
 class Figures(Measures, total=False):
     """The part of a summary that comes out of the rounds' records."""
 
     summary: str
     """The rule of `evaluation.summary` by which the measures were taken."""
     best: Best
-    up_bytes: int
-    down_bytes: int
-    failed: dict[str, int]
-    epsilon: float
+    up_bytes: Count
+    down_bytes: Count
+    failed: dict[str, Count]
+    epsilon: Known
     notes: list[str]
     seconds: float
 
 
+@with_config(CHECKED)
 class Summary(Figures, total=False):
     """summary.json."""
 
     method: Required[str]
-    rounds: int
-    seed: int
-    clients: int
+    rounds: Count
+    seed: Count
+    clients: Count
     run_dir: str
     label: str
     """In a comparison or sweep: what tells this run apart."""
@@ -92,17 +110,52 @@ class Summary(Figures, total=False):
     """In a sweep: the values of the swept fields."""
 
 
+@with_config(CHECKED)
 class ClientRow(TypedDict):
     """A line of clients.jsonl: one client at the last evaluation."""
 
-    client: int
+    client: Count
     newcomer: bool
-    train: int
-    accuracy: float
-    right: list[int]
+    train: Count
+    accuracy: Known
+    right: list[Count]
     """Per class, or one number for all classes together where an organisation shares no more."""
-    total: list[int]
+    total: list[Count]
     loss: float | None
+
+
+@with_config(CHECKED)
+class Named(TypedDict):
+    """A network, a method or an objective by its name; its options are beside it."""
+
+    name: str
+
+
+@with_config(CHECKED)
+class ImageFacts(TypedDict):
+    """What is known of images, as `ImageFormat` writes it."""
+
+    classes: Annotated[list[str], Field(min_length=1)]
+    shape: Annotated[list[Annotated[int, Field(ge=1, le=2**20)]], Field(min_length=3, max_length=3)]
+    mean: list[float]
+    std: list[Annotated[float, Field(gt=0)]]
+
+
+@with_config(CHECKED)
+class TaskFacts(ImageFacts):
+    """task.json: what must be known of the data to use a model without them."""
+
+    model: Named
+    clients: Count
+    newcomers: list[Count]
+    styles: list[str]
+    fingerprint: str
+
+
+ROUND = ("lr", "clients", "loss", "up_bytes", "down_bytes", "failed", "train_seconds", "seconds")
+"""Fields that every line of metrics.jsonl has."""
+SUMMARISED = ("rounds", "seed", "clients", "summary", "best", "up_bytes", "down_bytes", "failed", "notes", "seconds")
+"""Fields that every summary.json has."""
 
 
 def measure(record: RoundRecord | Figures | Summary, name: str) -> float | None:

@@ -1,19 +1,23 @@
 """Whether a run folder may be continued: the same recipe, the same data; and what else should be known."""
 
 import hashlib
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, with_config
+from typing_extensions import TypedDict
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
+from fedloom.core.reading import CHECKED, conforming
 from fedloom.core.task import Task
-from fedloom.experiment.records import Summary
-from fedloom.experiment.run_folder import VERSIONS, finished, holds_run, stored_values, versions
+from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.records import ROUND, RoundRecord, Summary
+from fedloom.experiment.run_folder import finished, holds_run, stored_values, stored_versions, versions
+from fedloom.trust.ledger import LedgerFile
 
 FREE = ("engine", "storage", "out", "log", "data.dir", "sweep.parallel")
 """Where and how fast a run goes on may change; what it computes may not."""
@@ -45,16 +49,39 @@ def refuse_differences(given: Mapping[str, Any], stored: Mapping[str, Any], fold
 
 def tell_other_versions(folder: Path) -> None:
     """A run that goes on with other versions of what computes it may give other numbers."""
-    try:
-        began = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
-    now = versions()
+    began, now = stored_versions(folder), versions()
     for name in now:
         if name in began and began[name] != now[name]:
             log.warning(
                 "%s is %s here; '%s' was begun with %s: numbers may differ", name, now[name], folder, began[name]
             )
+
+
+@with_config(CHECKED)
+class RunNotes(TypedDict):
+    """What a checkpoint says besides tensors."""
+
+    task: str
+    seconds: Annotated[float, Field(ge=0)]
+    history: list[RoundRecord]
+    ledger: LedgerFile
+
+
+def checked_notes(checkpoint: Checkpoint, folder: Path) -> RunNotes:
+    """A checkpoint's notes, if they are a run's that has come as far as the checkpoint says."""
+    remedy = "begin a new run"
+    notes = conforming(checkpoint.notes, RunNotes, f"'{folder}': the checkpoint", remedy)
+    for number, record in enumerate(notes["history"], 1):
+        if record["round"] != number or any(name not in record for name in ROUND):
+            raise UserError(
+                f"'{folder}': the checkpoint cannot be used: round {number} is not in its history; {remedy}"
+            )
+    if len(notes["history"]) != checkpoint.round:
+        raise UserError(
+            f"'{folder}': the checkpoint cannot be used: it is of round {checkpoint.round}, and its history has "
+            f"{len(notes['history'])} rounds; {remedy}"
+        )
+    return notes
 
 
 def refuse_other_data(task: Task, found: str, expected: str) -> None:

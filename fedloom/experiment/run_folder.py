@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -17,12 +17,15 @@ from torch import Tensor
 from fedloom.config.loading import read_yaml
 from fedloom.core import registry, trusted_code
 from fedloom.core.errors import UserError
+from fedloom.core.reading import read_json, read_lines
 from fedloom.core.state import serialisable
 from fedloom.experiment.files import unwritable, write_whole
 from fedloom.experiment.lock import RunLock
-from fedloom.experiment.records import ClientRow, RoundRecord, Summary
+from fedloom.experiment.records import ROUND, SUMMARISED, ClientRow, RoundRecord, Summary, TaskFacts
 
 RECIPE, METRICS, SUMMARY, VERSIONS = "recipe.yaml", "metrics.jsonl", "summary.json", "versions.json"
+CLIENTS, TASK = "clients.jsonl", "task.json"
+REPEAT = "repeat the run with its recipe.yaml"
 FORMAT = 2
 """Of run folders. Version 0.1 wrote format 1, without this number in versions.json."""
 PACKAGES = ("fedloom", "torch", "numpy", "scikit-learn", "safetensors", "pydantic")
@@ -127,16 +130,21 @@ def stored_values(folder: Path) -> dict[str, Any]:
             f"'{folder}' holds no run (there is no {RECIPE} in it): give the folder that `fedloom run` named, "
             "such as runs/20250101-120000-fedavg-digits-s0"
         )
-    try:
-        found = json.loads((folder / VERSIONS).read_text(encoding="utf-8")).get("format", 1)
-    except (OSError, ValueError, AttributeError):
-        found = 1
+    found = stored_versions(folder).get("format", 1)
     if found != FORMAT:
         raise UserError(
             f"'{folder}' has format {found}, and this fedloom reads format {FORMAT}: repeat it with `fedloom run "
             f"{folder / RECIPE}`, or use the version that wrote it"
         )
     return read_yaml(folder / RECIPE)
+
+
+def stored_versions(folder: Path) -> dict[str, str | int]:
+    """The versions that a run was begun with; none where they cannot be read."""
+    try:
+        return read_json(folder / VERSIONS, dict[str, str | int], REPEAT)
+    except UserError:
+        return {}
 
 
 def _resume_command(folder: Path) -> str:
@@ -148,27 +156,25 @@ def _resume_command(folder: Path) -> str:
 
 def finished(path: Path) -> Summary | None:
     """The summary of a run that has ended; it is the last thing that a run writes."""
-    try:
-        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+    if not (path / SUMMARY).exists():
         return None
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"'{path / SUMMARY}' cannot be read ({error}); remove it, then `{_resume_command(path)}` makes it if it can"
-        ) from None
-    assert isinstance(summary, dict)
-    return cast(Summary, summary)
+    remedy = f"remove it, then `{_resume_command(path)}` makes it if it can"
+    return read_json(path / SUMMARY, Summary, remedy, SUMMARISED)
 
 
-def read_lines(path: Path) -> list[Any]:
-    """JSON lines of a file, none if it is missing; a last one that is being written does not count yet."""
-    try:
-        whole, _, _ = path.read_text(encoding="utf-8").rpartition("\n")
-        return [json.loads(line) for line in whole.splitlines()]
-    except FileNotFoundError:
-        return []
-    except ValueError as error:
-        raise UserError(f"'{path}' cannot be read ({error})") from None
+def read_rounds(folder: Path) -> list[RoundRecord]:
+    """A record per round, as far as the run has come."""
+    return read_lines(folder / METRICS, RoundRecord, REPEAT, ROUND)
+
+
+def read_clients(folder: Path) -> list[ClientRow]:
+    """What the last evaluation said of each client; empty before the end."""
+    return read_lines(folder / CLIENTS, ClientRow, REPEAT)
+
+
+def read_facts(folder: Path) -> TaskFacts:
+    """What must be known of the data to use a run's models without them."""
+    return read_json(folder / TASK, TaskFacts, REPEAT)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -24,10 +24,9 @@ from fedloom.data.augment import parse_augment
 from fedloom.data.dataset import resize
 from fedloom.inference.adapt import STEPS, HeadFitter
 from fedloom.inference.image_model import chunks
-from fedloom.inference.trained_model import AVERAGED, TrainedModel
+from fedloom.inference.trained_model import AVERAGED, TrainedModel, factory_of
 from fedloom.inference.trained_run import TrainedRun
 from fedloom.methods.addons.heads import Head
-from fedloom.models import Factory
 
 Record = dict[str, Any]
 GLOBAL, ALONE = "global", "alone"
@@ -65,8 +64,7 @@ def from_dataset(
         dataset = limit(dataset, most, seed)
     dataset = replace(dataset, images=in_channels(resize(dataset.images, (height, width)), channels))
     federation = federate(dataset, clients=clients, partition=partition, split=split, seed=seed)
-    network = dict(run.facts["model"])
-    task = Task(dataset, federation, Factory(network.pop("name"), network), objectives.get("labels"))
+    task = Task(dataset, federation, factory_of(run.facts["model"]), objectives.get("labels"))
     return NewcomerData(task, tuple(range(len(federation))), own=False)
 
 

@@ -1,29 +1,35 @@
 """A trained model on its own: a client's, everybody's, or a newcomer's; also as one safetensors file."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from pydantic import Field, with_config
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from typing_extensions import TypedDict
 
 from fedloom import methods, objectives
 from fedloom.core import trusted_code
 from fedloom.core.batches import Pixels
 from fedloom.core.client import Client
 from fedloom.core.errors import UserError
+from fedloom.core.limits import refuse_model_without_room, refuse_without_room
 from fedloom.core.optimizers import Training
 from fedloom.core.protocols import ModelFactory
+from fedloom.core.reading import CHECKED, decoding, parse_json
 from fedloom.core.state import State, serialisable
 from fedloom.core.task import ImageFormat
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.experiment.files import write_whole
+from fedloom.experiment.records import ImageFacts, Named
 from fedloom.inference.image_model import ImageModel, blank_task
 from fedloom.methods import Method, Probed
 from fedloom.models import Factory
@@ -32,6 +38,21 @@ from fedloom.objectives import Objective
 GLOBAL, AVERAGED = -1, -2
 """Whose model it is, where it is no client's: everybody's, or the average of the clients'."""
 FORMAT = "fedloom-model-1"
+IMAGE_COST = 64
+"""Bytes that each value of an image takes while a blank one is made and looked at."""
+
+
+@with_config(CHECKED)
+class ModelFacts(TypedDict):
+    """What the metadata of a model's file say."""
+
+    format: Literal["fedloom-model-1"]
+    method: Named
+    objective: Named
+    network: Named
+    images: ImageFacts
+    client: Annotated[int, Field(ge=AVERAGED, le=2**53)]
+    about: dict[str, Any]
 
 
 class TrainedModel(ImageModel):
@@ -140,27 +161,34 @@ def load_model(path: str | Path, *, trust_code: bool = False) -> TrainedModel:
 
     `trust_code` imports the Python files that it names; without it they are refused.
     """
-    try:
-        with safe_open(str(path), "pt") as file:
-            says = json.loads((file.metadata() or {}).get("fedloom", "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError) as error:
-        raise UserError(
-            f"'{path}' cannot be read as a model ({error}); give a run folder or an adapted model"
-        ) from None
-    if says.get("format") != FORMAT:
-        raise UserError(f"'{path}' is no model of fedloom: its metadata say nothing of '{FORMAT}'")
+    remedy = "give a run folder or an adapted model"
+    tensors, metadata = read_tensors(Path(path), "a model", remedy)
+    if f'"{FORMAT}"' not in metadata:
+        raise UserError(f"'{path}' is no model of fedloom: its metadata say nothing of '{FORMAT}'; {remedy}")
+    says = parse_json(metadata.encode(), ModelFacts, f"'{path}'", remedy)
     if trust_code:
         trusted_code.trust(says)
-    form = ImageFormat.from_json(says["images"])
-    workspace = blank_workspace(
-        methods.get(**says["method"]), objectives.get(**says["objective"]), form, factory_of(says["network"])
-    )
-    model = TrainedModel(workspace, form, says["client"], says["about"])
-    unknown = model.load_state_dict(tensors, strict=False).unexpected_keys
+    with decoding(f"'{path}'", "a model", remedy):
+        form = ImageFormat.from_json(says["images"])
+        workspace = blank_workspace(
+            methods.get(**says["method"]), objectives.get(**says["objective"]), form, factory_of(says["network"])
+        )
+        model = TrainedModel(workspace, form, says["client"], says["about"])
+        unknown = model.load_state_dict(tensors, strict=False).unexpected_keys
     if unknown:
-        raise UserError(f"'{path}': {unknown[0]} is unknown to this version of {workspace.setup.method.name}")
+        raise UserError(f"'{path}': {unknown[0]:.80} is unknown to this version of {workspace.setup.method.name}")
     return model
+
+
+def read_tensors(path: Path, what: str, remedy: str) -> tuple[State, str]:
+    """The tensors of a safetensors file, and what fedloom wrote into its metadata (empty if nothing)."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"'{path}' is not a file; {remedy}")
+    with decoding(f"'{path}'", what, remedy):
+        refuse_without_room(2 * path.stat().st_size, f"'{path}'", remedy, "it")
+        with safe_open(str(path), "pt") as file:
+            metadata = (file.metadata() or {}).get("fedloom", "")
+            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
 
 
 def factory_of(network: Mapping[str, Any]) -> Factory:
@@ -173,7 +201,9 @@ def blank_workspace(
     training: Training | None = None, seed: int = 0,
 ) -> Workspace:  # fmt: skip
     """A workspace to load a model into, without data."""
+    refuse_without_room(IMAGE_COST * math.prod(form.shape), f"images of shape {list(form.shape)}", "use smaller ones")
     task = blank_task(form, network, objective)
+    refuse_model_without_room(task)
     mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in (form.mean, form.std))
     pixels = Pixels(task.dataset.images, task.dataset.labels, mean, std)
     return Workspace(Setup(task, method, training or Training(), seed), pixels=pixels)

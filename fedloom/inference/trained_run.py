@@ -1,13 +1,9 @@
 """What a finished run has learnt, out of its folder alone: `fedloom.load("runs/mine").personal(3)(images)`."""
 
-import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
@@ -15,12 +11,20 @@ from fedloom.core.errors import UserError, nearest
 from fedloom.core.state import State, under
 from fedloom.core.task import ImageFormat, Task
 from fedloom.core.workspace import Workspace
-from fedloom.experiment.build import TASK, make_task
+from fedloom.experiment.build import make_task
 from fedloom.experiment.evaluation import RECEIVED
-from fedloom.experiment.records import ClientRow, RoundRecord, Summary
+from fedloom.experiment.records import ClientRow, RoundRecord, Summary, TaskFacts
 from fedloom.experiment.resume import fingerprint, refuse_other_data
-from fedloom.experiment.run_folder import SUMMARY, finished, read_lines, stored_values
-from fedloom.inference.trained_model import AVERAGED, GLOBAL, TrainedModel, blank_workspace, factory_of
+from fedloom.experiment.run_folder import (
+    REPEAT,
+    SUMMARY,
+    finished,
+    read_clients,
+    read_facts,
+    read_rounds,
+    stored_values,
+)
+from fedloom.inference.trained_model import AVERAGED, GLOBAL, TrainedModel, blank_workspace, factory_of, read_tensors
 
 
 class TrainedRun:
@@ -43,21 +47,17 @@ class TrainedRun:
     @cached_property
     def history(self) -> list[RoundRecord]:
         """A record per round."""
-        return read_lines(self.path / "metrics.jsonl")
+        return read_rounds(self.path)
 
     @cached_property
     def clients(self) -> list[ClientRow]:
         """What the last evaluation said of each client."""
-        return read_lines(self.path / "clients.jsonl")
+        return read_clients(self.path)
 
     @cached_property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> TaskFacts:
         """Classes, image shape, normalisation, network, clients, newcomers, styles."""
-        try:
-            facts = json.loads((self.path / TASK).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UserError(f"'{self.path / TASK}' cannot be read ({error}); run the recipe again") from None
-        assert isinstance(facts, dict)
+        facts = read_facts(self.path)
         if self._trust_code:
             trusted_code.trust(trusted_code.not_allowed(facts))
         return facts
@@ -159,13 +159,23 @@ class TrainedRun:
 
     def _model(self, message: State, memory: State, client: int) -> TrainedModel:
         workspace = self._lane()
+        self._refuse_other_shapes(workspace, message | memory)
         workspace.load(message, memory)
         return TrainedModel(workspace, self.form, client)
+
+    def _refuse_other_shapes(self, workspace: Workspace, state: State) -> None:
+        for name, part in workspace.tensors.items():
+            if name in state and state[name].shape != part.shape:
+                raise UserError(
+                    f"'{self.path / 'models'}': {name} has shape {list(state[name].shape)}, and {list(part.shape)} is "
+                    f"expected; {REPEAT}"
+                )
 
     def _lane(self) -> Workspace:
         workspace = blank_workspace(
             self.method, self.recipe.make_objective(), self.form, factory_of(self.facts["model"])
         )
+        self._refuse_other_shapes(workspace, self._initial)
         workspace.initial |= self._initial
         return workspace
 
@@ -179,11 +189,7 @@ class TrainedRun:
         return self._read("initial")
 
     def _read(self, name: str) -> State:
-        path = self.path / "models" / f"{name}.safetensors"
-        try:
-            return load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"'{path}' cannot be read ({error}); run the recipe again") from None
+        return read_tensors(self.path / "models" / f"{name}.safetensors", "a model", REPEAT)[0]
 
     def _refuse_unfinished(self) -> None:
         if self.summary is None:

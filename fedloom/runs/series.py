@@ -4,7 +4,6 @@ A YAML file in the folder describes them. Finished runs are taken as they are, a
 checkpoint, the rest run.
 """
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -27,7 +26,7 @@ from fedloom.experiment.lock import RunLock
 from fedloom.experiment.loop import Experiment
 from fedloom.experiment.records import RoundRecord, Summary
 from fedloom.experiment.resume import ended, refuse_differences
-from fedloom.experiment.run_folder import METRICS, holds_run
+from fedloom.experiment.run_folder import holds_run, read_rounds
 from fedloom.runs.parallel import run_beside
 
 log = logging.getLogger("fedloom")
@@ -91,7 +90,7 @@ def _tell_end(on_run: Callable[[Recipe], Callable[[RoundRecord], None]] | None, 
     """A run that was elsewhere is told of when it ends, by its last round."""
     assert recipe.out is not None
     if on_run is not None:
-        on_run(recipe)(json.loads((recipe.out / METRICS).read_text(encoding="utf-8").splitlines()[-1]))
+        on_run(recipe)(read_rounds(recipe.out)[-1])
 
 
 class Tasks:

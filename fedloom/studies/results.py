@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from fedloom.config.recipe import Recipe
+from fedloom.core.reading import read_json
 from fedloom.engines import engine_class
 from fedloom.experiment.files import write_whole
-from fedloom.experiment.run_folder import versions
+from fedloom.experiment.run_folder import finished, read_rounds, versions
 from fedloom.experiment.summary import summarise
 from fedloom.studies.table import Cell
 
@@ -58,8 +59,8 @@ class CellResult:
 
 def result_of(folder: Path, cells: Sequence[Cell], recipe: Recipe, changes: Mapping[str, Any]) -> CellResult:
     """Reads a finished run folder; `cells` are those whose figures the run has."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    records, summary = read_rounds(folder), finished(folder)
+    assert summary is not None
     curves = curves_of(records)
     rounds = {cell.column.round for cell in cells if cell.column.round} - {len(records)}
     figures = {name: summarise([v for _, v in curve], recipe.evaluation.summary) for name, curve in curves.items()}
@@ -155,4 +156,4 @@ def stored(folder: Path, paper: str) -> list[CellResult]:
 
 def read(path: Path) -> CellResult:
     """One of them."""
-    return CellResult(**json.loads(path.read_text(encoding="utf-8")))
+    return read_json(path, CellResult, "remove it, and the run is repeated")

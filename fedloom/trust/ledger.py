@@ -4,18 +4,20 @@ Messages of one purpose that hold the same tensors (names, shapes, types) are on
 and the bytes. In a deployment evaluation is counted too, and the texts of errors; server and client write one each.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import AfterValidator, Field, with_config
 from torch import Tensor
+from typing_extensions import TypedDict
 
-from fedloom.core.errors import UserError
+from fedloom.core.limits import refuse_without_room
 from fedloom.core.message import Message
 from fedloom.core.protocols import MethodLike
+from fedloom.core.reading import CHECKED, Count, conforming, read_json
 from fedloom.core.scores import Scores
 from fedloom.core.state import nbytes, under
 from fedloom.core.workspace import Workspace
@@ -29,6 +31,73 @@ SIMULATED_NUMBERS = [
     "with every message: the number of training samples, the mean training loss, the seconds that it took",
     "when evaluated: samples right and samples tested per class, and the loss, of the client's own test data",
 ]
+
+
+def _is_type(name: str) -> str:
+    if not isinstance(getattr(torch, name, None), torch.dtype):
+        raise ValueError("must be a type of tensors, such as float32")
+    return name
+
+
+Interval = Annotated[list[Annotated[int, Field(ge=-1, le=2**53)]], Field(min_length=2, max_length=2)]
+"""First and last."""
+
+
+@with_config(CHECKED)
+class TensorRow(TypedDict):
+    """A tensor of a message."""
+
+    name: str
+    shape: list[Count]
+    dtype: Annotated[str, AfterValidator(_is_type)]
+    bytes: Count
+
+
+@with_config(CHECKED)
+class EntryRow(TypedDict):
+    """An entry, as the file has it."""
+
+    direction: Direction
+    purpose: Purpose
+    messages: Count
+    bytes: Count
+    rounds: list[Interval]
+    clients: Count
+    client_ids: list[Interval]
+    tensors: list[TensorRow]
+
+
+@with_config(CHECKED)
+class PartRow(TypedDict):
+    """A part that never leaves a client."""
+
+    part: str
+    tensors: Count
+    bytes: Count
+    why: str
+
+
+@with_config(CHECKED)
+class PrivacyRow(TypedDict):
+    """The recipe's privacy, and whether the run was a simulation."""
+
+    clip: float
+    noise: float
+    simulated: bool
+
+
+@with_config(CHECKED)
+class LedgerFile(TypedDict):
+    """ledger.json."""
+
+    method: str
+    pooled: bool
+    never: list[PartRow]
+    reveals: dict[str, str]
+    numbers: list[str]
+    models: bool
+    privacy: PrivacyRow | None
+    messages: list[EntryRow]
 
 
 @dataclass
@@ -142,7 +211,12 @@ class Ledger:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Ledger":
-        """The inverse, for a run that goes on."""
+        """The inverse, for a run that goes on.
+
+        Raises:
+            UserError: These are not a ledger's values.
+        """
+        conforming(values.get("messages"), list[EntryRow], FILE, "begin a new run")
         ledger = cls()
         ledger._about = {name: value for name, value in values.items() if name != "messages"}
         for row in values["messages"]:
@@ -156,19 +230,9 @@ class Ledger:
 
 def read_ledger(run: Path) -> dict[str, Any]:
     """A run folder's ledger."""
-    path = run / FILE
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no JSON"
-        inner = min(run.glob(f"*/{FILE}"), default=None)  # a comparison or a sweep
-        such_as = "runs/NAME" if inner is None else inner.parent
-        raise UserError(
-            f"RUN = '{run}': {FILE} cannot be read ({reason}); give the folder of a run, such as {such_as}"
-        ) from None
-    if not isinstance(found, dict) or "messages" not in found or "never" not in found:
-        raise UserError(f"RUN = '{run}': {FILE} is no ledger; give the folder of a run, such as runs/NAME")
-    return found
+    inner = None if (run / FILE).exists() else min(run.glob(f"*/{FILE}"), default=None)  # a comparison or a sweep
+    such_as = "runs/NAME" if inner is None else inner.parent
+    return {**read_json(run / FILE, LedgerFile, f"give the folder of a run, such as {such_as}")}
 
 
 def ranges(numbers: Iterable[int]) -> list[list[int]]:
@@ -187,6 +251,9 @@ def ranges(numbers: Iterable[int]) -> list[list[int]]:
 
 
 def _members(found: Iterable[tuple[int, int]]) -> set[int]:
+    found = list(found)
+    count = sum(max(0, last - first + 1) for first, last in found)
+    refuse_without_room(100 * count, f"{FILE}: rounds and clients", "begin a new run", "they")
     return {number for first, last in found for number in range(first, last + 1)}
 
 

@@ -121,7 +121,7 @@ def test_of_a_comparison_one_of_its_runs_is_named(tmp_path):
 def test_a_folder_without_a_ledger_is_refused(content, tmp_path):
     if content is not None:
         (tmp_path / "ledger.json").write_text(content)
-    with pytest.raises(UserError, match=r"RUN = .*give the folder of a run"):
+    with pytest.raises(UserError, match=r"ledger\.json'.*; give the folder of a run, such as runs/NAME$"):
         read_ledger(tmp_path)
 
 

@@ -1,20 +1,57 @@
 """Reads run folders: what was asked for, every round, every client, the summary; finished or not."""
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, with_config
+from typing_extensions import TypedDict
 
 from fedloom.core.errors import UserError
-from fedloom.experiment.records import ClientRow, Figures, RoundRecord, Summary, measure
+from fedloom.core.reading import CHECKED, Count, conforming, decoding
+from fedloom.experiment.records import ClientRow, Figures, Named, RoundRecord, Summary, measure
 from fedloom.experiment.resume import flat, is_free
-from fedloom.experiment.run_folder import RECIPE, finished, holds_run, read_lines, stored_values
+from fedloom.experiment.run_folder import (
+    RECIPE,
+    REPEAT,
+    TASK,
+    finished,
+    holds_run,
+    read_clients,
+    read_facts,
+    read_rounds,
+    stored_values,
+    stored_versions,
+)
 from fedloom.experiment.summary import summary_of
 
 LOG_LINES = 200
+LOG_BYTES = 2**20
+
+
+@with_config(CHECKED)
+class _Training(TypedDict):
+    rounds: Count
+
+
+@with_config(CHECKED)
+class _Evaluation(TypedDict):
+    summary: Annotated[str, Field(pattern=r"^(last|(median|mean):[1-9]\d{0,8})$")]
+
+
+@with_config(CHECKED)
+class StoredRecipe(TypedDict):
+    """As much of a run's recipe as a report needs; files of code that it names are not imported for that."""
+
+    method: Named
+    model: Named
+    data: Named
+    training: _Training
+    evaluation: _Evaluation
+    seed: Count
 
 
 @dataclass(frozen=True)
@@ -101,21 +138,20 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 
 def read_run(path: Path) -> Run:
     """One run."""
-    recipe = stored_values(path)
-    for name in ("method", "data", "training", "evaluation", "seed"):
-        if name not in recipe:
-            raise UserError(f"'{path / RECIPE}' is no run's recipe: it has no {name}")
-    log = _text(path / "log.txt").splitlines()[-LOG_LINES:]
-    versions, facts = (json.loads(_text(path / name) or "{}") for name in ("versions.json", "task.json"))
-    history, clients = (read_lines(path / name) for name in ("metrics.jsonl", "clients.jsonl"))
-    return Run(path, recipe, history, clients, finished(path), log, versions, facts.get("classes", []))
+    recipe: dict[str, Any] = {**conforming(stored_values(path), StoredRecipe, f"'{path / RECIPE}'", REPEAT)}
+    classes = read_facts(path)["classes"] if (path / TASK).exists() else []
+    versions = {name: str(version) for name, version in stored_versions(path).items()}
+    return Run(path, recipe, read_rounds(path), read_clients(path), finished(path), _log(path), versions, classes)
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
+def _log(folder: Path) -> list[str]:
+    """The end of a run's log."""
+    path = folder / "log.txt"
+    if not path.is_file():
+        return []
+    with decoding(f"'{path}'", "a log", "remove it"), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LOG_BYTES))
+        return file.read(LOG_BYTES).decode("utf-8", "replace").splitlines()[-LOG_LINES:]
 
 
 def entries_of(runs: Iterable[Run]) -> list[Entry]:
@@ -124,7 +160,7 @@ def entries_of(runs: Iterable[Run]) -> list[Entry]:
     settings: dict[str, dict[str, Any]] = {}
     for run in runs:
         values = {name: value for name, value in flat(run.recipe) if name != "seed" and not is_free(name)}
-        key = json.dumps(values, sort_keys=True, default=str)
+        key = repr(sorted(values.items()))
         same[key].append(run)
         settings[key] = values
     times = Counter(group[0].method for group in same.values())

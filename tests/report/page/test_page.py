@@ -22,7 +22,7 @@ def runs(tmp_path):
             clients=[a_client(0, [3, 0], [4, 0], 100), a_client(1, [0, 1], [0, 4], 10)],
             summary={
                 "personal_accuracy": accuracy, "personal_std": 0.1, "personal_worst": 0.2, "global_accuracy": 0.5,
-                "up_bytes": 0, "down_bytes": 1e6, "seconds": 3, "failed": {"timed_out": 4}, "notes": ["be careful"],
+                "up_bytes": 0, "down_bytes": 10**6, "seconds": 3, "failed": {"timed_out": 4}, "notes": ["be careful"],
             },
         )  # fmt: skip
     write_run(
