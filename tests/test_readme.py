@@ -53,6 +53,14 @@ def test_the_papers_figures_and_ours_are_those_that_are_stored():
         assert shown == [paper, here], command
 
 
+def test_what_agrees_with_the_papers_is_what_the_report_counts():
+    section = README.read_text(encoding="utf-8").partition("## The papers, run")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| \w+ \| \d+ \| .+\|$", section, flags=re.MULTILINE)
+    assert len(rows) == 6
+    report = (README.parent / "docs" / "reproduction.md").read_text(encoding="utf-8").splitlines()
+    assert [row for row in rows if row not in report] == [], "copy the summary's table from docs/reproduction.md"
+
+
 def test_tests_that_the_page_of_promises_names_are_there():
     text = PROMISES.read_text(encoding="utf-8")
     code = "\n".join(path.read_text(encoding="utf-8") for path in README.parent.glob("tests/**/test_*.py"))

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table as Grid
 
-from fedloom.cli import flags
-from fedloom.cli.base import app, err, out, say, show_json, watching
-from fedloom.core.errors import UserError, nearest
+from fedloom.cli import flags, study_output
+from fedloom.cli.base import app, err, say, show_json, watching
+from fedloom.core.errors import UserError
 from fedloom.core.signals import Interrupts
 
 if TYPE_CHECKING:
     from fedloom.studies.comparison import Line
     from fedloom.studies.results import CellResult
     from fedloom.studies.running import StudyPlan
-    from fedloom.studies.table import Cell, Table
+    from fedloom.studies.table import Cell
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="TABLE", help="repper/table2, or a paper: fedcrc.")]
 
@@ -70,6 +67,7 @@ def reproduce(
     """
     from fedloom.studies.report import report
     from fedloom.studies.running import StudyPlan, runs_of
+    from fedloom.studies.selection import Selection
 
     began = monotonic()
     if report_:
@@ -77,48 +75,37 @@ def reproduce(
         to.write_text(report(results), encoding="utf-8")
         say(f"written: {to}")
         return
-    chosen = _tables(tables or ([] if not list_ and not first else ["all"]))
-    cells = _cells(chosen, only, _places(at, alpha=alpha, beta=beta), methods, first)
+    if not (tables or list_ or first):
+        raise UserError("say which table: fedloom reproduce repper/table2; `fedloom reproduce --list` shows all")
+    selection = Selection(
+        tables or ["all"], None if only is None else only.split(","), _places(at, alpha=alpha, beta=beta),
+        None if methods is None else methods.split(","), first,
+    )  # fmt: skip
+    chosen, cells = selection.load(), selection.cells()
     fields = flags.fields_of(set_, **{"engine.name": engine, "data.dir": None if data_dir is None else str(data_dir)})
     plan = StudyPlan(
         seed=seed, scale=_share(scale), trial=fields, results=results, again=again,
         deadline=None if limit_seconds is None else began + limit_seconds,
     )  # fmt: skip
     if list_:
-        _show_list(chosen, cells, plan, measure)
+        study_output.show_list(chosen, cells, plan, measure)
         return
     plans = [replace(plan, shortened=chosen[c.table].reduced if reduced else {}) for c in cells]
     runs = [(plans[cells.index(run[0])], run) for run in runs_of(cells)]
     if dry_run:
         for one, run in runs:
-            _show_plan(one, run)
+            study_output.show_plan(one, run)
         return
     found = _run_here(runs) if parallel == 1 else []
     failed = 0 if parallel == 1 else _run_beside(runs, parallel, plan)
     lines = _lines(cells, found, results)
     if as_json:
-        show_json({"cells": [_as_json(line) for line in lines]})
+        show_json(study_output.lines_as_json(lines))
     else:
-        _show(chosen, lines)
+        study_output.show_lines(chosen, lines)
     if failed:
         say("some runs failed: see above", err)
         raise typer.Exit(failed)
-
-
-def _tables(names: Sequence[str]) -> dict[str, Table]:
-    """By name; a paper's name stands for all its tables."""
-    from fedloom.studies.table import PAPERS, load_table, table_names
-
-    known = table_names()
-    if not names:
-        raise UserError("say which table: fedloom reproduce repper/table2; `fedloom reproduce --list` shows all")
-    found: dict[str, Table] = {}
-    for name in names:
-        of_it = known if name == "all" else [k for k in known if k == name or k.startswith(f"{name}/")]
-        if not of_it:
-            raise UserError(f"table '{name}' is unknown: {nearest(name, [*PAPERS, *known])}")
-        found |= {k: load_table(k) for k in of_it}
-    return found
 
 
 def _places(at: Sequence[str] | None, **short: str | None) -> dict[str, set[str]]:
@@ -130,30 +117,6 @@ def _places(at: Sequence[str] | None, **short: str | None) -> dict[str, set[str]
             raise UserError(f"--at {pair}: write axis=value, for example --at dataset=cifar10,beta=0.5")
         places.setdefault(axis, set()).add(value)
     return places
-
-
-def _cells(
-    tables: dict[str, Table], only: str | None, places: dict[str, set[str]], methods: str | None, first: bool
-) -> list[Cell]:
-    from fedloom.studies.table import cells_of
-
-    every = [cell for name, table in tables.items() for cell in cells_of(name, table)]
-    rows = None if methods is None else methods.split(",")
-    if rows and (unknown := [row for row in rows if row not in {cell.row for cell in every}]):
-        raise UserError(f"--methods {unknown[0]}: {nearest(unknown[0], {cell.row for cell in every})}")
-    wanted = None if only is None else set(only.split(","))
-    found = [
-        cell
-        for cell in every
-        if (rows is None or cell.row in rows)
-        and (wanted is None or wanted & {str(value) for value in cell.column.at.values()})
-        and all(str(cell.column.at.get(axis)) in values for axis, values in places.items())
-        and (cell.first or not first)
-    ]
-    if not found:
-        columns = "; ".join(dict.fromkeys(cell.place for cell in every[:200]))
-        raise UserError(f"--only, --at, --methods: no cell has all of that; columns are {columns}")
-    return found
 
 
 def _share(scale: float) -> float:
@@ -199,104 +162,11 @@ def _run_beside(runs: list[tuple[StudyPlan, list[Cell]]], many: int, plan: Study
 
 
 def _lines(cells: list[Cell], found: list[CellResult], results: Path) -> list[Line]:
-    """What has just been run comes before what is stored."""
-    from fedloom.studies.comparison import compared
-    from fedloom.studies.report import chosen_lines
-
-    fresh = {line.cell: line for line in compared(cells, found) if line.results}
-    return [fresh.get(line.cell, line) for line in chosen_lines(cells, results)]
-
-
-def _show(tables: dict[str, Table], lines: list[Line]) -> None:
-    from fedloom.studies.comparison import order, setting_in_words
-    from fedloom.studies.report import command
-
-    for name, of_table in groupby(lines, key=lambda line: line.cell.table):
-        out.print(f"\n[bold]{tables[name].title}[/bold]", highlight=False)
-        for _, group in groupby(of_table, key=lambda line: line.cell.place):
-            column = list(group)
-            grid = Grid(title=column[0].cell.place, title_justify="left")
-            for head in ("method", "paper", "here", "difference", "setting"):
-                grid.add_column(head, justify="left" if head in ("method", "setting") else "right")
-            for line in column:
-                setting = setting_in_words(line)
-                figures = (line.cell.printed, line.here, line.difference)
-                paper, here, difference = ("–" if value is None else f"{value:.2f}" for value in figures)
-                grid.add_row(line.cell.name, paper, here, difference, setting)
-            out.print(grid)
-            say(shlex.join(command(column[0].cell)[:-2]))
-            if words := order([line for line in column if line.results]):
-                say(words)
-        for text in tables[name].deviations:
-            say(f"- {text}")
-
-
-def _show_plan(plan: StudyPlan, run: list[Cell]) -> None:
-    from fedloom.studies import cost, report
-    from fedloom.studies.comparison import changes_in_words
-    from fedloom.studies.running import recipe_of
-
-    recipe, is_trial = recipe_of(run[0], plan)
-    line = [*report.command(run[0]), *report.flags(plan.changes(run[0]), run[0]), "--seed", str(plan.seed)]
-    say(f"# {shlex.join(line)}")
-    others = [f"{cell.table} {cell.place} {cell.row} ({cell.measure})" for cell in run]
-    say(f"# figures: {'; '.join(others)}")
-    words = changes_in_words(plan.changes(run[0]), run[0])
-    for text in ([f"changed: {words}"] if words else []) + (["a trial: not stored"] if is_trial else []):
-        say(f"# {text}")
-    say(f"# {cost.image_steps(recipe) / 1e6:.1f} million image-steps")
-    say(recipe.to_yaml())
-
-
-def _show_list(tables: dict[str, Table], cells: list[Cell], plan: StudyPlan, measure: bool) -> None:
-    """Cells and runs of every table, million image-steps, seconds here, and what is stored."""
-    from fedloom.studies import cost
-    from fedloom.studies.cost import measured
+    """What has just been run comes before what is stored; with the other seeds of the same run."""
+    from fedloom.studies.comparison import compared, with_other_seeds
     from fedloom.studies.report import chosen_lines
     from fedloom.studies.results import stored
-    from fedloom.studies.running import recipe_of, runs_of
-    from fedloom.studies.table import PAPERS
 
-    known = cost.speeds(result for paper in PAPERS for result in stored(plan.results, paper))
-    if measure:
-        recipes = [recipe_of(run[0], plan)[0] for run in runs_of(cells)]
-        for kind, recipe in {cost.kind(recipe): recipe for recipe in recipes}.items():
-            known[kind] = measured(recipe)
-            say(f"{recipe.model.name}: {known[kind]:,.0f} images a second", err)
-    grid = Grid()
-    for head in ("table", "runs", "M steps", "time here", "cells run", "what"):
-        grid.add_column(head, justify="left" if head in ("table", "what") else "right", no_wrap=head != "what")
-    for name, table in tables.items():
-        mine = [cell for cell in cells if cell.table == name]
-        if not mine:
-            continue
-        recipes = [recipe_of(run[0], plan)[0] for run in runs_of(mine)]
-        steps = sum(map(cost.image_steps, recipes)) / 1e6
-        times = [cost.seconds(recipe, known) for recipe in recipes]
-        sure = [t for t in times if t is not None]
-        took = "–" if not sure else cost.in_words(sum(sure))
-        took += "" if len(sure) in (0, len(times)) else f" ({len(sure)} runs)"
-        done = chosen_lines(mine, plan.results)
-        full = sum(bool(line.results) and not line.changes for line in done)
-        short = sum(bool(line.changes) for line in done)
-        words = f"{full} of {len(mine)}" + (f", {short} shortened" if short else "")
-        what = table.title.partition(": ")[2]
-        grid.add_row(name, str(len(recipes)), f"{steps:,.0f}", took, words, what)
-    out.print(grid)
-    out.print(
-        "M steps: million images forward and backward through the network; evaluation is not counted. Time here: from "
-        "the speed of runs with the same network on this machine, one at a time (–: unknown; --measure finds out).",
-        highlight=False,
-    )
-
-
-def _as_json(line: Line) -> dict[str, Any]:
-    from fedloom.studies import report
-
-    cell = line.cell
-    return {
-        "table": cell.table, "column": cell.column.at, "row": cell.row, "measure": cell.measure, "paper": cell.printed,
-        "here": line.here, "difference": line.difference, "ours": cell.ours, "changes": dict(line.changes),
-        "seeds": [result.seed for result in line.results],
-        "command": shlex.join([*report.command(cell), *report.flags(line.changes, cell)]),
-    }  # fmt: skip
+    known = [result for paper in {cell.paper for cell in cells} for result in stored(results, paper)]
+    fresh = {line.cell: with_other_seeds(line, known) for line in compared(cells, found) if line.results}
+    return [fresh.get(line.cell, line) for line in chosen_lines(cells, results)]

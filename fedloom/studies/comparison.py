@@ -1,13 +1,18 @@
-"""The paper's figures beside ours: over seeds, with what was changed, and whether the order of methods holds."""
+"""The papers' figures beside ours: means over seeds, what was changed, and a two-sided count of what agrees."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, Literal
 
 from fedloom.studies.results import CellResult
 from fedloom.studies.table import Cell
+
+TOLERANCE = 2.0
+"""Points by which a figure that agrees may differ from the paper's, to either side."""
+
+Verdict = Literal["agrees", "within 2 points", "above", "below"]
+Apart = Literal["shortened", "ours"]
 
 
 @dataclass(frozen=True)
@@ -21,13 +26,13 @@ class Line:
     @property
     def here(self) -> float | None:
         """Our figure, in percent: the mean over seeds."""
-        known = self._figures
+        known = self.figures
         return mean(known) if known else None
 
     @property
     def spread(self) -> float | None:
         """Standard deviation over seeds."""
-        return stdev(self._figures) if len(self._figures) > 1 else None
+        return stdev(self.figures) if len(self.figures) > 1 else None
 
     @property
     def difference(self) -> float | None:
@@ -35,11 +40,22 @@ class Line:
         return None if self.here is None or self.cell.printed is None else self.here - self.cell.printed
 
     @property
-    def near(self) -> bool | None:
-        """Whether it is within 2 points of the paper, or better; of a spread over clients, less is better."""
+    def verdict(self) -> Verdict | None:
+        """How ours compares with the paper's figure, judged as printed, with two decimals.
+
+        Only a run in the paper's setting agrees with it; one that is counted apart is `within 2 points`.
+        """
         if self.difference is None:
             return None
-        return (-self.difference if self.cell.measure.endswith("_std") else self.difference) > -2
+        difference = round(self.difference, 2)
+        if abs(difference) <= TOLERANCE:
+            return "within 2 points" if self.apart else "agrees"
+        return "above" if difference > 0 else "below"
+
+    @property
+    def apart(self) -> Apart | None:
+        """Why the cell is counted apart from those in the paper's setting; a shortened run of ours is `shortened`."""
+        return "shortened" if self.changes else "ours" if self.cell.ours else None
 
     @property
     def changes(self) -> Mapping[str, Any]:
@@ -47,13 +63,77 @@ class Line:
         return self.results[0].changes if self.results else {}
 
     @property
-    def _figures(self) -> list[float]:
+    def figures(self) -> list[float]:
+        """Our figure of each seed, in percent."""
         return [figure for r in self.results if (figure := r.figure(self.cell)) is not None]
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many cells were run, and how their figures compare with the paper's."""
+
+    run: int
+    within: int
+    """at most 2 points from the paper's figure: in the paper's setting, those that agree"""
+    above: int
+    below: int
+
+    @property
+    def judged(self) -> int:
+        """Cells that were run and whose figure the paper prints."""
+        return self.within + self.above + self.below
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Cells counted: in the paper's setting, and apart from them those in a setting of ours and the shortened ones."""
+
+    cells: int
+    paper: Count
+    ours: Count
+    shortened: Count
+
+    @property
+    def run(self) -> int:
+        """Cells of which anything was run."""
+        return self.paper.run + self.ours.run + self.shortened.run
+
+
+def tally(lines: Sequence[Line]) -> Tally:
+    """Count cells by what was run and by verdict."""
+    run = [line for line in lines if line.here is not None]
+    return Tally(
+        cells=len(lines),
+        paper=_count(line for line in run if line.apart is None),
+        ours=_count(line for line in run if line.apart == "ours"),
+        shortened=_count(line for line in run if line.apart == "shortened"),
+    )
+
+
+def _count(lines: Iterable[Line]) -> Count:
+    verdicts = [line.verdict for line in lines]
+    judged = len(verdicts) - verdicts.count(None)
+    above, below = verdicts.count("above"), verdicts.count("below")
+    return Count(len(verdicts), judged - above - below, above, below)
+
+
+def count_in_words(count: Count) -> str:
+    """Write a count of cells that stand apart: `14: 6 within 2 points, 5 above, 3 below`."""
+    parts = {"within 2 points": count.within, "above": count.above, "below": count.below}
+    words = ", ".join(f"{number} {word}" for word, number in parts.items() if number)
+    return f"{count.run}: {words}" if words else f"{count.run}"
 
 
 def compared(cells: Iterable[Cell], results: Sequence[CellResult]) -> list[Line]:
     """Cells with their results."""
     return [Line(cell, _best([r for r in results if r.of == cell.key])) for cell in cells]
+
+
+def with_other_seeds(line: Line, results: Iterable[CellResult]) -> Line:
+    """Add results of the same run with other seeds."""
+    alike = {r.seed: r for r in results if r.of == line.cell.key and r.changes == line.changes}
+    alike |= {r.seed: r for r in line.results}
+    return Line(line.cell, tuple(alike[seed] for seed in sorted(alike)))
 
 
 def _best(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
@@ -77,44 +157,3 @@ def setting_in_words(line: Line) -> str:
     if line.cell.ours:
         return f"ours, {words}" if words else "ours"
     return words or "the paper's"
-
-
-def order(lines: Sequence[Line]) -> str:
-    """Whether methods stand in the paper's order, pair by pair, among those that ran with the same changes."""
-    known = [line for line in lines if line.difference is not None and line.changes == lines[0].changes]
-    if len(known) < 2:
-        return ""
-    pairs = [
-        (one, other) if _printed(one) > _printed(other) else (other, one)
-        for one, other in combinations(known, 2)
-        if _printed(one) != _printed(other)
-    ]
-    if not pairs:
-        return ""
-    against = [(better, worse) for better, worse in pairs if _here(better) < _here(worse)]
-    level = [(better, worse) for better, worse in pairs if _here(better) == _here(worse)]
-    if not against and not level:
-        return f"The paper's order of methods is confirmed ({len(pairs)} of {len(pairs)} pairs)."
-    agreeing = len(pairs) - len(against) - len(level)
-    confirmed = f"The paper's order of methods: {agreeing} of {len(pairs)} pairs confirmed"
-    ties = f", {len(level)} level" if level else ""
-    if not against:
-        return f"{confirmed}{ties}."
-    against.sort(key=lambda pair: _printed(pair[1]) - _printed(pair[0]))
-    words = "; ".join(
-        f"{better.cell.name} is {_printed(better) - _printed(worse):.2f} above {worse.cell.name} in the paper, here "
-        f"{_here(worse) - _here(better):.2f} below"
-        for better, worse in against[:4]
-    )
-    more = f"; and {len(against) - 4} more" if len(against) > 4 else ""
-    return f"{confirmed}{ties}, {len(against)} contradicted: {words}{more}."
-
-
-def _printed(line: Line) -> float:
-    assert line.cell.printed is not None
-    return line.cell.printed
-
-
-def _here(line: Line) -> float:
-    assert line.here is not None
-    return round(line.here, 2)  # as it is printed

@@ -6,7 +6,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fedloom.studies.comparison import Line, compared, order, setting_in_words
+from fedloom.studies.comparison import Count, Line, compared, count_in_words, setting_in_words, tally
+from fedloom.studies.order import in_words, pairs
 from fedloom.studies.results import CellResult, stored
 from fedloom.studies.table import PAPERS, Cell, Table, cells_of, load_table, table_names
 
@@ -15,9 +16,17 @@ HEAD = """\
 
 Made by `fedloom reproduce --report` out of the tables in `fedloom/studies/recipes` (settings, the papers' figures) and
 the results in `docs/reproduction` (a small file for each run). Accuracies in percent; "difference" is ours less the
-paper's. Where a run was shorter or smaller than the paper's, or its setting is one of ours, its row says so, and it is
-no result of the paper's setting. A cell is run by the command of its column with its method added,
-`--methods fedavg`; what is stored already needs `--again`.
+paper's. A cell is run by the command of its column with its method added, `--methods fedavg`; what is stored already
+needs `--again`.
+"""
+
+COUNTING = """\
+A figure **agrees** where it is within 2 points of the paper's, to either side; otherwise it is **above** or **below**.
+Where a run was shorter or smaller than the paper's, or its setting is one of ours, its row says so, and it is counted
+apart: it is no result of the paper's setting. A pair of methods is **confirmed** or **contradicted** where the 95%
+interval of their difference over seeds (Student's t, unequal variances) lies on the paper's side of 0, or on the other
+side; it is **open** where the interval contains 0 and where one of the two has a single seed. A figure that stands in
+several tables is counted in each.
 """
 
 
@@ -33,16 +42,49 @@ def report(folder: Path) -> str:
 
 
 def _overview(tables: dict[str, Table], lines: dict[str, list[Line]]) -> Iterator[str]:
-    yield "| table | what | cells | run | within 2 points of the paper, or better |"
-    yield "|---|---|---|---|---|"
+    yield "## Summary"
+    yield ""
+    yield COUNTING
+    head = (
+        "cells | run | agree | above | below | in a setting of ours | shortened | confirmed, contradicted, open pairs"
+    )
+    yield f"| paper | {head} |"
+    yield "|---" * 9 + "|"
+    for paper in PAPERS:
+        of_it = [line for name in tables if name.startswith(f"{paper}/") for line in lines[name]]
+        yield f"| {tables[of_it[0].cell.table].title.partition(',')[0]} | {_counted(of_it)} |"
+    every = [line for of_table in lines.values() for line in of_table]
+    run = {(line.cell.key, line.cell.measure, line.cell.column.round) for line in every if line.here is not None}
+    yield f"| all | {_counted(every)} |"
+    yield ""
+    yield f"The cells that were run hold {len(run)} different figures. Table by table:"
+    yield ""
+    yield f"| table | what | {head} |"
+    yield "|---" * 10 + "|"
     for name, table in tables.items():
-        run = [line for line in lines[name] if line.here is not None]
-        judged = [line.near for line in run if line.near is not None and not (line.changes or line.cell.ours)]
-        near = f"{sum(judged)} of {len(judged)}" if judged else ""
-        short = sum(bool(line.changes) for line in run)
-        some = f"{len(run)}" + (f" ({short} shortened)" if short else "") if run else "not run yet"
         what = table.title.partition(": ")[2]
-        yield f"| [{name}](#{_anchor(table.title)}) | {what} | {len(lines[name])} | {some} | {near} |"
+        yield f"| [{name}](#{_anchor(table.title)}) | {what} | {_counted(lines[name])} |"
+
+
+def _counted(lines: list[Line]) -> str:
+    """The numbers of a row of the summary."""
+    found = tally(lines)
+    if not found.run:
+        return f"{found.cells} | not run yet | | | | | | "
+    paper = found.paper
+    verdicts = [f"{paper.within} of {paper.judged}", f"{paper.above}", f"{paper.below}"] if paper.judged else [""] * 3
+    order = [pair.verdict for column in by_column(line for line in lines if not line.apart) for pair in pairs(column)]
+    kinds = ", ".join(str(order.count(kind)) for kind in ("confirmed", "contradicted", "open")) if order else ""
+    return " | ".join(map(str, [found.cells, found.run, *verdicts, _apart(found.ours), _apart(found.shortened), kinds]))
+
+
+def _apart(count: Count) -> str:
+    return count_in_words(count) if count.run else ""
+
+
+def by_column(lines: Iterable[Line]) -> list[list[Line]]:
+    """Lines that follow each other in the same column of the same table."""
+    return [list(group) for _, group in groupby(lines, key=lambda line: (line.cell.table, line.cell.place))]
 
 
 def _section(name: str, table: Table, lines: list[Line]) -> Iterator[str]:
@@ -55,7 +97,7 @@ def _section(name: str, table: Table, lines: list[Line]) -> Iterator[str]:
     for note in table.notes:
         yield ""
         yield f"**Note.** {note}"
-    columns = [list(group) for _, group in groupby(lines, key=lambda line: line.cell.place)]
+    columns = by_column(lines)
     for column in (c for c in columns if any(line.results for line in c)):
         yield ""
         yield from _column(column)
@@ -68,19 +110,19 @@ def _column(lines: list[Line]) -> Iterator[str]:
     cell = lines[0].cell
     yield f"**{_titled(cell)}**: `{shlex.join(command(cell)[:-2])}`"
     yield ""
-    yield "| method | paper | here | difference | setting | seeds | seconds | machine |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| method | paper | here | difference | verdict | setting | seeds | seconds | machine |"
+    yield "|---" * 9 + "|"
     for line in lines:
         yield _row(line)
-    if verdict := order([line for line in lines if line.results]):
+    if words := in_words(pairs(lines)):
         yield ""
-        yield verdict
+        yield words
 
 
 def _row(line: Line) -> str:
     paper = _number(line.cell.printed)
     if not line.results:
-        return f"| {line.cell.name} | {paper} | {setting_in_words(line)} | | | | | |"
+        return f"| {line.cell.name} | {paper} | {setting_in_words(line)} | | | | | | |"
     spread = f" ± {line.spread:.2f}" if line.spread is not None else ""
     here = f"{line.here:.2f}{spread}" if line.here is not None else "not reached"
     difference = f"{line.difference:+.2f}" if line.difference is not None else ""
@@ -89,7 +131,8 @@ def _row(line: Line) -> str:
     machines = ", ".join(dict.fromkeys(_computer(r) for r in line.results))
     shortened = " ".join(flags(line.changes, line.cell))
     setting = setting_in_words(line) + (f" (`{shortened}`)" if shortened else "")
-    return f"| {line.cell.name} | {paper} | {here} | {difference} | {setting} | {seeds} | {took} | {machines} |"
+    figures = f"{paper} | {here} | {difference} | {line.verdict or ''}"
+    return f"| {line.cell.name} | {figures} | {setting} | {seeds} | {took} | {machines} |"
 
 
 def _computer(result: CellResult) -> str:

@@ -68,6 +68,7 @@ def test_a_shortened_run_is_stopped_resumed_stored_and_reported(data: Path) -> N
     lines = cells_of(reproduce(*scaled, "--json"))
     local, fedavg, local_std, _ = lines
     assert (local["row"], local["paper"], local["changes"]) == ("local", 69.90, {"training.rounds": 2})
+    assert (local["verdict"], local["apart"]) == ("below", "shortened")
     assert local["here"] > 20
     assert (local_std["measure"], local_std["paper"]) == ("personal_std", 9.44)
     assert fedavg["difference"] == pytest.approx(fedavg["here"] - 61.51)
@@ -81,12 +82,10 @@ def test_a_shortened_run_is_stopped_resumed_stored_and_reported(data: Path) -> N
     assert [cell["here"] for cell in again] == pytest.approx([cell["here"] for cell in lines])
     reproduce("--report", "--to", "report.md")
     text = Path("report.md").read_text(encoding="utf-8")
-    assert (
-        f"| Local | 69.90 | {local['here']:.2f} | {local['difference']:+.2f} | 2 of 200 rounds (`--scale 0.01`) |"
-        in text
-    )
+    figures = f"{local['here']:.2f} | {local['difference']:+.2f} | below | 2 of 200 rounds (`--scale 0.01`)"
+    assert f"| Local | 69.90 | {figures} |" in text
     assert "| FedCRL | 91.28 | not run yet |" in text
-    assert "order of methods" in text
+    assert "Order of methods: 1 pair open (one seed)." in text
 
 
 def test_an_uninterrupted_run_gives_the_same_figures(data: Path) -> None:
@@ -110,7 +109,7 @@ def test_again_is_run_again_and_the_run_before_is_set_aside(data: Path) -> None:
 
 def test_a_trial_is_shown_and_not_stored(data: Path) -> None:
     result = reproduce(*CELLS[:-1], "local", "--scale", "0.005", "--data-dir", str(data), "--set", "model.features=8")
-    assert "1 of 200 rounds, model.features 8" in " ".join(result.stdout.split())
+    assert "1 of 200 rounds, model.features 8" in " ".join(result.stdout.replace("│", " ").split())
     assert stored() == []
 
 

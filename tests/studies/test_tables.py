@@ -6,7 +6,7 @@ from fedloom.config.recipe import Recipe
 from fedloom.core.checking import checked
 from fedloom.core.errors import UserError
 from fedloom.core.optimizers import schedule_factor
-from fedloom.studies.comparison import Line, order, setting_in_words
+from fedloom.studies.comparison import Line, setting_in_words
 from fedloom.studies.cost import image_steps, passes
 from fedloom.studies.results import CellResult
 from fedloom.studies.running import runs_of
@@ -129,36 +129,12 @@ def test_passes_over_a_clients_images_are_those_that_the_method_makes(method, ep
     assert passes(Recipe.parse({"method": method, "training": {"epochs": epochs}})) == passed
 
 
-@pytest.mark.parametrize(("here", "near"), [(0.70, (True, False)), (0.675, (False, False)), (0.10, (False, True))])
-def test_near_is_within_two_points_or_better_and_less_spread_is_better(here: float, near: tuple[bool, bool]) -> None:
-    both = [cell for cell in cells("fedcrl/table2") if cell.row == "local"][:2]
-    assert [cell.printed for cell in both] == [69.90, 9.44]
-    figures = {cell.measure: here for cell in both}
-    result = CellResult(both[0].key, seed=0, rounds=200, figures=figures)
-    assert tuple(Line(cell, (result,)).near for cell in both) == near
-    assert Line(both[0]).near is None
-
-
 def test_rows_of_another_table_come_with_its_figures_at_the_same_places() -> None:
     again = {(c.row, c.place): c for c in cells("fedcrl/table2-sgd")}
     there = {(c.row, c.place): c for c in cells("fedcrl/table2") if (c.row, c.place) in again}
     assert len(again) == len(there) == 32
     assert {key: c.printed for key, c in again.items()} == {key: c.printed for key, c in there.items()}
     assert all(c.recipe().training.optimizer.name == "sgd" for c in again.values())
-
-
-def test_methods_that_are_level_confirm_no_order() -> None:
-    rows = {"fedavg": 60.0, "fedprox": 60.0, "moon": 61.0, "fedintr": 59.0}
-    lines = []
-    for row, here in rows.items():
-        one = cell("fedintr/table3", row, dataset="cifar10", beta=0.1)  # in the paper: 55.62, 56.55, 57.60, 58.32
-        lines.append(Line(one, (CellResult(one.key, seed=0, rounds=100, figures={one.measure: here / 100}),)))
-    assert order(lines[:2]) == "The paper's order of methods: 0 of 1 pairs confirmed, 1 level."
-    nearly = CellResult(lines[1].cell.key, seed=0, rounds=100, figures={lines[1].cell.measure: 0.6 + 1e-12})
-    assert "1 level" in order([lines[0], Line(lines[1].cell, (nearly,))])  # as they are printed
-    assert order([lines[0], lines[0]]) == ""  # no pair that differs in the paper
-    assert order(lines[:3]).endswith("2 of 3 pairs confirmed, 1 level.")
-    assert "2 of 6 pairs confirmed, 1 level, 3 contradicted" in order(lines)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,154 @@
+"""What `fedloom reproduce` prints: tables beside the papers' figures, plans, costs, JSON."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table as Grid
+
+from fedloom.cli.base import err, out, say
+
+if TYPE_CHECKING:
+    from fedloom.studies.comparison import Line
+    from fedloom.studies.order import Pair
+    from fedloom.studies.running import StudyPlan
+    from fedloom.studies.table import Cell, Table
+
+
+def show_lines(tables: Mapping[str, Table], lines: Sequence[Line]) -> None:
+    """Print each column as a table, with the order of its methods, then how many cells agree."""
+    from fedloom.studies.comparison import setting_in_words
+    from fedloom.studies.order import in_words, pairs
+    from fedloom.studies.report import by_column, command
+
+    for name, of_table in groupby(lines, key=lambda line: line.cell.table):
+        out.print(f"\n[bold]{tables[name].title}[/bold]", highlight=False)
+        for column in by_column(of_table):
+            grid = Grid(title=column[0].cell.place, title_justify="left")
+            for head in ("method", "paper", "here", "difference", "verdict", "setting"):
+                grid.add_column(head, justify="right" if head in ("paper", "here", "difference") else "left")
+            for line in column:
+                figures = (line.cell.printed, line.here, line.difference)
+                paper, here, difference = ("–" if value is None else f"{value:.2f}" for value in figures)
+                here += "" if line.spread is None else f" ± {line.spread:.2f}"
+                seeds = f", {len(line.results)} seeds" if len(line.results) > 1 else ""
+                grid.add_row(line.cell.name, paper, here, difference, line.verdict, setting_in_words(line) + seeds)
+            out.print(grid)
+            say(shlex.join(command(column[0].cell)[:-2]))
+            if words := in_words(pairs(column)):
+                say(words)
+        for text in tables[name].deviations:
+            say(f"- {text}")
+    say(f"\n{_counted(lines)}")
+
+
+def _counted(lines: Sequence[Line]) -> str:
+    from fedloom.studies.comparison import count_in_words, tally
+
+    found = tally(lines)
+    words = [f"{found.run} of {found.cells} cells were run"]
+    if found.paper.judged:
+        agree = f"{found.paper.within} of {found.paper.judged} agree (within 2 points, to either side)"
+        words.append(f"in the paper's setting {agree}, {found.paper.above} above, {found.paper.below} below")
+    words += [f"in a setting of ours {count_in_words(found.ours)}"] * bool(found.ours.run)
+    words += [f"shortened {count_in_words(found.shortened)}"] * bool(found.shortened.run)
+    return "; ".join(words) + "."
+
+
+def lines_as_json(lines: Sequence[Line]) -> dict[str, Any]:
+    """The cells, how many of them agree, and the order of methods in each column."""
+    from fedloom.studies.comparison import tally
+    from fedloom.studies.order import pairs
+    from fedloom.studies.report import by_column
+
+    return {
+        "cells": [_line_as_json(line) for line in lines],
+        "summary": asdict(tally(lines)),
+        "pairs": [_pair_as_json(pair) for column in by_column(lines) for pair in pairs(column)],
+    }
+
+
+def _line_as_json(line: Line) -> dict[str, Any]:
+    from fedloom.studies import report
+
+    cell = line.cell
+    return {
+        "table": cell.table, "column": cell.column.at, "row": cell.row, "measure": cell.measure, "paper": cell.printed,
+        "here": line.here, "spread": line.spread, "difference": line.difference, "verdict": line.verdict,
+        "apart": line.apart, "ours": cell.ours, "changes": dict(line.changes),
+        "seeds": [result.seed for result in line.results],
+        "command": shlex.join([*report.command(cell), *report.flags(line.changes, cell)]),
+    }  # fmt: skip
+
+
+def _pair_as_json(pair: Pair) -> dict[str, Any]:
+    cell = pair.better.cell
+    return {
+        "table": cell.table, "column": cell.column.at, "better": cell.row, "worse": pair.worse.cell.row,
+        "paper": pair.printed, "here": pair.here, "interval": pair.interval, "verdict": pair.verdict,
+        "apart": pair.better.apart or pair.worse.apart,
+    }  # fmt: skip
+
+
+def show_plan(plan: StudyPlan, run: Sequence[Cell]) -> None:
+    """Print a run's command, the figures that it gives, its cost and its recipe."""
+    from fedloom.studies import cost, report
+    from fedloom.studies.comparison import changes_in_words
+    from fedloom.studies.running import recipe_of
+
+    recipe, is_trial = recipe_of(run[0], plan)
+    line = [*report.command(run[0]), *report.flags(plan.changes(run[0]), run[0]), "--seed", str(plan.seed)]
+    say(f"# {shlex.join(line)}")
+    others = [f"{cell.table} {cell.place} {cell.row} ({cell.measure})" for cell in run]
+    say(f"# figures: {'; '.join(others)}")
+    words = changes_in_words(plan.changes(run[0]), run[0])
+    for text in ([f"changed: {words}"] if words else []) + (["a trial: not stored"] if is_trial else []):
+        say(f"# {text}")
+    say(f"# {cost.image_steps(recipe) / 1e6:.1f} million image-steps")
+    say(recipe.to_yaml())
+
+
+def show_list(tables: Mapping[str, Table], cells: Sequence[Cell], plan: StudyPlan, measure: bool) -> None:
+    """Print cells and runs of every table, million image-steps, seconds here, and what is stored."""
+    from fedloom.studies import cost
+    from fedloom.studies.comparison import tally
+    from fedloom.studies.cost import measured
+    from fedloom.studies.report import chosen_lines
+    from fedloom.studies.results import stored
+    from fedloom.studies.running import recipe_of, runs_of
+    from fedloom.studies.table import PAPERS
+
+    known = cost.speeds(result for paper in PAPERS for result in stored(plan.results, paper))
+    if measure:
+        recipes = [recipe_of(run[0], plan)[0] for run in runs_of(cells)]
+        for kind, recipe in {cost.kind(recipe): recipe for recipe in recipes}.items():
+            known[kind] = measured(recipe)
+            say(f"{recipe.model.name}: {known[kind]:,.0f} images a second", err)
+    grid = Grid()
+    for head in ("table", "runs", "M steps", "time here", "cells run", "what"):
+        grid.add_column(head, justify="left" if head in ("table", "what") else "right", no_wrap=head != "what")
+    for name, table in tables.items():
+        mine = [cell for cell in cells if cell.table == name]
+        if not mine:
+            continue
+        recipes = [recipe_of(run[0], plan)[0] for run in runs_of(mine)]
+        steps = sum(map(cost.image_steps, recipes)) / 1e6
+        times = [cost.seconds(recipe, known) for recipe in recipes]
+        sure = [t for t in times if t is not None]
+        took = "–" if not sure else cost.in_words(sum(sure))
+        took += "" if len(sure) in (0, len(times)) else f" ({len(sure)} runs)"
+        done = tally(chosen_lines(mine, plan.results))
+        words = f"{done.run - done.shortened.run} of {len(mine)}"
+        words += f", {done.shortened.run} shortened" if done.shortened.run else ""
+        what = table.title.partition(": ")[2]
+        grid.add_row(name, str(len(recipes)), f"{steps:,.0f}", took, words, what)
+    out.print(grid)
+    out.print(
+        "M steps: million images forward and backward through the network; evaluation is not counted. Time here: from "
+        "the speed of runs with the same network on this machine, one at a time (–: unknown; --measure finds out).",
+        highlight=False,
+    )

@@ -1,0 +1,118 @@
+"""The paper's order of methods, pair by pair: confirmed or contradicted only where intervals over seeds say so."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import sqrt
+from statistics import variance
+from typing import Literal
+
+from scipy import stats
+
+from fedloom.studies.comparison import Line
+
+LEVEL = 0.95
+"""Of the confidence intervals."""
+SHOWN = 4
+"""Contradicted pairs that are written out."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two methods of a column that differ in the paper."""
+
+    better: Line
+    """the one with the higher figure in the paper"""
+    worse: Line
+
+    @property
+    def printed(self) -> float:
+        """The paper's difference, above 0."""
+        assert self.better.cell.printed is not None
+        assert self.worse.cell.printed is not None
+        return self.better.cell.printed - self.worse.cell.printed
+
+    @property
+    def here(self) -> float:
+        """Our difference between the means over seeds: below 0 where the order is reversed."""
+        assert self.better.here is not None
+        assert self.worse.here is not None
+        return round(self.better.here, 2) - round(self.worse.here, 2)  # as they are printed
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Where our difference lies, by seeds; nothing where one of the two has a single seed."""
+        return welch(self.better.figures, self.worse.figures)
+
+    @property
+    def verdict(self) -> Literal["confirmed", "contradicted", "open"]:
+        """Confirmed or contradicted where the interval excludes 0, on the paper's side or on the other."""
+        low, high = self.interval or (0.0, 0.0)
+        return "confirmed" if low > 0 else "contradicted" if high < 0 else "open"
+
+
+def welch(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float] | None:
+    """Student-t interval of the difference between two means, for unequal variances.
+
+    Args:
+        ones: Figures of one method, seed by seed.
+        others: Those of the other.
+
+    Returns:
+        The interval's ends, or None where a sample has fewer than two figures.
+    """
+    if len(ones) < 2 or len(others) < 2:
+        return None
+    difference = sum(ones) / len(ones) - sum(others) / len(others)
+    parts = [(variance(sample) / len(sample), len(sample) - 1) for sample in (ones, others)]
+    squared = sum(part for part, _ in parts)
+    if squared == 0:
+        return difference, difference
+    freedom = squared**2 / sum(part**2 / n for part, n in parts)
+    reach = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * sqrt(squared)
+    return difference - reach, difference + reach
+
+
+def pairs(lines: Sequence[Line]) -> list[Pair]:
+    """All pairs of a column's methods that ran with the same changes and differ in the paper."""
+    known = [line for line in lines if line.difference is not None]
+    found = (Pair(*sorted(two, key=_printed, reverse=True)) for two in combinations(known, 2))
+    return [pair for pair in found if pair.printed > 0 and pair.better.changes == pair.worse.changes]
+
+
+def _printed(line: Line) -> float:
+    return line.cell.printed or 0.0
+
+
+def in_words(found: Sequence[Pair]) -> str:
+    """The verdicts on a column's pairs; nothing where there are none."""
+    if not found:
+        return ""
+    alone = sum(pair.interval is None for pair in found)
+    same = sum(pair.here > 0 for pair in found)
+    means = f"Our means have the paper's order in {same} of {len(found)}."
+    if alone == len(found):
+        return f"Order of methods: {_pairs(len(found))} open (one seed). {means}"
+    confirmed = sum(pair.verdict == "confirmed" for pair in found)
+    against = sorted((pair for pair in found if pair.verdict == "contradicted"), key=lambda pair: -pair.printed)
+    undecided = len(found) - confirmed - len(against)
+    still = f"{undecided} open" + (f" ({alone} with one seed)" if alone else "")
+    text = f"Order of methods, by 95% intervals over seeds: {confirmed} of {_pairs(len(found))} confirmed"
+    text += f", {len(against)} contradicted, {still}. {means}"
+    if against:
+        more = f"; and {len(against) - SHOWN} more" if len(against) > SHOWN else ""
+        text += f" Contradicted: {'; '.join(map(_reversed, against[:SHOWN]))}{more}."
+    return text
+
+
+def _pairs(number: int) -> str:
+    return f"{number} pair{'s' * (number != 1)}"
+
+
+def _reversed(pair: Pair) -> str:
+    assert pair.interval is not None
+    low, high = pair.interval
+    return (
+        f"{pair.better.cell.name} is {pair.printed:.2f} above {pair.worse.cell.name} in the paper, here "
+        f"{-pair.here:.2f} below (between {-high:.2f} and {-low:.2f})"
+    )
