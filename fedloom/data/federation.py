@@ -26,6 +26,7 @@ def federate(
       `pooled:0.75`  training and test set pooled and divided; each client keeps 75% to train on
       `official`     the training set is divided; of the official test set each gets its share, class by class
       `common`       all are tested on the whole official test set (by domain: on that of their own domain)
+      `domain:0.7`   of each domain 70% are divided among its clients; all of them are tested on the other 30%
     minimum: samples that divisions with random sizes leave each client. newcomers: how many clients, or which
     fraction of them, take no part in training. resample: every group's training data are brought to the mean
     size of a group, by leaving out or repeating samples of each client (FedStyle).
@@ -36,11 +37,13 @@ def federate(
         trusted_code.allow(partition)
         partition = parse_partition(partition)
     division, partition = partition, partition.spec
+    if kind == "domain" and not division.by_group:
+        raise UserError(f"split '{split}': needs clients of one domain each: data.partition = domain or natural")
     labels = dataset.labels.numpy()
     groups = None if dataset.groups is None else dataset.groups.numpy()
     if resample and groups is None:
         raise UserError(f"resample: dataset '{dataset.name}' has no groups whose sizes could be evened out")
-    is_test = dataset.test.numpy()
+    is_test = _held_out(groups, kept, seed, split) if kind == "domain" else dataset.test.numpy()
     pool = np.arange(len(labels)) if kind == "pooled" else np.flatnonzero(~is_test)
     notes: list[str] = []
     parts = division(
@@ -89,15 +92,17 @@ def counts(dataset: Dataset, federation: Federation) -> np.ndarray:
 def parse_split(split: str) -> tuple[str, float]:
     """`pooled:0.75` → the kind and the part to train on."""
     kind, colon, text = split.partition(":")
-    if kind not in ("pooled", "official", "common"):
-        raise UserError(f"unknown split '{split}': {nearest(kind, ['pooled:0.75', 'official', 'common'])}")
-    if kind == "pooled":
+    if kind not in ("pooled", "official", "common", "domain"):
+        raise UserError(
+            f"unknown split '{split}': {nearest(kind, ['pooled:0.75', 'official', 'common', 'domain:0.7'])}"
+        )
+    if kind in ("pooled", "domain"):
         try:
             kept = float(text) if colon else 0.75
         except ValueError:
             kept = 0.0
         if not 0 < kept < 1:
-            raise UserError(f"split '{split}': the part to train on must be between 0 and 1, for example pooled:0.75")
+            raise UserError(f"split '{split}': the part to train on must be between 0 and 1, for example {kind}:0.75")
         return kind, kept
     if colon:
         raise UserError(f"split '{split}': '{kind}' takes no value")
@@ -105,12 +110,25 @@ def parse_split(split: str) -> tuple[str, float]:
 
 
 def _refuse_without_test_set(kind: str, split: str, dataset: Dataset) -> None:
-    if kind == "pooled":
+    if kind == "domain" and dataset.groups is None:
+        raise UserError(f"split '{split}': dataset '{dataset.name}' has no domains; use pooled:0.75")
+    if kind in ("pooled", "domain"):
         return
     if not bool(dataset.test.any()):
         raise UserError(f"split '{split}': dataset '{dataset.name}' has no official test set; use pooled:0.75")
     if bool(dataset.test.all()):
         raise UserError(f"split '{split}': dataset '{dataset.name}' has no training set; use pooled:0.75")
+
+
+def _held_out(groups: np.ndarray | None, kept: float, seed: int, split: str) -> np.ndarray:
+    """Which samples are for tests: of each domain, the part that is not kept for training."""
+    assert groups is not None
+    rng = numpy_generator(seed, "split", split)
+    held_out = np.zeros(len(groups), bool)
+    for group in np.unique(groups):
+        members = rng.permutation(np.flatnonzero(groups == group))
+        held_out[members[max(1, round(kept * len(members))) :]] = True
+    return held_out
 
 
 def _split_each(

@@ -186,12 +186,33 @@ def equal_dirichlet(pool: Pool, *, beta: Positive) -> np.ndarray:
 def pathological(pool: Pool, *, classes: Count) -> np.ndarray:
     """Each client holds exactly that many classes; each class is split evenly among its holders.
 
-    Every class has as many holders as any other, give or take one. (PFLlib splits a class in random uneven
-    portions; here uneven sizes are a division of their own, `quantity`.)
+    Every class has as many holders as any other, give or take one.
     """
+    return _by_holders(pool, "pathological", classes, lambda size, holders: np.arange(size) % holders)
+
+
+@_partition
+def uneven_pathological(pool: Pool, *, classes: Count) -> np.ndarray:
+    """As `pathological`, but the holders of a class get portions of random sizes, as in PFLlib.
+
+    All but one get between a tenth of an even portion and a whole one (and at least the minimum number of samples over
+    the number of their classes); the last gets what is left.
+    """
+
+    def uneven(size: int, holders: int) -> np.ndarray:
+        even = size / holders
+        least = int(min(max(even / 10, pool.minimum / classes), even))
+        drawn = pool.rng.integers(least, max(least, int(even) - 1), holders - 1, endpoint=True)
+        return np.repeat(np.arange(holders), [*drawn, size - drawn.sum()])
+
+    return _by_holders(pool, "uneven-pathological", classes, uneven)
+
+
+def _by_holders(pool: Pool, name: str, classes: int, deal: Callable[[int, int], np.ndarray]) -> np.ndarray:
+    """Gives each client that many classes; `deal(samples, holders)` says which holder gets each sample of a class."""
     labels = np.unique(pool.labels)
     if classes > len(labels):
-        raise UserError(f"partition 'pathological:{classes}': there are only {len(labels)} classes")
+        raise UserError(f"partition '{name}:{classes}': there are only {len(labels)} classes")
     held = np.zeros(len(labels), np.int64)
     holders: list[list[int]] = [[] for _ in labels]
     for client, luck in enumerate(pool.rng.random((pool.clients, len(labels)))):
@@ -203,11 +224,11 @@ def pathological(pool: Pool, *, classes: Count) -> np.ndarray:
         members = pool.rng.permutation(np.flatnonzero(pool.labels == label))
         if len(members) < len(clients):
             raise UserError(
-                f"partition 'pathological:{classes}': class {label} has {len(members)} samples for "
+                f"partition '{name}:{classes}': class {label} has {len(members)} samples for "
                 f"{len(clients)} clients that should hold it; use fewer than {pool.clients} clients"
             )
         if clients:
-            owner[members] = pool.rng.permutation(clients)[np.arange(len(members)) % len(clients)]
+            owner[members] = pool.rng.permutation(clients)[deal(len(members), len(clients))]
     return owner
 
 

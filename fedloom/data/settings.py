@@ -22,12 +22,12 @@ class DataSettings(Section):
     clients: int = Field(20, ge=1, description="how many clients (`natural` takes one per folder)")
     partition: Annotated[str, as_written(parse_partition)] = Field(
         "dirichlet:0.1",
-        description="iid, dirichlet:α, capped-dirichlet:α, equal-dirichlet:α, pathological:k, shards:k, quantity:α, …",
+        description="iid, dirichlet:α, capped-dirichlet:α, equal-dirichlet:α, pathological:k, uneven-pathological:k, shards:k, quantity:α, …",
     )
     split: Annotated[str, as_written(parse_split)] = Field(
-        "pooled:0.75", description="where test data come from: pooled:0.75, official, common"
+        "pooled:0.75", description="where test data come from: pooled:0.75, official, common, domain:0.7"
     )
-    minimum: int = Field(10, ge=1, description="samples that every client has at least (dirichlet, quantity)")
+    minimum: int = Field(10, ge=1, description="samples that every client has at least, where sizes are random")
     newcomers: float = Field(0, ge=0, description="clients held out of training: a number, or a share below 1")
     resample: bool = Field(False, description="resample every style to the mean style size (FedStyle)")
     augment: Annotated[tuple[str, ...], as_written(parse_augment)] = Field(

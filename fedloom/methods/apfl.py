@@ -19,7 +19,7 @@ class APFL(FedAvg):
     """w is FedAvg's; v learns so that the mixture αv + (1−α)w fits the client, which is served by that mixture.
 
     Deviation: the average of w is weighted by sample counts. FedStyle's appendix (`mixes: outputs`) prints that clients
-    send v; here w is what is averaged.
+    send v: `averages: personal`.
     """
 
     paper = "Deng et al., Adaptive Personalized Federated Learning, arXiv 2003.13461"
@@ -31,6 +31,9 @@ class APFL(FedAvg):
     """Whether α follows its own gradient, step by step (Eq. 3)."""
     mixes: Literal["weights", "outputs"] = "weights"
     """`outputs` is FedStyle's version, for objectives without labels: projections are mixed, across views."""
+
+    averages: Literal["global", "personal"] = "global"
+    """What the server averages: w, or v, as FedStyle's appendix prints it."""
 
     def build(self, task: Task) -> dict[str, Part]:
         """w (`model`), v (`personal`), which start alike, and the client's α."""
@@ -49,6 +52,8 @@ class APFL(FedAvg):
     def update(self, client: Client) -> None:
         """w and v step by step, on the same batches."""
         client.steps(self.step if self.mixes == "weights" else self.step_outputs, train=("model", "personal"))
+        if self.averages == "personal":
+            copy_(client.model, client.personal)
 
     def step(self, client: Client, batch: Batch) -> None:
         """Both gradients are taken before either model moves."""

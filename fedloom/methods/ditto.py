@@ -15,7 +15,7 @@ from fedloom.methods.fedavg import FedAvg
 class Ditto(FedAvg):
     """w is FedAvg's; each client also trains a personal v on f(v) + λ/2 ‖v − w‖², and is served by it.
 
-    FedStyle's appendix (`towards: optimised`, λ = 2) prints that clients send v; here w is what is averaged.
+    FedStyle's appendix (`towards: optimised`, λ = 2) prints that clients send v: `averages: personal`.
     """
 
     paper = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
@@ -25,6 +25,9 @@ class Ditto(FedAvg):
     """How strongly the personal model is held near the global one (the paper's λ; it tunes it in 0.05–2)."""
     towards: Literal["received", "optimised"] = "received"
     """The w that it is held near: as it came from the server, or after the client's own training (FedStyle)."""
+
+    averages: Literal["global", "personal"] = "global"
+    """What the server averages: w, or v, as FedStyle's appendix prints it."""
 
     def build(self, task: Task) -> dict[str, Part]:
         """w (`model`) and v (`personal`), which start alike."""
@@ -39,6 +42,8 @@ class Ditto(FedAvg):
         """FedAvg's round, then the personal model's."""
         client.fit("model", self.loss)
         client.fit("personal", self.personal_loss)
+        if self.averages == "personal":
+            copy_(client.model, client.personal)
 
     def personal_loss(self, client: Client, batch: Batch) -> Tensor:
         """f(v) and the pull towards w."""

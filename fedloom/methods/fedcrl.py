@@ -1,5 +1,7 @@
 """FedCRL: contrastive learning on shared class representations (Alg. 1)."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor, exp
 from torch.nn.functional import cross_entropy
@@ -37,6 +39,10 @@ class FedCRL(Method):
     """Its temperature (τ_CL)."""
     gamma: float = 0.8
     """How quickly a large contrastive loss calls for the global model."""
+    reg_over: Literal["mean", "sum"] = "mean"
+    """L_Reg in Eq. 7: its mean over the batches of a round, or their sum, with which hardly anything is kept."""
+    judged: Literal["trained", "mixed"] = "trained"
+    """The personal model: as the client trained it, or after it mixed the next global extractor into it (Eq. 8)."""
     clip_weights: bool = False
     """Line 22 read literally: weights clipped into [0, 1] after every step."""
 
@@ -47,15 +53,25 @@ class FedCRL(Method):
 
     def update(self, client: Client) -> None:
         """Local aggregation, local training, class means."""
-        share = torch.where(client.reg.isinf(), 0, exp(-self.gamma * client.reg))  # Eq. 7
-        lerp_(client.model.extractor, client.received.model.extractor, 1 - share)  # Eq. 8
+        self.mix(client)
         result = client.fit("model", self.loss, after=self.clip if self.clip_weights else None)  # Eq. 14
         none = torch.zeros_like(client.reg)
         reg, known = result.get("reg", none), result.get("known", none)
-        copy_(client.reg, torch.where(known > 0, reg / known, torch.inf))
+        batches = result.steps if self.reg_over == "sum" else 1
+        copy_(client.reg, torch.where(known > 0, batches * reg / known, torch.inf))
         means, counts = class_means(*client.features(), len(client.counts))  # Eq. 3
         copy_(client.means, means)
         copy_(client.counts, counts)
+
+    def mix(self, client: Client) -> None:
+        """Takes of the global extractor what the client's last L_Reg calls for."""
+        share = torch.where(client.reg.isinf(), 0, exp(-self.gamma * client.reg))  # Eq. 7
+        lerp_(client.model.extractor, client.received.model.extractor, 1 - share)  # Eq. 8
+
+    def personalise(self, client: Client) -> None:
+        """Nothing, or one more mixture."""
+        if self.judged == "mixed":
+            self.mix(client)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Cross-entropy (Eq. 10) and the contrast with the global class representations."""

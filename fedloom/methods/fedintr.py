@@ -12,7 +12,7 @@ from fedloom.core.task import Task
 from fedloom.losses import layerwise_contrastive
 from fedloom.methods.moon import Remembering
 from fedloom.models import SplitModel
-from fedloom.models.projected import Tapped
+from fedloom.models.projected import Tapped, batch_statistics
 
 
 class FedIntR(Remembering):
@@ -30,17 +30,23 @@ class FedIntR(Remembering):
     """Width of the projection heads."""
     similarity: Literal["sample", "batch"] = "sample"
     """`sample` is Eq. 2; `batch` averages the cosine over the batch before the logarithm, as the authors' code does."""
+    hidden: Literal["width", "input"] = "width"
+    """Width inside the projections: `width`, or that of the layer (96 → 96 → 256), as the authors' code has it."""
+    references: Literal["eval", "train"] = "eval"
+    """Batch-norm of the global and the last local model: their own statistics, or the batch's (authors' code)."""
     weights: Literal["softmax", "average"] = "softmax"
     """Layer weights: Eq. 4, or all alike (the ablation, Eq. 6)."""
 
     def equipped(self, task: Task) -> SplitModel:
         """The model with its projections; the last local one is remembered (line 11)."""
-        return Tapped(task.model(), self.taps, task.shape, self.width)
+        return Tapped(task.model(), self.taps, task.shape, self.width, hidden=self.hidden)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Cross-entropy and the weighted sum over layers."""
         logits, z = client.model.layers(batch.x)
-        with torch.no_grad():
+        train = self.references == "train" and batch.size > 1  # one sample has no variance
+        references = (client.received.model, client.previous) if train else ()
+        with torch.no_grad(), batch_statistics(*references):
             _, z_global = client.received.model.layers(batch.x)
             _, z_previous = client.previous.layers(batch.x)
         regulariser = layerwise_contrastive(z, z_global, z_previous, self.tau, self.similarity, self.weights)  # Eq. 2–4

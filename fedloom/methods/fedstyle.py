@@ -1,5 +1,7 @@
 """FedStyle: a shared content network, and styles that stay private (Alg. 2–4)."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
@@ -32,6 +34,8 @@ class FedStyle(Probed):
     """Weight λ of the style-infused loss."""
     tau: float = 0.07
     """Temperature of the style loss."""
+    anchors: Literal["mean", "sum"] = "mean"
+    """Eq. 2 over the anchors of a batch: their mean, or their sum, as printed (the step grows with the batch)."""
     style_epochs: int = 10
     """Epochs of style extraction, before a client's first round."""
     train_generator: bool = True
@@ -59,7 +63,8 @@ class FedStyle(Probed):
         """Supervised InfoNCE with two classes: the images and their filtered copies."""
         z = client.style_projector(client.style(torch.cat([batch.plain, batch.normalise(sobel(batch.image))])))
         style = torch.cat([torch.zeros_like(z[: batch.size, 0]), torch.ones_like(z[: batch.size, 0])])
-        return supcon(normalize(z, dim=1), style, self.tau, "out")  # Eq. 2
+        loss = supcon(normalize(z, dim=1), style, self.tau, "out")  # Eq. 2
+        return loss * len(z) if self.anchors == "sum" else loss
 
     def update(self, client: Client) -> None:
         """Alg. 3, with the style network frozen."""

@@ -1,7 +1,7 @@
 """FedAvg whose clients remember their last local model: what MOON, FedIntR and FedCKA have in common."""
 
 from copy import deepcopy
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -54,16 +54,34 @@ class MOON(Remembering):
     """Width of the projection."""
     projection: Literal["below", "side"] = "below"
     """`below` the classifier, as in the paper; or at its `side`, where the classifier does not see it (FedIntR's)."""
+    similarity: Literal["sample", "batch"] = "sample"
+    """`sample` is Eq. 3; `batch` averages the cosine over the batch before the logarithm, as FedIntR's code does."""
+    judged: Literal["global", "local"] = "global"
+    """The personal model: the shared one, or the client's own after its last training (FedCRL's figures fit that)."""
+
+    @property
+    def serves(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Where local models are judged, the last one is the client's own."""
+        return ("previous",) if self.judged == "local" else ()
+
+    @property
+    def personal_is_global(self) -> bool:
+        """Unless local models are judged."""
+        return self.judged == "global"
+
+    def network(self, client: Client) -> Any:
+        """The one that is judged."""
+        return client.previous if self.judged == "local" else client.model
 
     def equipped(self, task: Task) -> SplitModel:
         """The network with its projection."""
         return Projected(task.model(), task.classes, self.width, side=self.projection == "side")
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Cross-entropy and the model-contrastive term, sample by sample."""
+        """Cross-entropy and the model-contrastive term."""
         logits, z = client.model.both(batch.x)
         with torch.no_grad():
             _, z_global = client.received.model.both(batch.x)
             _, z_previous = client.previous.both(batch.x)
-        contrast = model_contrastive(z, z_global, z_previous, self.tau)  # Eq. 3
+        contrast = model_contrastive(z, z_global, z_previous, self.tau, self.similarity)  # Eq. 3
         return cross_entropy(logits, batch.y) + self.mu * contrast  # Eq. 4

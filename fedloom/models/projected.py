@@ -1,7 +1,12 @@
 """Networks with projection heads: on intermediate layers (FedIntR Fig. 2), or behind the extractor (MOON Fig. 3)."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedloom.core.protocols import Shape
 from fedloom.models.base import SplitModel, tapped
@@ -10,15 +15,24 @@ from fedloom.models.base import SplitModel, tapped
 class Tapped(SplitModel):
     """The same extractor and head, and a two-layer projection on each tapped layer."""
 
-    def __init__(self, model: SplitModel, taps: tuple[str, ...], shape: Shape, width: int):
+    def __init__(
+        self,
+        model: SplitModel,
+        taps: tuple[str, ...],
+        shape: Shape,
+        width: int,
+        *,
+        hidden: Literal["width", "input"] = "width",
+    ):
         super().__init__()
         self.extractor, self.head, self.features = model.extractor, model.head, model.features
         self.taps = taps or model.taps
         with torch.no_grad():
             _, layers = tapped(model.eval(), torch.zeros(1, *shape), self.taps)
         model.train()
+        sizes = [(layer.shape[1], layer.shape[1] if hidden == "input" else width) for layer in layers]
         self.projections = nn.ModuleList(
-            nn.Sequential(nn.Linear(layer.shape[1], width), nn.ReLU(), nn.Linear(width, width)) for layer in layers
+            nn.Sequential(nn.Linear(size, inside), nn.ReLU(), nn.Linear(inside, width)) for size, inside in sizes
         )
 
     def layers(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -45,3 +59,17 @@ class Projected(SplitModel):
         h = self.extractor(x)
         z = self.projection(h)
         return self.head(h if self.side else z), z
+
+
+@contextmanager
+def batch_statistics(*models: nn.Module) -> Iterator[None]:
+    """Batch-norm layers take the statistics of the batch, and leave their own as they are."""
+    norms = [module for model in models for module in model.modules() if isinstance(module, _BatchNorm)]
+    before = [(norm.training, norm.track_running_stats) for norm in norms]
+    for norm in norms:
+        norm.training, norm.track_running_stats = True, False
+    try:
+        yield
+    finally:
+        for norm, (training, track) in zip(norms, before, strict=True):
+            norm.training, norm.track_running_stats = training, track

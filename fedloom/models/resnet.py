@@ -27,11 +27,11 @@ class BasicBlock(nn.Module):
         return self.relu2(residual + self.shortcut(x))
 
 
-def initialise(network: nn.Module) -> None:
-    """Convolutions from N(0, 2 / fan-out) (He et al., 2015, Eq. 14); other layers as torch makes them."""
+def initialise(network: nn.Module, fan: Literal["fan_in", "fan_out"] = "fan_out") -> None:
+    """Convolutions from N(0, 2 / fan) (He et al., 2015, Eq. 10 and 14); other layers as torch makes them."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.kaiming_normal_(module.weight, mode=fan, nonlinearity="relu")
 
 
 class ResNet(SplitModel):

@@ -1,6 +1,7 @@
 """ResNet-20 for CIFAR (He et al., 2016, §4.2)."""
 
 from collections import OrderedDict
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,12 +15,14 @@ from fedloom.models.resnet import BasicBlock, initialise
 class ResNet20(SplitModel):
     """CIFAR ResNet-20: three stages of three blocks (16, 32, 64), shortcuts without parameters.
 
+    `fan`: convolutions start from N(0, 2 / fan-out), or fan-in, which also sets the head (FedIntR's code).
+
     The taps are FedIntR's: the first convolution (after its batch-norm and ReLU) and the three stage ends.
     """
 
     taps = ("extractor.relu1", "extractor.stage1", "extractor.stage2", "extractor.stage3")
 
-    def __init__(self, shape: Shape, classes: int):
+    def __init__(self, shape: Shape, classes: int, *, fan: Literal["fan_out", "fan_in"] = "fan_out"):
         super().__init__()
         self.features = 64
         self.extractor = nn.Sequential(
@@ -35,7 +38,9 @@ class ResNet20(SplitModel):
             )
         )
         self.head = nn.Linear(self.features, classes)
-        initialise(self)
+        initialise(self, fan)
+        if fan == "fan_in":
+            nn.init.kaiming_normal_(self.head.weight)
 
 
 class PaddedShortcut(nn.Module):

@@ -16,6 +16,7 @@ SPECS = [
     "capped-dirichlet:0.1",
     "equal-dirichlet:0.5",
     "pathological:2",
+    "uneven-pathological:2",
     "shards:2",
     "quantity:0.5",
     "domain",

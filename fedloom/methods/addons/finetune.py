@@ -19,12 +19,15 @@ class FineTuned(Method, addon="ft"):
     """For how long."""
     ft_lr: float | None = None
     """Learning rate; the round's if not given."""
+    ft_optimizer: Literal["recipe", "sgd"] = "recipe"
+    """Whose steps: the recipe's optimizer, or plain gradient descent (RepPer's paper)."""
 
     def personalise(self, client: Client) -> None:
         """Fine-tunes on the plain objective."""
         super().personalise(client)
         parts = "model.head" if self.ft_parts == "head" else "model"
-        client.fit(parts, self.ft_loss, epochs=self.ft_epochs, lr=self.ft_lr, purpose="fine-tune")
+        plain = self.ft_optimizer == "sgd"
+        client.fit(parts, self.ft_loss, epochs=self.ft_epochs, lr=self.ft_lr, plain=plain, purpose="fine-tune")
 
     ft_loss = Method.loss
 

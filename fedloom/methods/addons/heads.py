@@ -34,6 +34,8 @@ class Headed(Method, abstract=True):
     """Steps that it takes at least, however small the client: what ten epochs are for the paper's clients."""
     head_lr: float | None = None
     """Its learning rate; the round's if not given."""
+    head_optimizer: Literal["recipe", "sgd"] = "recipe"
+    """Whose steps: the recipe's optimizer, or plain gradient descent (RepPer's paper)."""
     scale_features: bool = True
     """Fit heads on features of unit root mean square; off takes them as they are, whatever their scale."""
 
@@ -69,7 +71,7 @@ class Headed(Method, abstract=True):
             loss = self.mlp_loss if head == "mlp" else self.linear_loss
             client.fit(
                 f"classifier.{head}", loss, data=(z / scale, y), epochs=self.head_epochs, at_least=self.head_steps,
-                lr=self.head_lr, purpose="head",
+                lr=self.head_lr, plain=self.head_optimizer == "sgd", purpose="head",
             )  # Eq. 9  # fmt: skip
         first = client.classifier["mlp"][0] if head == "mlp" else client.classifier["linear"]
         with torch.no_grad():
