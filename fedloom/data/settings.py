@@ -22,7 +22,7 @@ class DataSettings(Section):
     clients: int = Field(20, ge=1, description="how many clients (`natural` takes one per folder)")
     partition: Annotated[str, as_written(parse_partition)] = Field(
         "dirichlet:0.1",
-        description="iid, dirichlet:α, capped-dirichlet:α, equal-dirichlet:α, pathological:k, uneven-pathological:k, shards:k, quantity:α, …",
+        description="iid, dirichlet:α, capped-dirichlet:α, equal-dirichlet:α, pathological:k, shards:k, quantity:α, …",
     )
     split: Annotated[str, as_written(parse_split)] = Field(
         "pooled:0.75", description="where test data come from: pooled:0.75, official, common, domain:0.7"

@@ -89,21 +89,27 @@ class Tally:
     """Cells counted: in the paper's setting, and apart from them those in a setting of ours and the shortened ones."""
 
     cells: int
+    """of the paper's tables; where all are in a setting of ours, those"""
     paper: Count
     ours: Count
     shortened: Count
 
     @property
     def run(self) -> int:
-        """Cells of which anything was run."""
-        return self.paper.run + self.ours.run + self.shortened.run
+        """Cells of which anything was run, those in a setting of ours apart."""
+        return self.paper.run + self.shortened.run
+
+    @property
+    def any_run(self) -> bool:
+        """Whether anything was run."""
+        return self.run + self.ours.run > 0
 
 
 def tally(lines: Sequence[Line]) -> Tally:
     """Count cells by what was run and by verdict."""
     run = [line for line in lines if line.here is not None]
     return Tally(
-        cells=len(lines),
+        cells=sum(not line.cell.ours for line in lines) or len(lines),
         paper=_count(line for line in run if line.apart is None),
         ours=_count(line for line in run if line.apart == "ours"),
         shortened=_count(line for line in run if line.apart == "shortened"),

@@ -69,7 +69,7 @@ def _overview(tables: dict[str, Table], lines: dict[str, list[Line]]) -> Iterato
 def _counted(lines: list[Line]) -> str:
     """The numbers of a row of the summary."""
     found = tally(lines)
-    if not found.run:
+    if not found.any_run:
         return f"{found.cells} | not run yet | | | | | | "
     paper = found.paper
     verdicts = [f"{paper.within} of {paper.judged}", f"{paper.above}", f"{paper.below}"] if paper.judged else [""] * 3

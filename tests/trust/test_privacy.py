@@ -20,14 +20,7 @@ from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods import get
 from fedloom.methods.fedavg import FedAvg
 from fedloom.trust.access import SealedMessages
-from fedloom.trust.privacy import (
-    PrivacySettings,
-    PrivateAverage,
-    Spending,
-    seeded_normals,
-    system_normals,
-    uncovered,
-)
+from fedloom.trust.privacy import PrivacySettings, PrivateAverage, Spending, seeded_normals, system_normals, uncovered
 
 SILENT = 1e-12
 REFUSED = {"centralized", "fedamp", "fedcrl", "fedgh", "fedpac", "fedproto", "scaffold"}
