@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint layers types unit clean
+.PHONY: demo test lint layers types unit slow clean
 
 demo: $(VENV)/.user
 	$(BIN)/fedloom compare demo
@@ -23,6 +23,10 @@ types: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist loadgroup
+
+slow: $(VENV)/.dev
+	$(BIN)/pytest -m slow
+	$(BIN)/python -m benchmarks.fuzz --inputs 50000
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -4,11 +4,12 @@ import json
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import cpu, gpu, hostile, memory, net, scale, soak, wire
+from benchmarks import cpu, fuzz, gpu, hostile, memory, net, scale, soak, wire
 from benchmarks.contest import crowd
 from benchmarks.contest.part import measure
 from benchmarks.contest.table import crowd_table
@@ -62,6 +63,33 @@ def test_cpu_has_a_plain_loop(monkeypatch, capfd):
     lines = printed(monkeypatch, capfd, cpu, "--images 60 --clients 2 --rounds 1 --only 'plain loop'")
     seconds, _steps, _images, ratio, *_ = row(lines, "plain", "loop")
     assert float(seconds) >= 0 and float(ratio) == 1
+
+
+def test_fuzz_has_a_row_for_each_format_and_finds_nothing(tmp_path):
+    words = f"--inputs 300 --format npz jobs ledger --workers 2 --findings {tmp_path}/found"
+    command = [sys.executable, "-m", "benchmarks.fuzz", *shlex.split(words)]  # not here: it forks, and limits memory
+    root = Path(fuzz.__file__).parents[1]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, cwd=root)
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert [row(lines, name)[3] for name in ("npz", "jobs", "ledger")] == ["0", "0", "0"]
+    assert row(lines, "all")[0] == "300"
+
+
+def test_fuzz_saves_what_is_neither_refused_nor_valid(tmp_path):
+    def fails(data):
+        raise KeyError("x")
+
+    target = fuzz.Target("a format", [b"abc"], fails)
+    assert fuzz.outcome(target, 0, 3, tmp_path) == "other"
+    assert (tmp_path / "a-format-3.input").read_bytes() == target.input(0, 3)
+    assert "KeyError: 'x'" in (tmp_path / "a-format-3.txt").read_text()
+
+
+def test_fuzz_gives_every_format_its_least_number(tmp_path):
+    known = {n: fuzz.Target(n, [b""], len, weight=w) for n, w in (("a", 0), ("b", 3), ("c", 1))}
+    found = fuzz.shares(known, 10**6)
+    assert found["a"] == 10_000 and found["b"] > 2.5 * found["c"] and sum(found.values()) == 10**6
 
 
 def test_gpu_measures_on_a_cpu_and_shows_its_file_again(monkeypatch, capfd, tmp_path):

@@ -124,6 +124,8 @@ def _count(node: yaml.Node, known: dict[int, int]) -> int:
     if id(node) not in known:
         known[id(node)] = MOST  # found again before it is counted: it contains itself
         inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        if isinstance(node, yaml.ScalarNode):
+            node.value.encode()  # fails for half of a character ("\\ud800"), which nothing can print or compare
         parts = [part for item in inner for part in (item if isinstance(item, tuple) else (item,))]
         known[id(node)] = 1 + sum(_count(part, known) for part in parts)
     return known[id(node)]
@@ -132,8 +134,8 @@ def _count(node: yaml.Node, known: dict[int, int]) -> int:
 def read_assignment(text: str) -> tuple[str, Any]:
     """`a.b=c` → the path and the value, read as YAML."""
     path, equals, value = text.partition("=")
-    if not equals or not all(path.strip().split(".")):
-        raise UserError(f"--set {text:.200}: write field=value, for example --set training.rounds=5")
+    if not equals or not all(path.strip().split(".")) or not path.isprintable():
+        raise UserError(f"--set {shown(text)[1:-1]}: write field=value, for example --set training.rounds=5")
     return path.strip(), _read(f"--set {text}", value)
 
 

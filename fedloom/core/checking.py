@@ -104,6 +104,8 @@ def field_remedy(error: Any) -> str:
     what, context = error["type"], error.get("ctx", {})
     if what in _BOUNDS:
         return f"must be {_BOUNDS[what].format(**context)}"
+    if what == "string_pattern_mismatch":
+        return f"must match {context['pattern']}"
     if what in ("too_short", "too_long"):
         return f"must have {context.get('min_length', context.get('max_length'))} entries"
     word = _KINDS.get(what.split("_")[0])

@@ -158,8 +158,10 @@ def finished(path: Path) -> Summary | None:
     """The summary of a run that has ended; it is the last thing that a run writes."""
     if not (path / SUMMARY).exists():
         return None
-    remedy = f"remove it, then `{_resume_command(path)}` makes it if it can"
-    return read_json(path / SUMMARY, Summary, remedy, SUMMARISED)
+    try:
+        return read_json(path / SUMMARY, Summary, "remove it", SUMMARISED)
+    except UserError as error:
+        raise UserError(f"{error}, then `{_resume_command(path)}` makes it if it can") from None
 
 
 def read_rounds(folder: Path) -> list[RoundRecord]:
@@ -169,7 +171,14 @@ def read_rounds(folder: Path) -> list[RoundRecord]:
 
 def read_clients(folder: Path) -> list[ClientRow]:
     """What the last evaluation said of each client; empty before the end."""
-    return read_lines(folder / CLIENTS, ClientRow, REPEAT)
+    rows = read_lines(folder / CLIENTS, ClientRow, REPEAT)
+    for number, row in enumerate(rows, 1):
+        if len(row["right"]) != len(row["total"]):
+            raise UserError(
+                f"'{folder / CLIENTS}', line {number} cannot be used: right has {len(row['right'])} entries, and total "
+                f"has {len(row['total'])}; {REPEAT}"
+            )
+    return rows
 
 
 def read_facts(folder: Path) -> TaskFacts:

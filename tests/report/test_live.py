@@ -86,7 +86,7 @@ def test_a_folder_that_cannot_be_read_is_told_and_comes_back(tmp_path):
     with serve(run) as live, events(live) as lines:
         assert next(lines) == "retry: 1000"
         (run / "recipe.yaml").write_text("seed: 1\n")
-        while "no run's recipe" not in json.loads(ask(live, "/data.json").read())["state"]:
+        while "method is missing" not in json.loads(ask(live, "/data.json").read())["state"]:
             next(lines)
         (run / "recipe.yaml").write_text(recipe)
         while json.loads(ask(live, "/data.json").read())["state"] != "round 1 of 2":

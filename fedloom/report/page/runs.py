@@ -139,9 +139,17 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 def read_run(path: Path) -> Run:
     """One run."""
     recipe: dict[str, Any] = {**conforming(stored_values(path), StoredRecipe, f"'{path / RECIPE}'", REPEAT)}
-    classes = read_facts(path)["classes"] if (path / TASK).exists() else []
+    facts = read_facts(path) if (path / TASK).exists() else None
+    classes = facts["classes"] if facts else []
+    clients = read_clients(path)
+    for row in clients if facts else ():
+        if facts and (row["client"] >= facts["clients"] or len(row["total"]) not in (1, len(classes))):
+            raise UserError(
+                f"'{path}': clients.jsonl has client {row['client']} with {len(row['total'])} classes, and task.json "
+                f"{facts['clients']} clients and {len(classes)} classes; {REPEAT}"
+            )
     versions = {name: str(version) for name, version in stored_versions(path).items()}
-    return Run(path, recipe, read_rounds(path), read_clients(path), finished(path), _log(path), versions, classes)
+    return Run(path, recipe, read_rounds(path), clients, finished(path), _log(path), versions, classes)
 
 
 def _log(folder: Path) -> list[str]:

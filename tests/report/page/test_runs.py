@@ -54,5 +54,5 @@ def test_a_folder_without_runs_is_refused_with_the_remedy(tmp_path):
     ):
         read_runs([tmp_path])
     (tmp_path / "versions.json").write_text(json.dumps({"format": 2}))
-    with pytest.raises(UserError, match="no run's recipe: it has no method"):
+    with pytest.raises(UserError, match=r"recipe\.yaml' cannot be used: method is missing"):
         read_runs([tmp_path])
