@@ -1,5 +1,6 @@
 """Pictures of any size, mode and file format → one uint8 tensor."""
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedloom.core.errors import UserError
-from fedloom.core.limits import free_memory, refuse_without_room
+from fedloom.core.limits import refuse_without_room
 from fedloom.core.reading import brief
 
 GREY = {"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
@@ -21,6 +22,8 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 """Formats that are decoded. Pillow knows more, and runs Ghostscript for some of them."""
 PIXELS = 2**26
 """Of one picture, at most: 8,192 × 8,192."""
+WORKING = 2**29
+"""Bytes for pictures that are being decoded, unless a single one takes more."""
 LARGE = 2**24
 """JPEGs with more pixels are decoded at the smallest scale that has twice the pixels wanted in each direction."""
 COST = 16
@@ -46,18 +49,15 @@ def open_picture(source: str | Path | IO[bytes]) -> Image.Image:
 
 
 def workers_for(sizes: Sequence[tuple[int, int]], result: int, what: str, workers: int | None = None) -> int | None:
-    """How many pictures may be decoded at a time, so that the largest of them and the result fit into memory.
+    """How many pictures may be decoded at a time, so that they take `WORKING` bytes at most; large ones one by one.
 
     Raises:
-        UserError: Not even one at a time.
+        UserError: The result and the largest picture do not fit into memory.
     """
     largest = COST * max((width * height for width, height in sizes), default=0)
     refuse_without_room(result + largest, what)
-    room = free_memory()
-    if room is None or not largest:
-        return workers
-    most = max(1, (room - result) // (2 * largest))  # half of the room: others use the machine too
-    return most if workers is None and most < 8 else workers
+    most = max(1, WORKING // max(1, largest))
+    return most if workers is None and most < (os.cpu_count() or 1) + 4 else workers  # + 4: as the thread pool has it
 
 
 def decode(
