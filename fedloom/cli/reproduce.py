@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedloom.cli import flags, study_output
+from fedloom.cli import flags, study_output, study_queue
 from fedloom.cli.base import app, err, say, show_json, watching
 from fedloom.core.errors import UserError
 from fedloom.core.signals import Interrupts
@@ -34,15 +34,19 @@ def reproduce(
     methods: Annotated[str | None, typer.Option("--methods", help="Rows: fedavg,repper")] = None,
     first: Annotated[bool, typer.Option("--first", help="Only what is to be run before everything else.")] = False,
     scale: Annotated[float, typer.Option("--scale", help="Share of the rounds; the result says so.")] = 1.0,
-    reduced: Annotated[bool, typer.Option("--reduced", help="The table's smaller setting; told as such.")] = False,
+    reduced: Annotated[bool, typer.Option("--reduced", help="The table's smaller setting; marked so.")] = False,
     seed: Annotated[int, typer.Option("--seed", help="Everything random follows from it.")] = 0,
     engine: flags.Engine = None, data_dir: flags.DataDir = None, set_: flags.Set = None,
     parallel: Annotated[int, typer.Option("--parallel", min=1, help="Runs at a time, each in its own process.")] = 1,
     limit_seconds: Annotated[
-        float | None, typer.Option("--limit-seconds", help="Stop between rounds by then; a later call goes on.")
+        float | None, typer.Option("--limit-seconds", help="Stop between rounds by then; a later call resumes.")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Also what is stored already.")] = False,
     results: Annotated[Path, typer.Option("--results", help="Where results are stored.")] = Path("docs/reproduction"),
+    queue: Annotated[
+        str | None, typer.Option("--queue", help="Run a YAML list of entries, or a shipped one: decisive, tables.")
+    ] = None,
+    status: Annotated[bool, typer.Option("--status", help="With --queue: how far it is, and what is left.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print each cell's command and recipe.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Every table: cells, cost, what has been run.")] = False,
     measure: Annotated[bool, typer.Option("--measure", help="With --list: time each network here.")] = False,
@@ -63,6 +67,10 @@ def reproduce(
 
       fedloom reproduce fedcrc fedintr/table3 --first --parallel 4 --limit-seconds 500 --data-dir ~/data
 
+      fedloom reproduce --queue decisive --parallel 6 --limit-seconds 1500 --results ~/results
+
+      fedloom reproduce --queue decisive --status
+
       fedloom reproduce --report
     """
     from fedloom.studies.report import report
@@ -75,6 +83,21 @@ def reproduce(
         to.write_text(report(results), encoding="utf-8")
         say(f"written: {to}")
         return
+    fields = flags.fields_of(set_, **{"engine.name": engine, "data.dir": None if data_dir is None else str(data_dir)})
+    plan = StudyPlan(
+        seed=seed, scale=_share(scale), trial=fields, results=results, again=again,
+        deadline=None if limit_seconds is None else began + limit_seconds,
+    )  # fmt: skip
+    if queue is not None:
+        study_queue.refuse_selection({
+            "TABLE": tables, "--only": only, "--at": at, "--alpha": alpha, "--beta": beta, "--methods": methods,
+            "--first": first, "--scale": scale != 1, "--reduced": reduced, "--seed": seed, "--again": again,
+            "--list": list_,
+        })  # fmt: skip
+        study_queue.run(queue, plan, parallel, only_status=status, dry_run=dry_run, as_json=as_json)
+        return
+    if status:
+        raise UserError("--status: say which queue: fedloom reproduce --queue decisive --status")
     if not (tables or list_ or first):
         raise UserError("say which table: fedloom reproduce repper/table2; `fedloom reproduce --list` shows all")
     selection = Selection(
@@ -82,11 +105,6 @@ def reproduce(
         None if methods is None else methods.split(","), first,
     )  # fmt: skip
     chosen, cells = selection.load(), selection.cells()
-    fields = flags.fields_of(set_, **{"engine.name": engine, "data.dir": None if data_dir is None else str(data_dir)})
-    plan = StudyPlan(
-        seed=seed, scale=_share(scale), trial=fields, results=results, again=again,
-        deadline=None if limit_seconds is None else began + limit_seconds,
-    )  # fmt: skip
     if list_:
         study_output.show_list(chosen, cells, plan, measure)
         return
@@ -131,13 +149,13 @@ def _run_here(runs: list[tuple[StudyPlan, list[Cell]]]) -> list[CellResult]:
 
     found = []
     for number, (plan, run) in enumerate(runs):
-        if number > 0 and plan.left <= 0:  # the first makes a round in any case, so that every call gets on
-            say(f"time is up: {len(runs) - number} runs were not begun", err)
+        if number > 0 and plan.left <= 0:  # the first makes a round in any case, so that every call makes progress
+            say(f"time is up: {len(runs) - number} runs were not started", err)
             break
         with watching() as start:
             outcome = run_cells(run, plan, start)
         if outcome.result is None:
-            words = f"stopped after round {outcome.round} of {outcome.rounds}; the same command goes on"
+            words = f"stopped after round {outcome.round} of {outcome.rounds}; the same command resumes it"
             say(f"{' '.join(command(run[0])[2:])}: {words}", err)
         else:
             found.append(outcome.result)
@@ -146,17 +164,12 @@ def _run_here(runs: list[tuple[StudyPlan, list[Cell]]]) -> list[CellResult]:
 
 def _run_beside(runs: list[tuple[StudyPlan, list[Cell]]], many: int, plan: StudyPlan) -> int:
     """Each run by its own command; results come back through their files. The exit code of one that failed, or 0."""
-    from fedloom.studies.report import command
+    from fedloom.studies.queue_running import arguments_of
     from fedloom.studies.running import recipe_of, run_side_by_side
 
     if any(recipe_of(run[0], one)[1] for one, run in runs):
         raise UserError("--parallel: a trial (--set of what the figures depend on) is not stored; run it without")
-    settings = [f"--set={path}={value}" for path, value in plan.trial.items()]
-    commands = []
-    for one, run in runs:
-        line = [*command(run[0])[1:], "--seed", str(one.seed), "--scale", f"{one.scale}", "--results", str(one.results)]
-        line += ["--reduced"] * bool(one.shortened) + ["--again"] * one.again
-        commands.append(line + settings)
+    commands = [arguments_of(run, one) for one, run in runs]
     with watching(), Interrupts() as interrupts:
         return run_side_by_side(commands, many, plan, interrupts, lambda text: say(text, err))
 

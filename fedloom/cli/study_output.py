@@ -142,7 +142,7 @@ def show_list(tables: Mapping[str, Table], cells: Sequence[Cell], plan: StudyPla
         took = "–" if not sure else cost.in_words(sum(sure))
         took += "" if len(sure) in (0, len(times)) else f" ({len(sure)} runs)"
         done = tally(chosen_lines(mine, plan.results))
-        words = f"{done.run - done.shortened.run} of {len(mine)}"
+        words = f"{done.paper.run or done.ours.run} of {done.cells}"
         words += f", {done.shortened.run} shortened" if done.shortened.run else ""
         what = table.title.partition(": ")[2]
         grid.add_row(name, str(len(recipes)), f"{steps:,.0f}", took, words, what)

@@ -45,7 +45,12 @@ def passes(recipe: Recipe) -> tuple[float, float]:
     method, objective = recipe.make_method(), recipe.make_objective()
     key = repr((method.name, sorted(vars(method).items()), objective, recipe.training.epochs))
     if key not in _counted:
-        _counted[key] = _count(recipe, method, objective)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # for eight images, 10 times as fast as several threads on busy cores
+        try:
+            _counted[key] = _count(recipe, method, objective)
+        finally:
+            torch.set_num_threads(threads)
     return _counted[key]
 
 
@@ -97,19 +102,26 @@ def kind(recipe: Recipe, where: str | None = None) -> Workload:
     return where or machine(recipe), recipe.model.name, recipe.data.size
 
 
-def speeds(results: Iterable[CellResult]) -> dict[Workload, float]:
-    """Image-steps a second: the median of stored runs that had the machine to themselves."""
+def speeds(results: Iterable[CellResult], shared: bool = False) -> dict[Workload, float]:
+    """Image-steps a second: the median of stored runs that had the machine to themselves.
+
+    Args:
+        results: Stored runs.
+        shared: Also take runs that shared the machine, each with its share of the machine's time: the speeds are those
+            of a machine that is kept busy with several runs.
+    """
     found: dict[Workload, list[float]] = {}
     for result in results:
         recipe = Recipe.parse(result.recipe)
-        if result.seconds and result.beside == 1:
-            found.setdefault(kind(recipe, result.machine), []).append(image_steps(recipe) / result.seconds)
+        if result.seconds and (shared or result.beside == 1):
+            speed = image_steps(recipe) * result.beside / result.seconds
+            found.setdefault(kind(recipe, result.machine), []).append(speed)
     return {key: median(values) for key, values in found.items()}
 
 
-def seconds(recipe: Recipe, known: dict[Workload, float]) -> float | None:
-    """What a run would take on this machine alone; nothing where no speed is known."""
-    speed = known.get(kind(recipe))
+def seconds(recipe: Recipe, known: dict[Workload, float], where: str | None = None) -> float | None:
+    """What a run would take on this machine, or on another; nothing where no speed is known."""
+    speed = known.get(kind(recipe, where))
     return image_steps(recipe) / speed if speed else None
 
 

@@ -7,7 +7,7 @@ from math import sqrt
 from statistics import variance
 from typing import Literal
 
-from scipy import stats
+from scipy.special import stdtrit  # scipy.stats takes seconds to import
 
 from fedloom.studies.comparison import Line
 
@@ -69,7 +69,7 @@ def welch(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float]
     if squared == 0:
         return difference, difference
     freedom = squared**2 / sum(part**2 / n for part, n in parts)
-    reach = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * sqrt(squared)
+    reach = float(stdtrit(freedom, (1 + LEVEL) / 2)) * sqrt(squared)
     return difference - reach, difference + reach
 
 

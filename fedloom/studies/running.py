@@ -26,7 +26,7 @@ KEPT: dict[str, Any] = {"storage.personal_models": False, "storage.checkpoint_ev
 """Models are not what is wanted; stopping writes a checkpoint anyway, and so does the clock."""
 
 SAME = "the same command"
-"""Goes on with what was stopped, and stores its result."""
+"""Resumes what was stopped, and stores its result."""
 
 Watch = Callable[[Recipe], Callable[[RoundRecord], None]]
 
@@ -85,7 +85,7 @@ def run_cells(cells: list[Cell], plan: StudyPlan, watch: Watch | None = None) ->
     """One run, begun or gone on with; its result is stored when it is finished, unless it is a trial."""
     cell = cells[0]
     recipe, is_trial = recipe_of(cell, plan)
-    kept = plan.results / cell.paper / f"{run_name(cell.changed(plan.changes(cell)), plan.seed)}.json"
+    kept = result_path(cell, plan)
     if kept.exists() and not is_trial and not plan.again:
         result = read(kept)
         return Outcome(result, result.rounds, result.rounds, stored_before=True)
@@ -105,6 +105,11 @@ def run_cells(cells: list[Cell], plan: StudyPlan, watch: Watch | None = None) ->
     else:
         store(result, kept)
     return Outcome(result, result.rounds, result.rounds, is_trial)
+
+
+def result_path(cell: Cell, plan: StudyPlan) -> Path:
+    """Where the result of a cell's run is stored."""
+    return plan.results / cell.paper / f"{run_name(cell.changed(plan.changes(cell)), plan.seed)}.json"
 
 
 def recipe_of(cell: Cell, plan: StudyPlan) -> tuple[Recipe, bool]:
@@ -153,16 +158,17 @@ def _sharing(cell: Cell) -> list[Cell]:
 def run_side_by_side(
     commands: Sequence[Sequence[str]], many: int, plan: StudyPlan, interrupts: Interrupts, tell: Callable[[str], None]
 ) -> int:
-    """Commands of `fedloom` in processes of their own, so many at a time; none is begun after the deadline.
+    """Run commands of `fedloom`, each in its own process, `many` at a time; none is started after the deadline.
 
-    The exit code of the first that failed, or 0.
+    Returns:
+        The exit code of the first that failed, or 0.
     """
     waiting, ended = deque(commands), list[int]()
     many = min(many, len(waiting))
 
     def begin() -> Process | None:
         if waiting and plan.left <= 0:
-            tell(f"time is up: {len(waiting)} runs were not begun")
+            tell(f"time is up: {len(waiting)} runs were not started")
             waiting.clear()
         if not waiting:
             return None

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import re
 import shutil
 import signal
@@ -13,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -27,19 +25,6 @@ from fedloom.studies.results import CellResult
 
 CELLS = ["fedcrl/table2", "--at", "dataset=cifar10,kind=practical", "--methods", "local,fedavg"]
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    folder = tmp_path / "data" / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
-        labels = rng.integers(0, 10, 50)
-        images = np.clip(labels[:, None] * 25 + rng.normal(0, 20, (50, 3072)), 0, 255).astype(np.uint8)
-        (folder / name).write_bytes(pickle.dumps({"data": images, "labels": labels.tolist()}, protocol=2))
-    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"c{i}" for i in range(10)]}, protocol=2))
-    return tmp_path / "data"
 
 
 def reproduce(*arguments: str) -> Result:
@@ -191,6 +176,8 @@ def test_runs_that_shared_the_machine_say_nothing_of_its_speed() -> None:
     known = speeds([alone, replace(alone, seconds=100, beside=9)])
     assert list(known) == [("there", "cnn2", None)]
     assert known["there", "cnn2", None] == image_steps(Recipe.parse(recipe)) / 10
+    busy = speeds([replace(alone, seconds=30, beside=6)], shared=True)  # a sixth of the machine for 30 s
+    assert busy["there", "cnn2", None] == pytest.approx(image_steps(Recipe.parse(recipe)) / 5)
 
 
 def test_the_plan_of_a_cell_is_its_command_and_its_recipe() -> None:

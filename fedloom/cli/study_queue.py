@@ -1,0 +1,117 @@
+"""`fedloom reproduce --queue`: runs a queue, or says how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.table import Table as Grid
+
+from fedloom.cli import study_output
+from fedloom.cli.base import err, out, say, show_json, watching
+from fedloom.core.errors import UserError
+from fedloom.core.signals import Interrupts
+
+if TYPE_CHECKING:
+    from fedloom.studies.queue import State
+    from fedloom.studies.queue_running import EntryStatus, Failure
+    from fedloom.studies.running import StudyPlan
+
+STATES: tuple[State, ...] = ("done", "running", "stopped", "failed", "waiting")
+
+
+def refuse_selection(given: Mapping[str, object]) -> None:
+    """Raise a UserError if an option was given that a queue's entries have as fields."""
+    if names := [name for name, value in given.items() if value]:
+        raise UserError(
+            f"{names[0]}: cannot be combined with --queue; write it into an entry of the queue, or leave --queue out"
+        )
+
+
+def run(source: str, plan: StudyPlan, parallel: int, *, only_status: bool, dry_run: bool, as_json: bool) -> None:
+    """Run a queue and print how far it is.
+
+    Args:
+        source: A file, or the name of a shipped queue.
+        plan: Results, deadline and fields such as the data folder; entries have the rest.
+        parallel: Runs at a time.
+        only_status: Run nothing.
+        dry_run: Run nothing, and print each run's command and recipe.
+        as_json: Print JSON instead of a table.
+    """
+    from fedloom.experiment.resume import is_free
+    from fedloom.studies.queue import distinct, load_queue
+    from fedloom.studies.queue_running import run_queue, status
+
+    if fixed := [path for path in plan.trial if not is_free(path)]:
+        raise UserError(
+            f"--set {fixed[0]}: figures depend on it, and a queue stores its results; run it without --queue"
+        )
+    entries = load_queue(source).runs(plan)
+    runs = distinct(entries)
+    if dry_run:
+        for one in runs:
+            study_output.show_plan(one.plan, one.cells)
+        return
+    failures: list[Failure] = []
+    if not only_status:
+        with watching(), Interrupts() as interrupts:
+            failures = run_queue(runs, parallel, plan, interrupts, lambda text: say(text, err))
+    found, machine = status(entries, plan.results)
+    if as_json:
+        show_json({"queue": source, "machine": machine, "entries": [_as_json(one) for one in found]})
+    else:
+        _show(source, found, machine)
+    for failure in failures:
+        say(f"\nfailed with exit code {failure.exit_code}: {failure.command}\nlog: {failure.log}", err)
+        say(failure.said, err)
+    if failures:
+        code = failures[0].exit_code
+        raise typer.Exit(code if code > 0 else 128 - code)  # by a signal: as a shell has it
+
+
+def _show(source: str, found: Sequence[EntryStatus], machine: str) -> None:
+    from fedloom.studies.cost import in_words
+
+    grid = Grid(title=f"queue {source}", title_justify="left")
+    for head in ("entry", "runs", "state", "time left"):
+        grid.add_column(head, justify="right" if head in ("runs", "time left") else "left")
+    for one in found:
+        states = ", ".join(f"{number} {state}" for state in STATES if (number := one.count(state)))
+        grid.add_row(one.entry.name, str(len(one.runs)), states, _time(one))
+    out.print(grid)
+    unknown = sum(one.unknown for one in found)
+    words = f"time left: {in_words(sum(one.seconds for one in found))} on {machine}, kept busy with several runs"
+    say(words + (f", and {unknown} runs of unknown speed" if unknown else ""))
+    for one in found:
+        for run, state in one.runs:
+            if state == "failed":
+                say(f"failed in {one.entry.name}: {run.failure}")
+
+
+def _time(one: EntryStatus) -> str:
+    from fedloom.studies.cost import in_words
+
+    more = f" + {one.unknown} unknown" if one.unknown else ""
+    return in_words(one.seconds) + more if one.seconds else more.removeprefix(" + ")
+
+
+def _as_json(one: EntryStatus) -> dict[str, Any]:
+    from fedloom.studies.queue_running import described
+
+    counts: dict[str, int] = {state: one.count(state) for state in STATES}
+    left = [
+        {
+            "run": described(run), "state": state, "round": run.round, "rounds": run.recipe.training.rounds,
+            "folder": str(run.recipe.out), "result": str(run.result),
+            **({"log": str(run.failure)} if state == "failed" else {}),
+        }
+        for run, state in one.runs
+        if state != "done"
+    ]  # fmt: skip
+    return {
+        "name": one.entry.name, "what": one.entry.what, "tables": one.entry.table, "seeds": one.entry.seeds,
+        "runs": len(one.runs), **counts, "image_steps_left": one.steps, "seconds_left": one.seconds,
+        "runs_of_unknown_speed": one.unknown, "left": left,
+    }  # fmt: skip

@@ -1,0 +1,185 @@
+"""Queues: ordered lists of cells to run with several seeds, and what has become of each run."""
+
+import json
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, Field
+
+from fedloom.config.loading import parse_yaml
+from fedloom.config.recipe import Recipe
+from fedloom.core.checking import Section, checked, shown
+from fedloom.core.errors import UserError, nearest
+from fedloom.experiment.lock import NAME as LOCK
+from fedloom.experiment.lock import alive
+from fedloom.studies.running import RUNS, StudyPlan, recipe_of, result_path, runs_of
+from fedloom.studies.selection import Selection
+from fedloom.studies.table import Cell, load_table
+
+State = Literal["done", "running", "stopped", "failed", "waiting"]
+LOGS = RUNS / "logs"
+
+
+def _as_texts(value: Any) -> Any:
+    """Read `a`, `a,b` and `[a, 0.5]` as lists of texts, as the command line does."""
+    if isinstance(value, str):
+        return value.split(",")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return [str(value)]
+    return [str(v) if isinstance(v, (int, float)) else v for v in value] if isinstance(value, list) else value
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts), Field(min_length=1)]
+
+
+class Entry(Section):
+    """Cells to run, selected as on the command line, each with every seed."""
+
+    name: str
+    what: str = Field("", description="what the runs are to show")
+    table: Texts = Field(description="fedcrc/table1, or a paper, or a list of them")
+    only: Texts | None = Field(None, description="columns that have one of these: [cifar10, mnist]")
+    at: dict[str, Texts] = Field({}, description="columns at a place: {dataset: cifar10, beta: [0.1, 0.5]}")
+    methods: Texts | None = Field(None, description="rows; all by default")
+    first: bool = Field(False, description="only what is to be run before everything else")
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
+    scale: float = Field(1.0, gt=0, le=1, description="share of the rounds; results say so")
+    reduced: bool = Field(False, description="the table's smaller setting; results say so")
+
+    def runs(self, plan: StudyPlan) -> list["QueuedRun"]:
+        """All runs: of all cells with the first seed, then with the next."""
+        selection = Selection(self.table, self.only, self.at, self.methods, self.first, dashes="")
+        runs = runs_of(selection.cells())
+        return [QueuedRun(tuple(run), self._plan(plan, run[0], seed)) for seed in self.seeds for run in runs]
+
+    def _plan(self, plan: StudyPlan, cell: Cell, seed: int) -> StudyPlan:
+        shortened = load_table(cell.table).reduced if self.reduced else {}
+        return replace(plan, seed=seed, scale=self.scale, shortened=shortened)
+
+
+@dataclass(frozen=True)
+class QueuedRun:
+    """One run of a queue: the cells whose figures it gives, and how it is run."""
+
+    cells: tuple[Cell, ...]
+    plan: StudyPlan
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """Its recipe, with the run folder."""
+        return recipe_of(self.cells[0], self.plan)[0]
+
+    @cached_property
+    def result(self) -> Path:
+        """Where its result is stored; two runs with the same path are the same."""
+        return result_path(self.cells[0], self.plan)
+
+    @property
+    def log(self) -> Path:
+        """What its process prints while it runs."""
+        return LOGS / f"{self.cells[0].paper}-{self.result.stem}.log"
+
+    @property
+    def failure(self) -> Path:
+        """What it had printed when it failed; removed when it is started again."""
+        return self.log.with_suffix(".failed.log")
+
+    @property
+    def round(self) -> int:
+        """The round of the last checkpoint; 0 without one."""
+        assert self.recipe.out is not None
+        names = [path.stem.removeprefix("round-") for path in self.recipe.out.glob("checkpoints/round-*.json")]
+        return max((int(name) for name in names if name.isdigit()), default=0)
+
+    @property
+    def state(self) -> State:
+        """What has become of it, by the files that it wrote."""
+        if self.result.exists():
+            return "done"
+        if self._is_running():
+            return "running"
+        if self.failure.exists():
+            return "failed"
+        return "stopped" if self.round else "waiting"
+
+    def _is_running(self) -> bool:
+        """Whether a process of this machine holds the run folder; one of another machine cannot be asked."""
+        assert self.recipe.out is not None
+        try:
+            owner = json.loads((self.recipe.out / LOCK).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(owner, dict) and owner.get("host") == socket.gethostname() and alive(owner)
+
+
+@dataclass(frozen=True)
+class Queue:
+    """Entries in the order in which they are run."""
+
+    name: str
+    entries: tuple[Entry, ...]
+
+    def runs(self, plan: StudyPlan) -> list[tuple[Entry, list[QueuedRun]]]:
+        """The runs of each entry.
+
+        Raises:
+            UserError: An entry selects nothing, or has an unknown table or method.
+        """
+        found = []
+        for number, entry in enumerate(self.entries, 1):
+            try:
+                found.append((entry, entry.runs(plan)))
+            except UserError as error:
+                raise UserError(f"queue '{self.name}', entry {number} ({entry.name}): {error}") from None
+        return found
+
+
+def distinct(entries: Iterable[tuple[Entry, Sequence[QueuedRun]]]) -> list[QueuedRun]:
+    """All runs in order; one that several entries select stands where the first of them has it."""
+    found: dict[Path, QueuedRun] = {}
+    for run in (run for _, runs in entries for run in runs):
+        found.setdefault(run.result, run)
+    return list(found.values())
+
+
+def shipped_queues() -> dict[str, Traversable]:
+    """Queues that come with the package, by name."""
+    folder = files("fedloom") / "studies" / "queues"
+    found = [entry for entry in folder.iterdir() if entry.name.endswith(".yaml")]
+    return {entry.name.removesuffix(".yaml"): entry for entry in sorted(found, key=lambda entry: entry.name)}
+
+
+def load_queue(source: str) -> Queue:
+    """Read a queue.
+
+    Args:
+        source: A file, or the name of a shipped queue: `decisive`, `tables`.
+
+    Raises:
+        UserError: It cannot be read, or is not a list of entries.
+    """
+    known = shipped_queues()
+    path: Path | Traversable = known[source] if source in known and not Path(source).is_file() else Path(source)
+    try:
+        values = parse_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UserError(f"queue '{source}' cannot be read: {reason}; shipped: {nearest(source, known)}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"queue '{source}' is not YAML: {error!s:.600}; write a list of entries") from None
+    if not isinstance(values, list) or not values:
+        raise UserError(
+            f"queue '{source}' = {shown(values)}: must be a list of entries; for example "
+            "- {name: one, table: fedcrc/table1, methods: [fedavg]}"
+        )
+    try:
+        return Queue(source, tuple(checked(Entry, entry, f"entry {n}") for n, entry in enumerate(values, 1)))
+    except UserError as error:
+        raise UserError(f"queue '{source}': {error}") from None
