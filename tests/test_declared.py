@@ -19,7 +19,7 @@ def imported(folder: str) -> dict[str, set[str]]:
     """Top-level modules that the folder's files import, apart from Python's and the project's own, with those files."""
     found: dict[str, set[str]] = {}
     paths = sorted((ROOT / folder).rglob("*.py"))
-    own = {"fedloom", "benchmarks"} | ({path.stem for path in paths} if folder == "tests" else set())
+    own = {"fedloom", "benchmarks", "tests"} | ({path.stem for path in paths} if folder == "tests" else set())
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
