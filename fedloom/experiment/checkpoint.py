@@ -27,6 +27,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.message import Signature
 from fedloom.core.reading import Count, decoding, parse_json, read_bytes
 from fedloom.core.state import State, nbytes, serialisable
+from fedloom.core.task import EVERYONE
 from fedloom.experiment.client_store import ClientStore
 from fedloom.experiment.files import sync_folder, unwritable, write_whole
 
@@ -47,13 +48,16 @@ FileName = Annotated[str, Field(pattern=r"^round-\d{6,12}-(server|clients-\d{3,9
 """Beside the manifest, and of a name that `save` gives: a manifest cannot point anywhere else."""
 
 
+ClientNumber = Annotated[int, Field(ge=EVERYONE, le=2**53)]
+
+
 @dataclass(frozen=True)
 class File:
     """A safetensors file. `clients` are those whose latest memory it has, out of `written` that it was made with."""
 
     bytes: Count
     sha256: str
-    clients: dict[str, list[Count]] = field(default_factory=dict)
+    clients: dict[str, list[ClientNumber]] = field(default_factory=dict)
     written: Count = 0
 
 
@@ -270,7 +274,7 @@ def _parts(name: str, path: str) -> tuple[str, int, str]:
     """Store, client and part of a tensor's name in a file of clients' memories."""
     kind, _, rest = path.partition("/")
     client, _, part = rest.partition("/")
-    if not re.fullmatch(r"[0-9]{1,15}", client):
+    if not re.fullmatch(r"-1|[0-9]{1,15}", client):
         raise DamagedError(f"{name} has the tensor '{path:.80}', which is no client's")
     return kind, int(client), part
 
