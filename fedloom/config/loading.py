@@ -11,9 +11,7 @@ from typing import Any
 import yaml
 
 from fedloom.core import trusted_code
-from fedloom.core.checking import shown
-from fedloom.core.errors import UserError, nearest
-from fedloom.core.reading import brief
+from fedloom.core.errors import UserError, brief, nearest, shown
 
 
 def shipped() -> dict[str, Traversable]:

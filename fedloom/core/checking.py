@@ -2,14 +2,13 @@
 
 import math
 import re
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
-from fedloom.core.errors import UserError, nearest
+from fedloom.core.errors import UserError, nearest, shown
 
 Checked = TypeVar("Checked", bound=BaseModel)
 
@@ -29,16 +28,6 @@ def checked(kind: type[Checked], values: Any, path: str = "") -> Checked:
     if misread := list(_misread(values, section, path)):
         raise UserError("\n".join(misread))
     return section
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 4, 12, 12, 12
-_SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 200, 60, 200
-
-
-def shown(value: Any) -> str:
-    """A value for a message; a huge one in part (YAML can make one of a billion entries out of a few lines)."""
-    return _SHORT.repr(value)
 
 
 def as_written(parse: Callable[[Any], object]) -> AfterValidator:

@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from fedloom.core.checking import field_remedy, shown
-from fedloom.core.errors import UserError
+from fedloom.core.checking import field_remedy
+from fedloom.core.errors import UserError, brief, shown
 from fedloom.core.limits import refuse_without_room
 
 Read = TypeVar("Read")
@@ -37,12 +37,6 @@ def decoding(path: object, what: str, remedy: str) -> Iterator[None]:
         raise UserError(f"{path}: there is not enough memory to read it as {what}; {remedy}") from None
     except Exception as error:
         raise UserError(f"{path}: cannot be read as {what} ({brief(error)}); {remedy}") from error
-
-
-def brief(error: BaseException) -> str:
-    """An exception in one short line."""
-    text = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
-    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def read_bytes(path: Path, what: str, remedy: str, most: int | None = None) -> bytes:

@@ -13,9 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, brief
 from fedloom.core.limits import refuse_without_room
-from fedloom.core.reading import brief
 
 GREY = {"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")

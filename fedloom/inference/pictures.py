@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import UserError
-from fedloom.core.reading import brief
+from fedloom.core.errors import UserError, brief
 from fedloom.data.decode import open_picture, workers_for, write_picture
 from fedloom.data.sources.tree import PICTURES, pictures_in
 

@@ -15,8 +15,8 @@ from pydantic import BeforeValidator, Field
 
 from fedloom.config.loading import parse_yaml
 from fedloom.config.recipe import Recipe
-from fedloom.core.checking import Section, checked, shown
-from fedloom.core.errors import UserError, nearest
+from fedloom.core.checking import Section, checked
+from fedloom.core.errors import UserError, nearest, shown
 from fedloom.experiment.lock import NAME as LOCK
 from fedloom.experiment.lock import alive
 from fedloom.studies.running import RUNS, StudyPlan, recipe_of, result_path, runs_of

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, brief
 from fedloom.core.limits import refuse_without_room
-from fedloom.core.reading import CHUNK, brief, decoding
+from fedloom.core.reading import CHUNK, decoding
 from fedloom.core.task import Dataset
 from fedloom.data import hub
 from fedloom.data.sources.source import Source
