@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -44,6 +45,9 @@ def run_targets(folder: Path) -> Iterator[Row]:
     # as short as a recipe can be: most of the time would go into parsing it
     (out / "recipe.yaml").write_bytes(RECIPE)
     files = ("versions.json", "task.json", "metrics.jsonl", "clients.jsonl", "summary.json", "recipe.yaml")
+    for name in ("metrics.jsonl", "summary.json"):  # without times and paths: the same inputs in every process
+        text = re.sub(r'("(train_)?seconds": )[^,}\s]+', r"\g<1>0.5", (out / name).read_text())
+        (out / name).write_text(re.sub(r'("run_dir": )"[^"]*"', r'\1"run"', text))
     whole = {name: (out / name).read_bytes() for name in files}
     seeds = [name.encode() + b"\0" + content for name, content in whole.items()]
     yield "report", seeds, _Folder(out, whole, _report), [_in_file], 0.5
