@@ -165,7 +165,7 @@ def inside(unpack: Callable[[bytes], bytes], pack: Callable[[bytes], bytes], mut
     return lambda rng, data: pack(mutate(rng, unpack(data)))
 
 
-in_gzip = inside(gzip.decompress, lambda data: gzip.compress(data, 1))
+in_gzip = inside(gzip.decompress, lambda data: gzip.compress(data, 1, mtime=0))
 
 
 def in_zip(rng: Random, data: bytes) -> bytes:
