@@ -7,6 +7,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -92,11 +93,11 @@ def changed_value(rng: Random, value: Any) -> Any:
     """Nested values of which one is another, is missing, is renamed or stands somewhere else."""
     places = list(_places(value, []))
     if not places or rng.random() < 0.03:
-        return rng.choice(VALUES)
+        return deepcopy(rng.choice(VALUES))
     holder, key = rng.choice(places)
     act = rng.random()
     if act < 0.6:
-        holder[key] = rng.choice(VALUES)
+        holder[key] = deepcopy(rng.choice(VALUES))
     elif act < 0.75:
         del holder[key]
     elif act < 0.85:
@@ -109,7 +110,7 @@ def changed_value(rng: Random, value: Any) -> Any:
     elif isinstance(holder, dict):
         holder[rng.choice(("", "name", "x", str(key) + "x", "\ud800"))] = holder.pop(key)
     else:
-        holder.insert(rng.randrange(len(holder) + 1), rng.choice(VALUES))
+        holder.insert(rng.randrange(len(holder) + 1), deepcopy(rng.choice(VALUES)))
     return value
 
 
