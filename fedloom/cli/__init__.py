@@ -1,5 +1,6 @@
 """The command line: a file per group of commands. None imports torch before a command needs it."""
 
+import os
 import sys
 
 from fedloom.core.errors import RunError, UserError
@@ -13,6 +14,7 @@ def main() -> None:
     from fedloom.cli.base import err, say
     from fedloom.cli.commands import app
 
+    os.environ["PYTHONSAFEPATH"] = "1"  # worker processes import nothing because it lies in the current folder
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")

@@ -57,7 +57,11 @@ def flow(commands: typer.Typer) -> None:
 
 
 def say(text: str, where: Console = out) -> None:
-    """Print plain text at once, and leave wrapping to the terminal."""
+    """Print plain text at once, and leave wrapping to the terminal.
+
+    Texts may come out of others' files: control characters, which could hide or change what is shown, are escaped.
+    """
+    text = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
     where.print(text, highlight=False, markup=False, soft_wrap=True)
     where.file.flush()
 

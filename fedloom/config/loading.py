@@ -211,7 +211,8 @@ def read_recipe(
 
     Files that only the recipe file names are allowed with `trust_code`.
     """
-    trusted_code.allow(fields, source if isinstance(source, Mapping) else None)
+    trusted_code.allow_fields(fields)
+    trusted_code.allow_fields(source if isinstance(source, Mapping) else {})
     values = raw_recipe(source, fields)
     if trust_code:
         trusted_code.trust(values)

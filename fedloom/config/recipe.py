@@ -178,9 +178,10 @@ class Recipe(Section):
 
     def with_(self, *assignments: str, **values: Any) -> "Recipe":
         """A changed copy: `with_("training.rounds=5", "method.mu=0.1")`, or `with_(seed=1)`."""
-        trusted_code.allow(assignments, values)
+        changes = dict(map(read_assignment, assignments)) | values
+        trusted_code.allow_fields(changes)
         changed = self.model_dump(mode="json", exclude_unset=True)
-        for path, value in [*map(read_assignment, assignments), *values.items()]:
+        for path, value in changes.items():
             assign(changed, path, value)
         return Recipe.parse(changed)
 

@@ -113,9 +113,14 @@ class Method:
     def personalise(self, client: Client) -> None:
         """Makes the personal model out of what was learnt; before personal evaluation, for every client."""
 
+    @property
+    def served_by(self) -> str:
+        """The part that is the network of `network`."""
+        return "model"
+
     def network(self, client: Client) -> Any:
         """The network that serves a client; a method that has a personal one beside the shared one says which."""
-        return client.model
+        return getattr(client, self.served_by)
 
     def represent(self, client: Client, x: Tensor) -> Tensor:
         """A client's representation of inputs, as heads that are put on it later see it."""

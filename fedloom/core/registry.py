@@ -72,6 +72,11 @@ class Registry(dict[str, T], Generic[T]):
                 return cast(T, self._loaded(entry))
         return None
 
+    def is_shipped(self, name: str) -> bool:
+        """Whether fedloom itself brings a thing of this name."""
+        self._load()
+        return name in self and str(_home(self[name])).startswith("fedloom.")
+
     def names(self) -> list[str]:
         """Registered names and entry points, sorted."""
         self._load()

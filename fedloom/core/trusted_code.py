@@ -25,6 +25,8 @@ from fedloom.core.errors import UserError
 
 VARIABLE = "FEDLOOM_ALLOWED_CODE"
 """Passes consent to child processes: JSON, hashes by path."""
+PATHS = ("out", "dir", "data_dir", "data.dir")
+"""Fields that are paths: other code may fill them in, out of what was read."""
 LONGEST = 4096
 """Characters of a text that may name files."""
 _NAME_END = re.compile(r"\.py(?=:[^\W\d]|$)")
@@ -66,6 +68,11 @@ def allow(*values: Any) -> None:
     """
     for path in _files(values):
         _allowed[str(path)] = sha256_of(path.read_bytes())
+
+
+def allow_fields(fields: Mapping[str, Any]) -> None:
+    """Allows the files that the user's own settings name, by field; a path to write to or to read from names none."""
+    allow({name: value for name, value in fields.items() if name not in PATHS})
 
 
 def trust(*values: Any) -> None:

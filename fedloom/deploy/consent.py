@@ -13,11 +13,14 @@ from fedloom.core.errors import UserError
 from fedloom.core.message import Message, refuse_unless
 from fedloom.core.task import Task
 from fedloom.core.workspace import Setup, Workspace
+from fedloom.data import PARTITIONS
 from fedloom.deploy.evaluation import EvaluationTerms
 from fedloom.deploy.limits import JobLimits
 from fedloom.deploy.terms import FederationTerms, deployable, fingerprint
 from fedloom.experiment.files import write_whole
 from fedloom.methods import method_class
+from fedloom.models.base import MODELS
+from fedloom.objectives.base import OBJECTIVES
 from fedloom.report.ledger import ledger_lines
 from fedloom.trust.ledger import Ledger
 
@@ -49,9 +52,22 @@ class Consent:
         for name in self.methods:
             method_class(name)  # an unknown name is an error here, not when the first message comes
 
-    def check_names(self, values: Any) -> None:
-        """Raises RefusalError where a recipe that came names a file of its own, which to look up would be to run."""
+    def check_names(self, values: Any, hashed: str, federation: FederationTerms) -> None:
+        """Raises RefusalError where a recipe that came names code that is not ours: to look it up would be to run it.
+
+        That is a file, or an entry point of some package that is installed here. Without `methods` only the own recipe
+        gets further, by its hash.
+        """
+        if not self.methods and hashed != fingerprint(self.recipe, federation):
+            raise RefusalError(_OTHER_RECIPE)
         known = {*_texts(self.recipe.resolved()), *map(registry.absolute, self.methods)}
+        for field, name in _named(values):
+            ours = field in NAMED and NAMED[field].is_shipped(name)
+            if not ours and registry.absolute(name) not in known:
+                raise RefusalError(
+                    f"{field}: names code that is neither fedloom's nor named in this organisation's recipe.yaml or "
+                    f"--allow-methods {','.join(self.methods)}"
+                )
         data = values.get("data")
         if isinstance(data, Mapping):  # which images a client has is its own business: their name is not looked up
             values = {**values, "data": {name: value for name, value in data.items() if name not in ("name", "dir")}}
@@ -66,10 +82,7 @@ class Consent:
             if asked.method.name not in self.methods:
                 raise RefusalError(f"method.name = '{asked.method.name}': only {', '.join(self.methods)} may run here")
         elif fingerprint(asked, federation) != fingerprint(self.recipe, federation):
-            raise RefusalError(
-                "the recipe is not the one in this organisation's folder; agree on one recipe.yaml, or allow its "
-                f"method: --allow-methods {asked.method.name}"
-            )
+            raise RefusalError(_OTHER_RECIPE)
         rounds = asked.training.rounds
         if self.max_rounds is not None and answered >= self.max_rounds:
             raise RefusalError(f"--max-rounds {self.max_rounds}: all of them have been answered")
@@ -118,6 +131,28 @@ class Consent:
         for name in self.methods:
             same = name == self.recipe.method.name
             yield self.recipe if same else Recipe.parse(values | {"method": name, "objective": None})
+
+
+_OTHER_RECIPE = (
+    "the recipe is not the one in this organisation's folder; agree on one recipe.yaml, or allow its method with "
+    "--allow-methods"
+)
+NAMED: dict[str, registry.Registry[Any]] = {
+    "model.name": MODELS,
+    "objective.name": OBJECTIVES,
+    "data.partition": PARTITIONS,
+}
+"""Where a recipe names code, besides `method.name`, which `methods` allow by name."""
+
+
+def _named(values: Any) -> Iterator[tuple[str, str]]:
+    """The names of code in a recipe's values, as far as they are texts."""
+    for field in ("method.name", *NAMED):
+        section, _, name = field.partition(".")
+        found = values.get(section)
+        found = found.get(name) if isinstance(found, Mapping) else found if name == "name" else None
+        if isinstance(found, str):
+            yield field, found.partition(":")[0] if name == "partition" and ".py:" not in found else found
 
 
 def _texts(value: Any) -> Iterator[str]:

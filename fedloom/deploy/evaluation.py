@@ -3,7 +3,8 @@
 A server chooses the weights, so every answer is a question about single images that somebody else has worded: weights
 can be made such that one right answer more or less tells whether a pixel of one image is bright. Therefore answers are
 few (`EvaluationTerms.answers`, one per kind and round), coarse (right answers of all classes together, never the loss)
-and noisy; a repeated request gets the stored answer, so that noise cannot be averaged out.
+and noisy. Noise can be averaged out over many answers: with the default noise about 30 give one bit, so that the number
+of answers is what protects. A repeated request gets the stored answer.
 """
 
 import json
@@ -18,6 +19,8 @@ from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.scores import Scores
 
+MANY = 100
+"""Answers above which an attack can learn something about single images, with the default noise; none by default."""
 Shares = Literal["none", "accuracy", "classes"]
 _random = SystemRandom()
 
@@ -76,18 +79,19 @@ class EvaluationTerms:
             f"with noise (ε = {self.epsilon:g} each, ε = {self.answers * self.epsilon:g} for all of them; standard "
             f"deviation {math.sqrt(2 * decay) / (1 - decay):.1f} images)"
         )  # fmt: skip
+        many = f"; more than {MANY} answers can reveal single images" if self.answers > MANY else ""
         return [
             f"evaluation: at most {self.answers} answers in all runs together, one per round for the shared model and "
             "one for the personal model (--max-evaluations)",
-            f"  an answer says how many of {test} test images are right, {each}, {noise}; never the loss",
+            f"  an answer says how many of {test} test images are right, {each}, {noise}; never the loss{many}",
         ]
 
 
 def evaluations_of(recipe: Recipe) -> int:
-    """Answers that one run of a recipe can ask for."""
+    """Answers that one run of a recipe can ask for, MANY at most: the server's side writes recipes."""
     rounds, every, method = recipe.training.rounds, recipe.evaluation.every, recipe.make_method()
     kinds = method.has_global + (not method.personal_is_global)  # the shared model, the personal one
-    return kinds * (rounds // every + (rounds % every > 0))
+    return min(MANY, kinds * (rounds // every + (rounds % every > 0)))
 
 
 @dataclass(frozen=True)
@@ -106,18 +110,24 @@ class EvaluationRequest:
 
 
 class EvaluationLog:
-    """Evaluations that were begun and what was answered, on disk before an answer leaves: a line each."""
+    """Evaluations that were begun and what was answered, on disk before an answer leaves: a line each.
+
+    Those that get no answer are kept too (a last model is still made of them, once), and are not counted.
+    """
 
     def __init__(self, folder: Path):
         self._path = folder / "evaluations.jsonl"
         self._requests: dict[tuple[str, str, int], EvaluationRequest] = {}
         self._answers: dict[EvaluationRequest, Scores] = {}
+        self._counted: set[EvaluationRequest] = set()
         try:
             lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
             for line in filter(None, lines):
                 values = json.loads(line)
                 request = EvaluationRequest(**values["request"])
                 self._requests[request.slot] = request
+                if values["counted"]:
+                    self._counted.add(request)
                 if values["scores"] is not None:
                     self._answers[request] = Scores(**values["scores"])
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -128,8 +138,8 @@ class EvaluationLog:
 
     @property
     def count(self) -> int:
-        """Evaluations that were begun: each may have told something."""
-        return len(self._requests)
+        """Evaluations that were begun with an answer in view: each may have revealed something."""
+        return len(self._counted)
 
     def other(self, request: EvaluationRequest) -> bool:
         """Whether this round's evaluation was asked for with other weights before."""
@@ -137,24 +147,31 @@ class EvaluationLog:
 
     def begun(self, request: EvaluationRequest) -> bool:
         """Whether it was counted before."""
+        return request in self._counted
+
+    def known(self, request: EvaluationRequest) -> bool:
+        """Whether it came before, counted or not."""
         return request.slot in self._requests
 
     def answer_to(self, request: EvaluationRequest) -> Scores | None:
         """What was answered to the same request before."""
         return self._answers.get(request)
 
-    def begin(self, request: EvaluationRequest) -> None:
-        """Counts an evaluation, before anything is computed."""
-        self._append(request, None)
+    def begin(self, request: EvaluationRequest, *, counted: bool = True) -> None:
+        """Notes an evaluation, before anything is computed."""
+        self._append(request, None, counted)
         self._requests[request.slot] = request
+        if counted:
+            self._counted.add(request)
 
     def add(self, request: EvaluationRequest, scores: Scores) -> None:
         """Stores an answer, before it leaves."""
-        self._append(request, scores)
+        self._append(request, scores, True)
         self._answers[request] = scores
 
-    def _append(self, request: EvaluationRequest, scores: Scores | None) -> None:
-        line = json.dumps({"request": vars(request), "scores": None if scores is None else vars(scores)})
+    def _append(self, request: EvaluationRequest, scores: Scores | None, counted: bool) -> None:
+        values = {"request": vars(request), "counted": counted, "scores": None if scores is None else vars(scores)}
+        line = json.dumps(values)
         with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
             file.write(f"\n{line}\n")  # a line that a crash cut short spoils no other
             file.flush()

@@ -21,7 +21,7 @@ from fedloom.core.workspace import Setup
 from fedloom.deploy.certificates import read_key, read_public_key
 from fedloom.deploy.consent import Answered, Consent, RefusalError, RequestLog
 from fedloom.deploy.evaluation import EvaluationLog, EvaluationRequest, EvaluationTerms, evaluations_of
-from fedloom.deploy.limits import JobLimits, LimitError
+from fedloom.deploy.limits import JobLimits, LimitError, TimeLimitError
 from fedloom.deploy.memory import RoundMemory
 from fedloom.deploy.tasks import own_images, own_task
 from fedloom.deploy.terms import FederationTerms, fingerprint, is_run, language, refuse_other_language
@@ -69,7 +69,7 @@ class Member:
 
     def task(self, recipe: Recipe) -> Task:
         """This organisation's part of a recipe's task."""
-        return own_task(recipe, self.federation, self.number, self._images)
+        return own_task(recipe, self.federation, self.number, self._images, self.consent.recipe)
 
     def answer(self, about: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """The answer's header and bytes. A refusal says why; of an error only its kind leaves, the rest is logged."""
@@ -79,7 +79,8 @@ class Member:
                 return self._join(about, body)
             return {"what": "result"}, self._work(about, body).to_bytes()
         except (RefusalError, MessageError, LimitError) as refusal:
-            failure = Failure("dropped", f"{self.name} refuses: {refusal}")
+            late = isinstance(refusal, TimeLimitError)
+            failure = Failure("timed_out" if late else "dropped", f"{self.name} refuses: {refusal}")
             log.warning(failure.why)
         except Exception as error:
             failure = self._reported(Failure.of(error))
@@ -95,7 +96,7 @@ class Member:
 
     def _reported(self, failure: Failure) -> Failure:
         """What leaves of a failure: messages of exceptions name paths and values, which stay in the log."""
-        if isinstance(failure.cause, LimitError):
+        if isinstance(failure.cause, TimeLimitError):
             return Failure("timed_out", f"{self.name} refuses: {failure.cause}")
         log.error(f"a request failed: {failure.why}\n{failure.trace}")
         kind = failure.why.partition(":")[0]
@@ -105,7 +106,8 @@ class Member:
         """Agrees on a recipe, and tells how many samples there are."""
         try:
             values = json.loads(body)
-            self.consent.check_names(values)
+            self.consent.check_names(values, str(about.get("recipe")), self.federation)
+            values.pop("engine", None)  # each party's own business
             recipe = Recipe.parse(values)
         except RefusalError:
             raise
@@ -120,7 +122,7 @@ class Member:
             raise RefusalError(f"the recipe's hash is {about.get('recipe')!r:.20} there and '{agreed[:16]}…' here")
         path = self._paper(agreed)
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, body, private=True)
+        write_whole(path, json.dumps(values).encode(), private=True)
         held = self._ready(agreed).engine.setup.task.federation
         test = len(held.test[self.number])
         if why := self.consent.evaluation.withheld(test):
@@ -137,10 +139,13 @@ class Member:
             if not re.fullmatch("[0-9a-f]{64}", agreed) or not self._paper(agreed).exists():
                 raise RefusalError("this recipe was not agreed on")
             recipe = Recipe.parse(json.loads(self._paper(agreed).read_bytes()))
+            self.close()  # one recipe at a time, or a server could fill the memory with agreements
             setup = Setup(self.task(recipe), recipe.make_method(), recipe.training, recipe.seed, recipe.wire)
-            engine = make_engine(setup, self._engine)
-            state = Message(engine.server_workspace.downward())
-            self._agreed[agreed] = _Agreed(recipe, engine, state.signature, setup.codec.encode_down(state).signature)
+            with self.consent.limits.enforced(interruptible=True):
+                engine = make_engine(setup, self._engine)
+                state = Message(engine.server_workspace.downward())
+                packed = setup.codec.encode_down(state).signature
+            self._agreed[agreed] = _Agreed(recipe, engine, state.signature, packed)
         return self._agreed[agreed]
 
     def _work(self, about: dict[str, Any], body: bytes) -> Result:
@@ -153,12 +158,12 @@ class Member:
             result = self._evaluate(agreed, job, request)
         else:
             self.consent.check(agreed.recipe, self.federation, self._answered.count)
+            self._answered.add()
             result = self._run(agreed, job)
             if result.error is None:
                 assert result.memory is not None
                 assert result.message is not None
                 memory.keep(job.round, result.memory, accepted)
-                self._answered.add()
         self._note(run, agreed, job, result)
         return replace(result, memory=None, personal=None)
 
@@ -184,11 +189,12 @@ class Member:
         final = job.kind == "evaluate" and job.round == agreed.recipe.training.rounds
         if why is not None:
             log.warning(f"run {request.run}, round {job.round}: no answer to an evaluation leaves: {why}")
-            if not final:
-                return none
-        elif not self._evaluations.begun(request):
-            self._evaluations.begin(request)
-        result = self._run(agreed, replace(job, keep_model=final))
+            took_part = job.memory is not None
+            if not (final and took_part) or self._evaluations.known(request):
+                return none  # a last model of one's own is made once, in runs that one took part in
+        if not self._evaluations.begun(request):
+            self._evaluations.begin(request, counted=why is None)
+        result = replace(self._run(agreed, replace(job, keep_model=final)), seconds=0.0)
         if result.personal is not None:
             place = self._place(request.run) / "personal.safetensors"
             write_whole(place, save(serialisable(result.personal)), private=True)
@@ -258,6 +264,7 @@ class Member:
         """Gives back what engines hold."""
         for agreed in self._agreed.values():
             agreed.engine.close()
+        self._agreed.clear()
 
 
 def load_member(

@@ -42,19 +42,23 @@ def samples_elsewhere(count: int) -> np.ndarray:
     return np.broadcast_to(np.int64(0), (count,))
 
 
-def own_task(recipe: Recipe, federation: FederationTerms, client: int, dataset: Dataset) -> Task:
+def own_task(
+    recipe: Recipe, federation: FederationTerms, client: int, dataset: Dataset, agreed: Recipe | None = None
+) -> Task:
     """One client's images under its own number; the others have none here.
 
-    Folders train/ and test/ (or x_train, x_test) are the client's split; without them the recipe's `data.split`.
+    Folders train/ and test/ (or x_train, x_test) are the client's split; without them the `data.split` and the seed of
+    the recipe in its own folder (`agreed`): no other recipe makes training images of its test images.
     """
-    split = "common" if bool(dataset.test.any()) else recipe.data.split
-    seed = recipe.seed if recipe.data.seed is None else recipe.data.seed
+    own = agreed or recipe
+    split = "common" if bool(dataset.test.any()) else own.data.split
+    seed = own.seed if own.data.seed is None else own.data.seed
     if not split.startswith(("pooled", "common")):
         split = OWN_SPLIT
-    own = federate(dataset, clients=1, partition="iid", split=split, minimum=1, seed=seed)
+    held = federate(dataset, clients=1, partition="iid", split=split, minimum=1, seed=seed)
     train, test = (
         [part[0] if c == client else np.empty(0, np.int64) for c in range(len(federation.organisations))]
-        for part in (own.train, own.test)
+        for part in (held.train, held.test)
     )
     return make_task(recipe, dataset, data.Federation(train, test))
 

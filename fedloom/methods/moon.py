@@ -1,7 +1,7 @@
 """FedAvg whose clients remember their last local model: what MOON, FedIntR and FedCKA have in common."""
 
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -65,13 +65,9 @@ class MOON(Remembering):
         return ("previous",) if self.judged == "local" else ()
 
     @property
-    def personal_is_global(self) -> bool:
-        """Unless local models are judged."""
-        return self.judged == "global"
-
-    def network(self, client: Client) -> Any:
-        """The one that is judged."""
-        return client.previous if self.judged == "local" else client.model
+    def served_by(self) -> str:
+        """The model that is judged."""
+        return "previous" if self.judged == "local" else "model"
 
     def equipped(self, task: Task) -> SplitModel:
         """The network with its projection."""

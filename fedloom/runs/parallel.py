@@ -60,6 +60,12 @@ def keep_busy(
         _end(running)
 
 
+def safe_path() -> dict[str, str]:
+    """For a child process: it imports this fedloom, and nothing because it lies in the current folder."""
+    here = str(Path(__file__).parents[2])
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
+
+
 def fedloom_process(
     arguments: Sequence[str], count: int, said: IO[bytes] | None = None, own: Mapping[str, str] | None = None
 ) -> Process:
@@ -73,7 +79,11 @@ def fedloom_process(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=said,
-        env=environment(count) | trusted_code.environment() | {following.NAME: str(os.getpid())} | dict(own or {}),
+        env=environment(count)
+        | safe_path()
+        | trusted_code.environment()
+        | {following.NAME: str(os.getpid())}
+        | dict(own or {}),
         start_new_session=True,
     )
 

@@ -16,11 +16,13 @@ from using import invoke, last_line, refused, write_pictures
 
 import fedloom
 from fedloom.cli import commands, flags
+from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.errors import UserError
 from fedloom.core.signals import Interrupted
 from fedloom.methods import METHODS
 from fedloom.report.live import Live
+from fedloom.runs.parallel import fedloom_process
 
 CODE = """
 import torch
@@ -313,3 +315,24 @@ def test_the_printed_command_resumes_a_run_with_its_file(stranger, kind):
     assert command == "fedloom resume out --trust-code"
     assert invoke(*command.split()[1:], "--json").exit_code == 0
     assert Path("out/summary.json" if kind == "run" else "out/01-local-s0/summary.json").exists()
+
+
+def test_a_path_that_a_recipe_gives_is_no_consent(tmp_path):
+    """`--watch` and `resume` fill in `out`: a stranger's text there may look like the name of a file."""
+    evil = tmp_path / "evil.py"
+    evil.write_text("def f(): pass\n")
+    recipe = Recipe.parse({"method": "fedavg", "out": f"runs/x;{evil}"})
+    with trusted_code.scope():
+        recipe.with_(out=str(recipe.out))
+        recipe.with_(f"data.dir={evil}")
+        assert not trusted_code.is_allowed(evil)
+        assert trusted_code.not_allowed(f"{evil}:f") == [evil]
+
+
+def test_a_child_imports_nothing_because_it_lies_in_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "fedloom").mkdir()
+    (tmp_path / "fedloom" / "__init__.py").write_text("open('was run', 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    child = fedloom_process(["--help"], 1)
+    assert child.wait(60) == 0
+    assert not (tmp_path / "was run").exists()

@@ -3,6 +3,7 @@
 import json
 import resource
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.failures import ClientError, RoundError
 from fedloom.core.job import Job, Result
 from fedloom.core.message import Message, MessageError, pack
+from fedloom.core.registry import Registry
 from fedloom.deploy import fleet as fleet_module
 from fedloom.deploy.certificates import new_key
 from fedloom.deploy.consent import RefusalError
@@ -273,7 +275,7 @@ def agreed(tmp_path):
         ({"run": "../../etc"}, "it names no run"),
         ({"run": ".."}, "it names no run"),
         ({"run": ".ssh"}, "it names no run"),
-        ({"attempt": -1}, "it says no number of attempts"),
+        ({"attempt": -1}, "attempt = -1"),
         ({"recipe": "0" * 64}, "this recipe was not agreed on"),
         ({"accepted": 1}, "there is no memory of it"),
         ({"to": 1}, "it is for client 1"),
@@ -397,17 +399,32 @@ def test_a_server_is_not_told_what_it_did_not_ask(agreed):
             _check_scores(bad, 0, 2)
 
 
-def test_a_file_on_a_clients_disk_is_not_run_because_the_server_names_it(agreed, tmp_path):
+@pytest.mark.parametrize(("methods", "why"), [((), "not the one in this"), (("fedavg",), "names")])
+def test_a_file_on_a_clients_disk_is_not_run_because_the_server_names_it(agreed, tmp_path, methods, why):
     mark, code = tmp_path / "was run", tmp_path / "code.py"
     code.write_text(f"open({str(mark)!r}, 'w')\n")
+    north = member(agreed.folder, "north", methods=methods)
     fields = [(section, "name", "") for section in ("method", "model", "objective", "engine")]
     for section, field, more in [*fields, ("data", "partition", ""), ("data", "partition", ":2")]:
         values = agreed.recipe.resolved()
         values[section][field] = f"{code}:Any{more}"
         header = {"what": "join", "to": 0, "recipe": "0" * 64, "versions": agreed.language}
-        error = Result.from_bytes(agreed.members[100].answer(header, json.dumps(values).encode())[1]).error
-        assert "names a file" in error.why and str(tmp_path) not in error.why
+        error = Result.from_bytes(north.answer(header, json.dumps(values).encode())[1]).error
+        assert why in error.why and str(tmp_path) not in error.why
         assert not mark.exists()
+
+
+@pytest.mark.parametrize("methods", [(), ("fedavg",)])
+def test_an_entry_point_is_not_loaded_because_the_server_names_it(agreed, monkeypatch, methods):
+    loaded = []
+    entry = SimpleNamespace(name="stranger_net", value="x:y", dist=None, load=lambda: loaded.append(1))
+    monkeypatch.setattr(Registry, "_entries", lambda self: [entry])
+    north = member(agreed.folder, "north", methods=methods)
+    values = agreed.recipe.resolved()
+    values["model"] = {"name": "stranger_net"}
+    header = {"what": "join", "to": 0, "recipe": "0" * 64, "versions": agreed.language}
+    assert Result.from_bytes(north.answer(header, json.dumps(values).encode())[1]).error.kind == "dropped"
+    assert not loaded
 
 
 @pytest.mark.parametrize("count", [2**53, 10**9])
@@ -454,7 +471,8 @@ def test_scores_are_of_as_many_images_as_its_organisation_said(tmp_path):
 
 def test_an_error_that_an_organisation_tells_is_words_and_no_more(agreed):
     """A header can hold anything where an exception would be, or a text without end."""
-    told = {"kind": "raised", "why": "x" * 10**5, "trace": "", "injected": False, "mistake": True, "cause": "boom"}
+    told = {"kind": "raised", "why": "x" * 10**5, "trace": "", "injected": False, "mistake": True, "reported": False,
+            "cause": None}  # fmt: skip
     body = pack({}, {"has": [], "samples": 0, "client": 0, "loss": None, "scores": [], "seconds": 0, "error": told})
     experiment = make_experiment(agreed.fleet, agreed.recipe)
     with experiment._make_engine(experiment.setup, agreed.recipe.engine) as flower:

@@ -66,6 +66,51 @@ def test_epochs_and_bytes_have_limits(tmp_path, change, why):
     assert why in Joining(tmp_path, limits=JobLimits(message_bytes=200_000)).refusal(*change)
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("method={name: fedavg+linear, head_steps: 1000000}", "method.head_steps = 1000000: this organisation allows"),
+        ("method={name: pfedme, inner: 1000000000}", "method.inner = 1000000000"),
+    ],
+)
+def test_hyperparameters_that_count_steps_have_limits(tmp_path, change, why):
+    make_federation(tmp_path / "fed", small_recipe("fedavg"))
+    north = member(tmp_path / "fed", "north", methods=("fedavg+linear", "pfedme"))
+    recipe = small_recipe("fedavg").with_(change)
+    header = {"to": 0, "run": "one", "recipe": fingerprint(recipe, north.federation), "versions": language()}
+    body = json.dumps(recipe.resolved()).encode()
+    assert why in Result.from_bytes(north.answer(header | {"what": "join"}, body)[1]).error.why
+
+
+def test_one_agreement_is_held_at_a_time(tmp_path):
+    joining = Joining(tmp_path)
+    for seed in range(4):
+        assert joining.join(f"seed={seed}")[0]["what"] == "joined"
+    assert len(joining.north._agreed) == 1
+
+
+def test_a_server_cannot_make_training_images_of_test_images(tmp_path):
+    """With --allow-methods it chooses the recipe; the division is that of the organisation's own."""
+    joining = Joining(tmp_path)
+    images = dict(np.load(tmp_path / "fed" / "data" / "north.npz"))
+    x = np.concatenate([images["x_train"], images["x_test"]])
+    y = np.concatenate([images["y_train"], images["y_test"]])
+    np.savez(tmp_path / "fed" / "data" / "north.npz", x=x, y=y, classes=images["classes"])
+    north = member(tmp_path / "fed", "north", methods=("fedavg",))
+    own = north.task(joining.recipe).federation.test[0]
+    other = north.task(joining.recipe.with_("seed=9", "data.split=pooled:0.9", "data.seed=4")).federation.test[0]
+    assert np.array_equal(own, other)
+
+
+def test_an_update_is_counted_before_it_is_computed(tmp_path, monkeypatch):
+    joining = Joining(tmp_path, max_rounds=2)
+    joining.join()
+    monkeypatch.setattr(joining.north, "_run", lambda *_: 1 / 0)
+    for _ in range(2):
+        assert "ZeroDivisionError" in joining.update(joining.recipe).error.why
+    assert "--max-rounds 2: all of them have been answered" in joining.update(joining.recipe).error.why
+
+
 def test_all_networks_of_a_method_count(tmp_path):
     joining = Joining(tmp_path, limits=JobLimits(parameters=30_000))
     assert joining.join()[0]["what"] == "joined"

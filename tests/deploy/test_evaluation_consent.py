@@ -101,6 +101,11 @@ def test_there_is_one_answer_per_kind_and_round_and_a_repeated_request_gets_it_a
     assert len(asking.ask(round=2).scores) == 1
 
 
+def test_how_long_an_evaluation_took_does_not_leave(tmp_path):
+    asking = Asking(tmp_path)
+    assert asking.ask().seconds == 0
+
+
 def test_evaluations_are_counted_over_all_runs_and_restarts(tmp_path):
     asking = Asking(tmp_path, max_evaluations=3)
     given = [len(asking.ask(kind, run=run).scores) for run in ("one", "two") for kind in ("global", "evaluate")]
@@ -130,12 +135,20 @@ def test_an_evaluation_is_counted_before_it_is_computed(tmp_path, monkeypatch):
     ],
 )
 def test_evaluation_can_be_declined_and_small_test_sets_give_no_figure(tmp_path, consent, why):
-    asking = Asking(tmp_path, **consent)
+    asking = Asking(tmp_path, recipe=small_recipe("fedrep"), **consent)
     assert asking.joined["test"] == 0
-    assert asking.ask().scores == [] and asking.ask("evaluate", round=2).scores == []
+    own = asking.place / "runs" / "one" / "personal.safetensors"
+    assert asking.ask("evaluate", round=2).scores == []
+    assert not own.exists()  # it has not taken part
+    asking.ask("update")
+    assert asking.ask("evaluate", round=2, accepted=1).scores == []
+    assert own.exists()  # its own model is its own business
+    own.unlink()
+    assert asking.ask("evaluate", round=2, accepted=1, shift=1e-3).scores == []
+    assert not own.exists()  # once in a run
+    assert asking.north._evaluations.count == 0
     text = "\n".join(_lines(asking.north))
     assert "no answer leaves" in text and why in text
-    assert (asking.place / "runs" / "one" / "personal.safetensors").exists()  # its own model is its own business
 
 
 def _lines(north):
@@ -166,7 +179,8 @@ def test_the_noise_is_discrete_laplace(seeded):
     assert all(0 <= terms.shared(Scores(0, [r], [2], 1.0)).right[0] <= 2 for r in (0, 1, 2) for _ in range(50))
 
 
-def test_the_budget_is_by_default_what_one_run_of_the_recipe_asks_for():
+def test_the_budget_is_by_default_what_one_run_of_the_recipe_asks_for_and_not_more_than_a_hundred():
+    assert evaluations_of(small_recipe("ditto", training__rounds=4000)) == 100
     fields = {"training__rounds": 10, "evaluation__every": 3}
     assert evaluations_of(small_recipe("fedavg", **fields)) == 4  # everybody has the shared model
     assert evaluations_of(small_recipe("fedcrl", **fields)) == 4  # there is none
