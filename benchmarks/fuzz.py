@@ -142,7 +142,7 @@ def fuzz(
     pieces.reverse()
     tallies = {name: Tally() for name in known}
     crew = [start(context, seed, findings) for _ in range(workers)]
-    begun, told, done, peak = monotonic(), monotonic(), 0, 0
+    begun, shown, done, peak = monotonic(), monotonic(), 0, 0
     while pieces or any(worker.piece for worker in crew):
         for worker in crew:
             if worker.piece is None and pieces:
@@ -176,10 +176,10 @@ def fuzz(
                 if number + 1 < stop:
                     pieces.append((name, number + 1, stop))
                 crew[index] = start(context, seed, findings)
-        if monotonic() - told > 15:
-            told = monotonic()
+        if monotonic() - shown > 15:
+            shown = monotonic()
             other = sum(tally.counts["other"] for tally in tallies.values())
-            rate = done / (told - begun)
+            rate = done / (shown - begun)
             print(f"{done:,} of {inputs:,} inputs, {rate:,.0f} a second, {other} findings", file=sys.stderr, flush=True)
     for worker in crew:
         worker.pipe.send(None)

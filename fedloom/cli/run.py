@@ -66,11 +66,11 @@ def resume(
     data_dir: flags.DataDir = None, engine: flags.Engine = None, ray_address: flags.RayAddress = None,
     set_: flags.Set = None, trust_code: flags.TrustCodeOrAsk = False, as_json: flags.Json = False,
 ) -> None:  # fmt: skip
-    """Go on with a run, a comparison or a sweep that was stopped or killed: the same result, bit for bit.
+    """Resume a run, a comparison or a sweep that was stopped or killed: the same result, bit for bit.
 
-    A run goes on from its last checkpoint; of several, finished ones are taken as they are. Only where and how
-    fast it goes on can be changed (engine, storage, data.dir). A Python file that it names is imported with your
-    consent only: you are asked, or pass --trust-code.
+    A run resumes from its last checkpoint; of several, finished ones are taken as they are. Only the engine, storage
+    and data.dir can be changed. A Python file that it names is imported with your consent only: you are asked, or
+    pass --trust-code.
 
     Examples:
 
