@@ -2,9 +2,13 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fedloom.core.errors import RunError, UserError
 from fedloom.core.signals import follow, follows
+
+SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def main() -> None:
@@ -14,12 +18,12 @@ def main() -> None:
     from fedloom.cli.base import err, say
     from fedloom.cli.commands import app
 
-    os.environ["PYTHONSAFEPATH"] = "1"  # worker processes import nothing because it lies in the current folder
     debug = "--debug" in sys.argv
     if debug:
         sys.argv.remove("--debug")
     try:
-        app()
+        with _safe_children():
+            app()
     except (UserError, RunError) as error:
         if debug:
             raise
@@ -27,3 +31,17 @@ def main() -> None:
         for line in (str(error), *getattr(error, "__notes__", [])):
             say(line, err)
         sys.exit(2 if isinstance(error, UserError) else 1)
+
+
+@contextmanager
+def _safe_children() -> Iterator[None]:
+    """Worker processes import nothing because it lies in the current folder."""
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before

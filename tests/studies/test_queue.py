@@ -1,6 +1,7 @@
 """`fedloom reproduce --queue`: entries select cells, runs are stored as they come, stopped, resumed, and fail alone."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -125,19 +126,21 @@ def test_a_run_that_fails_does_not_stop_the_others_and_is_reported_with_its_log(
 
 
 def test_what_is_out_of_time_stops_with_a_checkpoint_and_is_resumed(data: Path) -> None:
-    options = ["--queue", queue(f"{LOCAL}, seeds: [0, 1], scale: 0.015}}"), "--data-dir", str(data)]
+    options = ["--queue", queue(f"{LOCAL}, seeds: [0, 1], scale: 0.1}}"), "--data-dir", str(data)]
     options += ["--engine", "inline"]
     stopped = reproduce(*options, "--limit-seconds", "1")
     assert stopped.exit_code == 0
-    assert "stopped after round 1 of 3" in stopped.stderr and "1 of 2 runs were not started" in stopped.stderr
+    found = re.search(r"stopped after round (\d+) of 20", stopped.stderr)
+    assert found and "1 of 2 runs were not started" in stopped.stderr
+    reached = int(found[1])
     (entry,) = entries_of(reproduce(*options, "--status", "--json"))
     assert (entry["stopped"], entry["waiting"], entry["done"]) == (1, 1, 0)
-    assert (entry["left"][0]["round"], entry["left"][0]["rounds"]) == (1, 3)
+    assert (entry["left"][0]["round"], entry["left"][0]["rounds"]) == (reached, 20)
     steps = entry["image_steps_left"]
-    assert [left["round"] for left in entry["left"]] == [1, 0]
+    assert [left["round"] for left in entry["left"]] == [reached, 0]
     (entry,) = entries_of(reproduce(*options, "--parallel", "2", "--json"))
     assert (entry["done"], entry["image_steps_left"], entry["left"]) == (2, 0, [])
-    assert steps == pytest.approx(45_000 * (2 + 3))  # 75% of 60,000 images, and the rounds that were left
+    assert steps == pytest.approx(45_000 * (20 - reached + 20))  # 75% of 60,000 images, and the rounds that were left
     assert not list(Path("runs/reproduce/logs").iterdir())
 
 
