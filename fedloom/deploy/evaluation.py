@@ -3,8 +3,8 @@
 A server chooses the weights, so every answer is a question about single images that somebody else has worded: weights
 can be made such that one right answer more or less tells whether a pixel of one image is bright. Therefore answers are
 few (`EvaluationTerms.answers`, one per kind and round), coarse (right answers of all classes together, never the loss)
-and noisy. Noise can be averaged out over many answers: with the default noise about 30 give one bit, so that the number
-of answers is what protects. A repeated request gets the stored answer.
+and noisy. Noise can be averaged out: with the default noise, one right answer more is two standard errors after 31
+answers, so the number of answers is what protects. A repeated request gets the stored answer.
 """
 
 import json

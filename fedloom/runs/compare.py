@@ -100,7 +100,7 @@ def resume_comparison(
     trust_code: bool = False,
     **fields: Any,
 ) -> list[Summary]:
-    """Goes on with an interrupted comparison: finished runs are taken as they are. Arguments as in `resume`."""
+    """Resumes an interrupted comparison: finished runs are taken as they are. Arguments as in `resume`."""
     return compare(
         Path(folder) / COMPARISON, on_run=on_run, resume=True, trust_code=trust_code, **fields | {"out": folder}
     )

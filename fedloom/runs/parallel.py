@@ -71,8 +71,8 @@ def fedloom_process(
 ) -> Process:
     """A command of `fedloom`, one of so many, with variables of its `own`; what it tells goes into `said`, or on.
 
-    A session of its own: Ctrl-C in a terminal reaches it once, through us; and it stops when we are gone. It may import
-    the Python files that this process may, with the same content.
+    It has its own session: Ctrl-C in a terminal reaches it once, through this process, and it stops when this process
+    has ended. It may import the Python files that this process may, with the same content.
     """
     return subprocess.Popen(
         [sys.executable, "-m", "fedloom", *arguments],

@@ -211,7 +211,7 @@ class Ledger:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Ledger":
-        """The inverse, for a run that goes on.
+        """The inverse, for a run that is resumed.
 
         Raises:
             UserError: These are not a ledger's values.

@@ -72,17 +72,17 @@ def _labels(victim):
 
 @pytest.mark.parametrize("repeats", [1, 30])
 def test_up_to_the_budget_an_attack_is_no_better_than_the_mean_image(tmp_path, seeded, repeats):
-    """The default consent of a run of 50 rounds: 50 answers, however the attack spends them."""
+    """The default consent of a run of 100 rounds or more: 100 answers, however the attack spends them."""
     guessed, mean = [], []
     for seed in range(3):
-        victim = attack.make_victim(tmp_path / str(seed), seed=seed)
+        victim = attack.make_victim(tmp_path / str(seed), seed=seed, rounds=200)
         server = attack.HostileServer(victim)
         tried = attack.EvaluationAttack(server, seed=seed, repeats=repeats)
         guess = tried.sketch(victim.public)
         target = attack.target_of(tried, victim.test, _labels(victim))
         while server.right(tried._weights(0.0, None, 0.0, 3)) is not None:  # what is left
             pass
-        assert server.answered == 50
+        assert server.answered == 100
         guessed.append(attack.rms(guess, target))
         mean.append(attack.rms(victim.public.mean(0), target))
     assert np.mean(guessed) >= np.mean(mean) - 1e-9
