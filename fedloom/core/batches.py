@@ -1,24 +1,32 @@
 """Batches: which samples each step of a fit takes, and the tensors that a loss reads of them."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Indices = tuple[Tensor, ...]
-Augmentation = Callable[[Tensor, torch.Generator], Tensor]
-"""Images [B, C, H, W] in [0, 1] → the same, augmented with draws from the generator. A false value changes nothing."""
+from fedloom.core.rng import Random, step_keys
+
+Augmentation = Callable[[Tensor, Random], Tensor]
+"""Images [B, C, H, W] in [0, 1] → the same, augmented with what is drawn. A false value changes nothing."""
+Row = Tensor
+"""What one step takes, int64: the key of its random numbers, then the positions of its samples, batch after batch."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Positions of samples, one row for each batch that a step gets, and how many of them each step takes."""
+    """The steps of a fit: positions of samples, how many of them each step takes, and a random key for each step."""
 
-    index: Tensor  # int64 [batches, samples of all steps], on the CPU
+    index: np.ndarray
+    """int64 [batches, samples of all steps]: independent batches that each step gets."""
     sizes: list[int]
+    keys: np.ndarray
+    """int64 [steps]"""
 
     @property
     def batches(self) -> int:
@@ -28,29 +36,38 @@ class Plan:
     @property
     def samples(self) -> int:
         """Samples of all steps, all batches counted."""
-        return self.index.numel()
+        return self.index.size
 
-    def in_order(self) -> np.ndarray:
-        """All positions, step after step; a step's batches follow each other."""
-        rows: np.ndarray = self.index.numpy()
-        if len(rows) == 1:
-            return rows.ravel()
-        ends = np.cumsum(self.sizes)
-        return np.concatenate([rows[:, end - size : end].ravel() for end, size in zip(ends, self.sizes, strict=True)])
+    def part(self, start: int, size: int, count: int) -> np.ndarray:
+        """int64 [count, row]: the rows of `count` steps of one size, from step `start` on."""
+        first = sum(self.sizes[:start])
+        taken = self.index[:, first : first + size * count].reshape(self.batches, count, size)
+        rows = np.empty((count, 1 + self.batches * size), np.int64)
+        rows[:, 0] = self.keys[start : start + count]
+        rows[:, 1:] = taken.transpose(1, 0, 2).reshape(count, -1)
+        return rows
 
-    def steps(self, device: torch.device) -> Iterator[Indices]:
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """Consecutive steps of one size: (first step, size, steps)."""
+        start = 0
+        for size, run in groupby(self.sizes):
+            count = len(list(run))
+            yield start, size, count
+            start += count
+
+    def steps(self, device: torch.device) -> Iterator[Row]:
         """What each step takes, on this device."""
-        rows = self.index.to(device)
-        return zip(*(row.split(self.sizes) for row in rows), strict=True)
+        for run in self.runs():
+            yield from torch.from_numpy(self.part(*run)).to(device)
 
 
-def shuffled(samples: np.ndarray, size: int, order: np.random.Generator, *, epochs: int = 1, batches: int = 1) -> Plan:
+def shuffled(samples: np.ndarray, size: int, seed: int, *, epochs: int = 1, batches: int = 1) -> Plan:
     """Every epoch in a new random order, cut into batches of exact sizes; `batches` independent ones a step."""
-    index = np.empty((batches, epochs, len(samples)), np.int64)
-    for epoch in range(epochs):
-        for batch in range(batches):
-            index[batch, epoch] = samples[order.permutation(len(samples))]
-    return Plan(torch.from_numpy(index.reshape(batches, -1)), epochs * batch_sizes(len(samples), size))
+    sizes = epochs * batch_sizes(len(samples), size)
+    shape = (batches, epochs, len(samples))
+    keys = step_keys(seed, len(sizes) + math.prod(shape))  # those of the steps, then those that samples are sorted by
+    order = np.argsort(keys[len(sizes) :].reshape(shape), kind="stable")
+    return Plan(samples[order].reshape(batches, -1 if sizes else 0), sizes, keys[: len(sizes)])
 
 
 def batch_sizes(samples: int, size: int) -> list[int]:
@@ -118,9 +135,9 @@ class Pixels:
 class Batch:
     """Images of one training step. Lazy: labels are never read unless a loss asks for them."""
 
-    def __init__(self, pixels: Pixels, index: Tensor, generator: torch.Generator, views: int = 2):
+    def __init__(self, pixels: Pixels, index: Tensor, random: Random, views: int = 2):
         self.size = len(index)
-        self._pixels, self._index, self._generator, self._views = pixels, index, generator, views
+        self._pixels, self._index, self._random, self._views = pixels, index, random, views
 
     @cached_property
     def image(self) -> Tensor:
@@ -132,13 +149,13 @@ class Batch:
         """The network's input: augmented as the recipe's `data.augment` says, normalised."""
         if not self._pixels.augment:
             return self.plain
-        return self._pixels.normalise(self._pixels.augment(self.image, self._generator))
+        return self._pixels.normalise(self._pixels.augment(self.image, self._random))
 
     @cached_property
     def views(self) -> tuple[Tensor, ...]:
         """Independently augmented copies, as `data.views` says, for contrastive losses."""
-        draw = self._pixels.views or (lambda image, generator: image)
-        return tuple(self._pixels.normalise(draw(self.image, self._generator)) for _ in range(self._views))
+        draw = self._pixels.views or (lambda image, random: image)
+        return tuple(self._pixels.normalise(draw(self.image, self._random)) for _ in range(self._views))
 
     @cached_property
     def plain(self) -> Tensor:

@@ -9,17 +9,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.batches import Batch, FeatureBatch, Indices, shuffled
-from fedloom.core.errors import UserError
+from fedloom.core.batches import Batch, FeatureBatch, Row, shuffled
 from fedloom.core.fit import Features, FitResult, FitSpec, StaleValueError, code_of
 from fedloom.core.optimizers import descend_
-from fedloom.core.rng import key, numpy_generator
-from fedloom.core.state import Parts, State, as_paths
-from fedloom.core.workspace import StepCache, Workspace
+from fedloom.core.rng import Random, key, permutation
+from fedloom.core.state import Parts, State, as_paths, copies
+from fedloom.core.stepping import StepCache, Steps
+from fedloom.core.workspace import Workspace
 
 
 class Client:
     """What a method's `update`, `personalise`, `predict` and losses get: parts by name (`client.model.head`)."""
+
+    _workspace: Workspace
+    _id: int
+    _round: int
+    _job: str
+    _samples: np.ndarray
+    _first: bool
+    _optimizers: State
+    _uses: dict[str, int]
+    _step: "_Step"
+    _loss: Tensor | None
 
     def __init__(
         self,
@@ -32,14 +43,10 @@ class Client:
         first: bool = False,
         optimizers: State | None = None,
     ):
-        self._workspace = workspace
-        self._id, self._round, self._job, self._samples, self._first = id, round, job, samples, first
-        self._optimizers: State = dict(optimizers or {})
-        self._uses: dict[str, int] = {}
-        self._inside = False
-        self._cache: StepCache | None = None
-        self._batch_size = 0
-        self._loss: Tensor | None = None
+        vars(self).update(  # past __setattr__: a client is made for every job
+            _workspace=workspace, _id=id, _round=round, _job=job, _samples=samples, _first=first,
+            _optimizers=dict(optimizers or {}), _uses={}, _step=_Step(), _loss=None,
+        )  # fmt: skip
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -88,8 +95,13 @@ class Client:
     @property
     def lr(self) -> Tensor:
         """The learning rate in force, a 0-d tensor; inside a step only."""
-        assert self._cache is not None, "client.lr is known inside a step; after a fit read result.lr"
-        return self._cache.lr
+        return self._inside("client.lr is known inside a step; after a fit read result.lr").lr
+
+    @property
+    def random(self) -> Random:
+        """Random numbers of the current step; inside a step only: `client.random.uniform((8,))`."""
+        self._inside("client.random is known inside a step")
+        return self._workspace.random
 
     @property
     def last_loss(self) -> Tensor | None:
@@ -143,8 +155,8 @@ class Client:
         """
         paths = as_paths(parts)
 
-        def step(indices: Indices) -> None:
-            with self._stepping(indices, views, data is not None) as (batch,):
+        def step(row: Row) -> None:
+            with self._stepping(row, 1, views, data is not None) as (batch,):
                 value = _mean(loss(self, batch))
                 self.note("loss", value)
                 self.descend(paths, value, plain=plain)
@@ -184,8 +196,8 @@ class Client:
         """
         paths = as_paths(train)
 
-        def taken(indices: Indices) -> None:
-            with self._stepping(indices, views, features=False) as drawn:
+        def taken(row: Row) -> None:
+            with self._stepping(row, batches, views, features=False) as drawn:
                 step(self, *drawn)
 
         return self._run(
@@ -200,22 +212,21 @@ class Client:
         self, parts: str | tuple[str, ...], loss: Tensor, *, lr: float | None = None, plain: bool = False
     ) -> None:
         """One optimizer step of these parts on this loss; `plain` is bare gradient descent without momentum."""
-        assert self._cache is not None, "descend is called inside a step"
+        cache = self._inside("descend is called inside a step")
         paths = as_paths(parts)
         parameters = self._workspace.parameters(paths)
         gradients = torch.autograd.grad(_mean(loss), parameters, allow_unused=True)
-        rate = self._cache.lr if lr is None else lr
+        rate = cache.lr if lr is None else lr
         if plain:
             used = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
             descend_([p for p, _ in used], [g for _, g in used], rate)
         else:
-            self._cache.optimizers[paths].step(gradients, rate)
+            cache.optimizers[paths].step(gradients, rate)
 
     def note(self, name: str, value: Tensor) -> None:
         """Adds to a statistic of this fit: `result[name]` is its sample-weighted mean."""
-        assert self._cache is not None, "note is called inside a step"
-        total = self._cache.sums.setdefault(name, torch.zeros_like(self._cache.lr))
-        total.add_(_mean(value.detach()), alpha=self._batch_size)
+        total = self._inside("note is called inside a step").total(name)
+        total.add_(_mean(value.detach()), alpha=self._step.size)
 
     def features(self, extract: Callable[..., Tensor] | None = None) -> Features:
         """Representations and labels of all training samples, in eval mode; `extract(client, x)` or the extractor."""
@@ -234,19 +245,26 @@ class Client:
         return self._workspace.setup.training.optimizer.keep
 
     def _outside(self, value: int) -> int:
-        if self._inside:
+        if self._step.active:
             raise StaleValueError(
                 "client.id, round, size and first are Python values: a recorded step would keep the first client's. "
                 "Put what changes into a part (a tensor) before the fit"
             )
         return value
 
+    def _inside(self, otherwise: str) -> StepCache:
+        cache = self._step.cache
+        assert cache is not None, otherwise
+        return cache
+
     @contextmanager
-    def _stepping(self, indices: Indices, views: int, features: bool) -> Iterator[list[Any]]:
+    def _stepping(self, row: Row, batches: int, views: int, features: bool) -> Iterator[list[Any]]:
         """One training step: its batches, under the workspace's precision; then the objective's own bookkeeping."""
-        workspace, cache = self._workspace, self._cache
-        assert cache is not None
-        self._inside = True
+        workspace, step = self._workspace, self._step
+        cache = self._inside("a step has a cache")
+        workspace.random.begin(row[:1])
+        indices = row[1:].view(batches, -1).unbind()
+        step.active = True
         try:
             with workspace.autocast():
                 drawn: list[Any]
@@ -254,52 +272,53 @@ class Client:
                     assert cache.data is not None
                     drawn = [FeatureBatch(cache.data, i) for i in indices]
                 else:
-                    drawn = [Batch(workspace.pixels, i, workspace.generator, views) for i in indices]
-                self._batch_size = sum(batch.size for batch in drawn)
+                    drawn = [Batch(workspace.pixels, i, workspace.random, views) for i in indices]
+                step.size = sum(batch.size for batch in drawn)
                 yield drawn
                 for model in workspace.networks_in(cache.parts):
                     workspace.setup.task.objective.follow(model)
         finally:
-            self._inside = False
+            step.active = False
 
     def _run(self, spec: FitSpec) -> FitResult:
         """Takes the steps of a fit: keys the randomness, readies optimizers and modes, plans the batches."""
-        if self._inside:
+        if self._step.active:
             raise RuntimeError("a step calls fit or steps, which no recorded step can hold: call descend inside it")
         workspace, training = self._workspace, self._workspace.setup.training
         epochs = training.epochs if spec.epochs is None else spec.epochs
         size = spec.batch_size or training.batch_size
         use = self._uses.get(spec.purpose, 0)
         self._uses[spec.purpose] = use + (epochs > 0)
-        seed = (workspace.setup.seed, self._round, self._id, self._job, spec.purpose, use)
-        workspace.generator.manual_seed(key(*seed))
-        order = numpy_generator(*seed, "order")
+        seed = key(workspace.setup.seed, self._round, self._id, self._job, spec.purpose, use)
 
-        cache = self._cache = workspace.step_cache(spec.site, spec.parts, spec.optimized)
-        lr = cache.set_lr(training.lr(max(1, self._round)) if spec.lr is None else spec.lr)
-        if spec.keep_as:
-            for path, tensor in cache.optimizer_state(spec.keep_as):
-                if (kept := self._optimizers.get(path)) is not None:
-                    if kept.shape != tensor.shape:
-                        raise UserError(f"{path} has {tuple(kept.shape)}, not {tuple(tensor.shape)}; begin a new run")
-                    tensor.copy_(kept)
+        cache = self._step.cache = workspace.step_cache(spec.site, spec.parts, spec.optimized)
+        lr = training.lr(max(1, self._round)) if spec.lr is None else spec.lr
         index = self._samples
         if spec.data is not None:
             index = np.arange(len(spec.data[0]))
             cache.hold(spec.data, workspace.setup.task.largest_client if workspace.stepper.fixed_memory else None)
         if spec.fraction < 1:
-            index = index[order.permutation(len(index))[: max(1, int(spec.fraction * len(index)))]]
+            index = index[permutation(key(seed, "some"), len(index))[: max(1, int(spec.fraction * len(index)))]]
         if epochs and len(index):
             epochs = max(epochs, math.ceil(spec.at_least / math.ceil(len(index) / size)))
-        plan = shuffled(index, size, order, epochs=epochs, batches=spec.batches)
+        plan = shuffled(index, size, seed, epochs=epochs, batches=spec.batches)
         workspace.train_only(spec.parts, norms=min(size, len(index)) > 1)
-        workspace.stepper.run(workspace, cache, spec.step, plan)
+        steps = Steps(workspace, cache, spec.step, plan, lr, self._optimizers, spec.keep_as)
+        means = workspace.stepper.run(steps)
         if spec.keep_as:
-            self._optimizers |= {path: tensor.clone() for path, tensor in cache.optimizer_state(spec.keep_as)}
-        # No steps were taken, so there are no metrics: the sums may be an earlier client's.
-        means = {name: total / plan.samples for name, total in cache.sums.items()} if plan.sizes else {}
+            self._optimizers |= copies(cache.optimizer_state(spec.keep_as))
         self._loss = means.get("loss", self._loss)
-        return FitResult(means, len(plan.sizes), lr)
+        return FitResult(means, len(plan.sizes), workspace.constant(lr))
+
+
+class _Step:
+    """What a client knows inside a step: the call's statistics and optimizers, the samples of the step."""
+
+    __slots__ = ("active", "cache", "size")
+
+    def __init__(self) -> None:
+        self.active, self.size = False, 0
+        self.cache: StepCache | None = None
 
 
 def _mean(value: Tensor) -> Tensor:

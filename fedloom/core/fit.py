@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedloom.core.batches import Indices
+from fedloom.core.batches import Row
 from fedloom.core.state import State
 
 Features = tuple[Tensor, Tensor]
@@ -21,8 +21,8 @@ class StaleValueError(RuntimeError):
 class FitSpec:
     """The arguments of one call. Where a value is None, the recipe's `training` section decides."""
 
-    step: Callable[[Indices], None]
-    """Takes one training step on the samples at these positions."""
+    step: Callable[[Row], None]
+    """Takes one training step: the key of its random numbers and the positions of its samples."""
     site: Hashable
     """Identifies the call: calls of equal sites share optimizers, statistics and recordings."""
     parts: tuple[str, ...]

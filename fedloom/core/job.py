@@ -16,7 +16,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.failures import Failure, FailureKind
 from fedloom.core.message import Message, MessageError, pack, refuse_unless, unpack
 from fedloom.core.reading import Count, Read, conforming
-from fedloom.core.scores import Scores, answers
+from fedloom.core.scores import Answers, Scores, answers
 from fedloom.core.state import State, snapshot
 from fedloom.core.workspace import Workspace
 
@@ -145,6 +145,16 @@ class Result:
     loss: Tensor | float | None = None  # a tensor until somebody asks: on a GPU that means waiting
     seconds: float = 0.0
     error: Failure | None = None
+    answers: Answers | None = None
+    """What `scores` are counted from, until `read`: on a GPU that means waiting."""
+
+    def read(self) -> "Result":
+        """Waits for the device: scores and loss become numbers."""
+        if self.answers is not None:
+            self.scores, self.answers = self.answers.scores(), None
+        if isinstance(self.loss, Tensor):
+            self.loss = float(self.loss)
+        return self
 
     def to_bytes(self) -> bytes:
         """For the way back from a worker elsewhere."""
@@ -200,26 +210,42 @@ def handle(workspace: Workspace, job: Job) -> Result:
     client's doing and is re-raised: the engine handles it.
     """
     start = perf_counter()
+    result = launch(workspace, job)
+    try:
+        result.read()
+    except Exception as error:  # what a GPU's kernel raised
+        return _failed(job, error)
+    result.seconds = perf_counter() - start
+    return result
+
+
+def launch(workspace: Workspace, job: Job) -> Result:
+    """The same without waiting: on a GPU the result's tensors may not be computed yet."""
+    start = perf_counter()
     codec, intercept, work = workspace.setup.codec, workspace.setup.intercept, WORK[job.kind]
     try:
         if job.kind in ENCODED and codec.down is not None:
             job = replace(job, message=codec.decode_down(job.message, workspace.initial))
         result = work(workspace, job) if intercept is None else intercept(work, workspace, job)
-        if result.message is not None and result.memory is not None:
+        if codec.up is not None and result.message is not None and result.memory is not None:
             result.message, left = codec.encode_up(result.message, job.message, job.memory or {})
             result.memory |= left
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        error.add_note(f"(in a job of client {job.client}: {job.kind}, round {job.round})")
-        return Result(job.client, error=Failure.of(error))
+        return _failed(job, error)
     result.seconds = perf_counter() - start
     return result
 
 
+def _failed(job: Job, error: Exception) -> Result:
+    error.add_note(f"(in a job of client {job.client}: {job.kind}, round {job.round})")
+    return Result(job.client, error=Failure.of(error))
+
+
 def perform(workspace: Workspace, job: Job) -> Result:
     """Does a job whose message is not encoded, and lets errors through."""
-    return WORK[job.kind](workspace, job)
+    return WORK[job.kind](workspace, job).read()
 
 
 def _client(workspace: Workspace, job: Job, purpose: str, memory: State | None) -> Client:
@@ -261,8 +287,8 @@ def _evaluate(workspace: Workspace, job: Job) -> Result:
     method.personalise(client)
     personal = _changed(workspace, job.message) if job.keep_model else None
     workspace.parts.eval()
-    scored = answers(workspace, task.federation.test[job.client], lambda x: method.predict(client, x))
-    return Result(client=job.client, personal=personal, scores=[scored.of(job.client)])
+    scored = answers(workspace, {job.client: task.federation.test[job.client]}, lambda x: method.predict(client, x))
+    return Result(client=job.client, personal=personal, answers=scored)
 
 
 def _changed(workspace: Workspace, message: Message) -> State:
@@ -277,10 +303,8 @@ def _score_global(workspace: Workspace, job: Job) -> Result:
     workspace.load(job.message, None)
     workspace.parts.eval()
     holder = Client(workspace, id=-1, round=job.round, job="global", samples=np.empty(0, np.int64))
-    tests = [task.federation.test[c] for c in job.clients]
-    scored = answers(workspace, np.concatenate(tests), lambda x: method.predict_global(holder, x))
-    cuts = np.cumsum([len(test) for test in tests])[:-1]
-    return Result(client=-1, scores=[part.of(c) for c, part in zip(job.clients, scored.split(cuts), strict=True)])
+    tests = {c: task.federation.test[c] for c in job.clients}
+    return Result(client=-1, answers=answers(workspace, tests, lambda x: method.predict_global(holder, x)))
 
 
 def _generalise(workspace: Workspace, job: Job) -> Result:
@@ -292,8 +316,9 @@ def _generalise(workspace: Workspace, job: Job) -> Result:
     personal = _changed(workspace, job.message) if job.keep_model else None
     workspace.parts.eval()
     tests = {id(task.federation.test[c]): task.federation.test[c] for c in job.clients}
-    scored = answers(workspace, np.concatenate(list(tests.values())), lambda x: method.predict_global(everybody, x))
-    return Result(client=job.client, personal=personal, scores=[scored.of(job.client)])
+    all_of_them = {job.client: np.concatenate(list(tests.values()))}
+    scored = answers(workspace, all_of_them, lambda x: method.predict_global(everybody, x))
+    return Result(client=job.client, personal=personal, answers=scored)
 
 
 Work = Callable[[Workspace, Job], Result]

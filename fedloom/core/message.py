@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedloom.core.state import State, copies, nbytes, serialisable
+from fedloom.core.state import FlatState, State, copies, nbytes, serialisable
 
 LIMIT = 2**32
 """Bytes of a message from outside, unless a caller says otherwise."""
@@ -27,6 +27,8 @@ DTYPES = {
 
 Signature = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 """Names of tensors with their types and shapes."""
+
+Contents = frozenset[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]
 
 
 class MessageError(ValueError):
@@ -46,6 +48,8 @@ def signature(tensors: Mapping[str, Tensor]) -> Signature:
 
 def mismatch(found: Signature, expected: Signature) -> str | None:
     """The first thing in which tensors are not the expected ones, in words."""
+    if found == expected:
+        return None
     for name in expected:
         if name not in found:
             return f"'{name}' is missing"
@@ -139,7 +143,7 @@ class Message(Mapping[str, Tensor]):
     def __init__(
         self, tensors: Mapping[str, Tensor], *, client: int | None = None, samples: int = 0, carried: int | None = None
     ):
-        self.tensors: State = dict(tensors)
+        self.tensors: Mapping[str, Tensor] = tensors if isinstance(tensors, FlatState) else dict(tensors)
         self.client = client
         self.samples = samples
         self.carried = carried
@@ -164,7 +168,8 @@ class Message(Mapping[str, Tensor]):
 
     def copy(self) -> "Message":
         """The same in other memory."""
-        same = Message(copies(self.tensors), client=self.client, samples=self.samples, carried=self.carried)
+        tensors = self.tensors.copy() if isinstance(self.tensors, FlatState) else copies(self.tensors)
+        same = Message(tensors, client=self.client, samples=self.samples, carried=self.carried)
         same.finite = self.finite
         return same
 
@@ -176,11 +181,21 @@ class Message(Mapping[str, Tensor]):
     @cached_property
     def signature(self) -> Signature:
         """Names, types and shapes."""
-        return signature(self.tensors)
+        return self.tensors.layout.signature if isinstance(self.tensors, FlatState) else signature(self.tensors)
+
+    @cached_property
+    def contents(self) -> Contents:
+        """The same whatever their order."""
+        return (
+            self.tensors.layout.contents if isinstance(self.tensors, FlatState) else frozenset(self.signature.items())
+        )
 
     def not_finite(self) -> str | None:
         """The first tensor that has a NaN or an infinity; on a GPU one question for all of them."""
         if self.finite:
+            return None
+        flat = self.tensors.floating() if isinstance(self.tensors, FlatState) else []
+        if flat and all(bool(largest.isfinite()) for largest in magnitudes(flat)):
             return None
         numbers = self.numbers
         if not numbers or bool((finite := torch.stack(magnitudes(numbers.values())).isfinite()).all()):

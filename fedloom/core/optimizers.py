@@ -4,6 +4,7 @@ SGD and Adam follow torch.optim to the letter (the tests compare), with tensors 
 """
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import torch
@@ -11,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedloom.core.checking import Section, as_written
+from fedloom.core.state import FlatState, Layout
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -30,20 +32,42 @@ class OptimizerSettings(Section):
 
 
 class Optimizer:
-    """Steps a fixed list of parameters in place, given their gradients."""
+    """Steps a fixed list of parameters in place, given their gradients.
 
-    def __init__(self, parameters: list[Tensor], settings: OptimizerSettings):
+    `allocate(name, shape, dtype)` makes the memory of its state: one flat buffer per moment.
+    """
+
+    def __init__(
+        self,
+        parameters: list[Tensor],
+        settings: OptimizerSettings,
+        allocate: Callable[[str, tuple[int, ...], torch.dtype], Tensor] | None = None,
+    ):
         self.parameters = parameters
         self.settings = settings
         device = parameters[0].device if parameters else None
-        self.count = torch.zeros((), device=device, dtype=torch.float64)  # Adam's; 1 − 0.999^t needs the digits
-        uses_first = settings.name == "adam" or settings.momentum > 0
-        self.first = [torch.zeros_like(p) for p in parameters] if uses_first else []
-        self.second = [torch.zeros_like(p) for p in parameters] if settings.name == "adam" else []
+        allocate = allocate or (lambda name, shape, dtype: torch.zeros(shape, dtype=dtype, device=device))
+        adam, names = settings.name == "adam", {str(i): p for i, p in enumerate(parameters)}
+        self.count = allocate("count", (), torch.float64)  # Adam's; 1 − 0.999^t needs the digits
+        layout = Layout.of(names)
+        self._moments = [
+            FlatState(
+                layout, {dtype: allocate(f"{name} {dtype}", (size,), dtype) for dtype, size in layout.sizes.items()}
+            )
+            for name, used in (("first", adam or settings.momentum > 0), ("second", adam))
+            if used
+        ]
+        views = [list(moment.values()) for moment in self._moments]
+        self.first, self.second = (*views, [], [])[:2]
 
     def state(self) -> list[Tensor]:
         """Everything that must be zeroed, kept or restored."""
-        return [*([self.count] if self.settings.name == "adam" else []), *self.first, *self.second]
+        counted = [self.count] if self.settings.name == "adam" else []
+        return [*counted, *(buffer for moment in self._moments for buffer in moment.buffers.values())]
+
+    def tensors(self) -> list[Tensor]:
+        """What a step reads and writes besides the parameters."""
+        return [self.count, *self.first, *self.second]
 
     @torch.no_grad()
     def step(self, gradients: tuple[Tensor | None, ...], lr: Tensor | float) -> None:

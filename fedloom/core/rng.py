@@ -1,10 +1,28 @@
-"""Randomness is keyed, never global: (seed, round, client, purpose) gives the same numbers in any order, anywhere."""
+"""Randomness is keyed, never global: (seed, round, client, purpose) gives the same numbers in any order, anywhere.
+
+A random number is a pure function of a key and a counter, computed by integer tensor operations. No generator has
+state, so a recorded step has nothing to register or to restore, and CPUs and GPUs draw the same numbers: integers and
+uniforms bit for bit, normals within rounding.
+"""
 
 import hashlib
+import math
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout
+
+Shape = Sequence[int]
+
+# The 32-bit mixer "lowbias32" by C. Wellons: xorshift, multiply, twice; its constants as signed numbers.
+FIRST, SECOND = 0x7FEB352D, 0x846CA68B - 2**32
+STEP = 0x9E3779B97F4A7C15
+"""splitmix64's increment."""
+SMALL = 1024
+"""Numbers of a small draw."""
 
 
 def key(*parts: object) -> int:
@@ -17,13 +35,112 @@ def numpy_generator(*parts: object) -> np.random.Generator:
     return np.random.default_rng(key(*parts))
 
 
-class Dropout(nn.Module):
-    """Dropout that draws from an explicit generator, so that a client's mask depends on its key alone.
+def step_keys(seed: int, steps: int) -> np.ndarray:
+    """A 64-bit key for each of a fit's steps: splitmix64 from this seed on."""
+    z = np.arange(1, steps + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(seed)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (z ^ (z >> np.uint64(31))).view(np.int64)
 
-    A workspace hands its generator to every such module in its tree; without one, torch's global generator is used.
+
+def permutation(seed: int, size: int) -> np.ndarray:
+    """The numbers from 0 to size − 1 in a random order, given by this seed."""
+    return np.argsort(step_keys(seed, size), kind="stable")
+
+
+class Random:
+    """Random numbers on one device: what is drawn after `begin` depends on the key and on its place in the sequence.
+
+    >>> random = Random(torch.device("cpu"))
+    >>> random.begin(torch.tensor([7]))
+    >>> random.uniform((2, 3)).shape
+    torch.Size([2, 3])
     """
 
-    generator: torch.Generator | None = None
+    _counters: ClassVar[dict[torch.device, list[Tensor]]] = {}
+    """0, 1, 2, … by device, shared by all; outgrown ones stay, since recorded steps may read them."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._key: Tensor | None = None
+        self._position = 0
+        self._small: Tensor | None = None
+
+    @classmethod
+    def seeded(cls, *parts: object, device: torch.device | str = "cpu") -> "Random":
+        """Ready to draw, with a key out of anything that prints the same each time."""
+        random = cls(torch.device(device))
+        random.begin(torch.from_numpy(step_keys(key(*parts), 1)).to(device))
+        return random
+
+    def begin(self, key: Tensor) -> None:
+        """Draws from this key, an int64 tensor of one element, from now on."""
+        self._key, self._position, self._small = key, 0, None
+
+    @property
+    def counters(self) -> Tensor:
+        """The positions 0, 1, 2, …, int32: a compiler that saw `arange` would compute with it in its own way."""
+        if self.device not in self._counters:
+            self._counters[self.device] = [torch.arange(2**16, dtype=torch.int32, device=self.device)]
+        return self._counters[self.device][-1]
+
+    def bits(self, shape: Shape) -> Tensor:
+        """32 random bits for each element, as int32."""
+        count = math.prod(shape)
+        if count > SMALL:
+            return self._hashed(count).view(tuple(shape))
+        # Small draws are cut from a larger one: a hash takes some 14 operations, however few the numbers.
+        if self._small is None or len(self._small) < count:
+            self._small = self._hashed(4 * SMALL)
+        drawn, self._small = self._small[:count], self._small[count:]
+        return drawn.view(tuple(shape))
+
+    def _hashed(self, count: int) -> Tensor:
+        """The bits of the next positions."""
+        if self._key is None:
+            raise RuntimeError("random numbers are drawn outside of a training step, where no key is known")
+        start, self._position = self._position, self._position + count
+        while len(self.counters) < self._position:
+            more = torch.arange(2 * len(self.counters), dtype=torch.int32, device=self.device)
+            self._counters[self.device].append(more)
+        first, second = self._key.to(torch.int32), (self._key >> 32).to(torch.int32)
+        # The key's second word enters between the two rounds: two keys do not give the same sequence, shifted.
+        x = _mixed(self.counters[start : self._position] ^ first, 16, 0xFFFF).mul_(FIRST).bitwise_xor_(second)
+        return _mixed(_mixed(x, 15, 0x1FFFF).mul_(SECOND), 16, 0xFFFF)
+
+    def uniform(self, shape: Shape, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """Uniform in [low, high), float32: multiples of 2⁻²⁴, scaled."""
+        drawn = (self.bits(shape) >> 8).bitwise_and_(0xFFFFFF).float().mul_(2.0**-24)
+        return drawn if (low, high) == (0.0, 1.0) else low + (high - low) * drawn
+
+    def chosen(self, shape: Shape, p: float) -> Tensor:
+        """True with probability p."""
+        if p >= 1:
+            return torch.ones(tuple(shape), dtype=torch.bool, device=self.device)
+        return self.bits(shape) < round(p * 2**32) - 2**31
+
+    def integers(self, high: int, shape: Shape) -> Tensor:
+        """Whole numbers from 0 to high − 1, int64."""
+        return ((self.bits(shape).long() & 0xFFFFFFFF) * high) >> 32
+
+    def normal(self, shape: Shape) -> Tensor:
+        """Standard normal numbers, by Box and Muller's transform."""
+        radius = (1 - self.uniform(shape)).log().mul(-2).sqrt()
+        return radius * (2 * math.pi * self.uniform(shape)).cos()
+
+
+def _mixed(x: Tensor, by: int, mask: int) -> Tensor:
+    """x ^ (x >> by), the shift filled with zeros: torch's repeats the sign, so that it is masked."""
+    return x ^ (x >> by).bitwise_and_(mask)
+
+
+class Dropout(nn.Module):
+    """Dropout whose masks depend on the client's key alone.
+
+    A workspace hands its `Random` to every such module in its tree; without one, torch's global generator is used.
+    """
+
+    random: Random | None = None
 
     def __init__(self, p: float):
         super().__init__()
@@ -33,5 +150,6 @@ class Dropout(nn.Module):
         """Zeroes with probability p and rescales in training; the identity otherwise."""
         if not self.training or self.p == 0:
             return x
-        kept = torch.empty_like(x).bernoulli_(1 - self.p, generator=self.generator)
-        return x * kept.div_(1 - self.p)
+        if self.random is None:
+            return dropout(x, self.p)
+        return torch.where(self.random.chosen(x.shape, self.p), 0, x / (1 - self.p))

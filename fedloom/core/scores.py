@@ -1,6 +1,6 @@
 """Scores of a model on a client's test samples, per class."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,42 +31,42 @@ class Scores:
 
 @dataclass
 class Answers:
-    """A model's answers on some test samples."""
+    """A model's answers on test samples, on their device: not waited for until somebody asks for scores."""
 
-    labels: np.ndarray
-    right: np.ndarray
-    loss: np.ndarray
+    labels: Tensor
+    right: Tensor
+    loss: Tensor
     classes: int
+    clients: tuple[int, ...]
+    sizes: tuple[int, ...]
+    """Test samples of each client, one after another."""
 
-    def split(self, cuts: np.ndarray) -> list["Answers"]:
-        """Cut into consecutive pieces."""
-        columns = (np.split(a, cuts) for a in (self.labels, self.right, self.loss))
-        return [Answers(labels, right, loss, self.classes) for labels, right, loss in zip(*columns, strict=True)]
+    def scores(self) -> list[Scores]:
+        """The scores of each client; waits for the device."""
+        labels, right, loss = (column.cpu().numpy() for column in (self.labels, self.right, self.loss))
+        cuts = np.cumsum(self.sizes)[:-1]
+        columns = (np.split(column, cuts) for column in (labels, right, loss))
+        return [self._of(client, *part) for client, *part in zip(self.clients, *columns, strict=True)]
 
-    def of(self, client: int) -> Scores:
-        """As this client's scores."""
-        total = np.bincount(self.labels, minlength=self.classes)
-        right = np.bincount(self.labels[self.right], minlength=self.classes)
-        return Scores(client, right.tolist(), total.tolist(), float(self.loss.sum(dtype=np.float64)))
+    def _of(self, client: int, labels: np.ndarray, right: np.ndarray, loss: np.ndarray) -> Scores:
+        total = np.bincount(labels, minlength=self.classes)
+        hit = np.bincount(labels[right], minlength=self.classes)
+        return Scores(client, hit.tolist(), total.tolist(), float(loss.sum(dtype=np.float64)))
 
 
 @torch.no_grad()
-def answers(workspace: Workspace, samples: np.ndarray, predict: Callable[[Tensor], Tensor]) -> Answers:
-    """Answers on test samples, in large batches."""
-    labels: list[Tensor] = []
-    right: list[Tensor] = []
-    loss: list[Tensor] = []
-    for chunk in torch.from_numpy(samples).to(workspace.device).split(workspace.evaluation_batch):
+def answers(workspace: Workspace, samples: Mapping[int, np.ndarray], predict: Callable[[Tensor], Tensor]) -> Answers:
+    """Answers on test samples of some clients, in large batches."""
+    columns: list[tuple[Tensor, Tensor, Tensor]] = []
+    index = torch.from_numpy(np.concatenate(list(samples.values()))).to(workspace.device)
+    for chunk in index.split(workspace.evaluation_batch):
         if len(chunk) == 0:
             continue
         with workspace.autocast():
             logits = predict(workspace.pixels.plain(chunk)).float()
         y = workspace.pixels.labels[chunk]
-        labels.append(y)
-        right.append(logits.argmax(1) == y)
-        loss.append(cross_entropy(logits, y, reduction="none"))
-    if not labels:
-        empty = np.empty(0, np.int64)
-        return Answers(empty, empty.astype(bool), empty.astype(np.float32), workspace.setup.task.classes)
-    known, hit, nats = (torch.cat(column).cpu().numpy() for column in (labels, right, loss))
-    return Answers(known, hit, nats, workspace.setup.task.classes)
+        columns.append((y, logits.argmax(1) == y, cross_entropy(logits, y, reduction="none")))
+    empty = (index, index.bool(), index.float())
+    labels, right, loss = (torch.cat(column) for column in zip(*(columns or [empty]), strict=True))
+    sizes = tuple(len(part) for part in samples.values())
+    return Answers(labels, right, loss, workspace.setup.task.classes, tuple(samples), sizes)

@@ -11,7 +11,7 @@ from fedloom.core.client import Client
 from fedloom.core.errors import UserError
 from fedloom.core.fit import FitResult
 from fedloom.core.message import Message
-from fedloom.core.state import Parts, State, as_paths, snapshot, under
+from fedloom.core.state import FlatState, Layout, Parts, State, as_paths, snapshot, under
 from fedloom.core.workspace import Workspace
 
 By = Mapping[str, str]
@@ -170,32 +170,54 @@ class Server:
 
 
 class WeightedMean:
-    """Sums up messages one by one; `result` is their weighted mean. `server.average` explains the arguments."""
+    """Sums up messages one by one; `result` is their weighted mean. `server.average` explains the arguments.
+
+    A flat message is added whole, in one operation per dtype, where no part of it needs a treatment of its own.
+    """
 
     def __init__(self, old: State, paths: tuple[str, ...] | None, rows: By, sums: tuple[str, ...]):
         self._old, self._paths, self._rows, self._sums = old, paths, rows, sums
         self._totals: State = {}
         self._weights: dict[str, Tensor | float] = {}
+        self._flat: dict[Layout, tuple[dict[torch.dtype, Tensor], list[float]]] = {}
 
     def add(self, message: Message, weight: float) -> None:
         """One more message."""
-        totals, weights = self._totals, self._weights
-        plain: State = {}
+        if isinstance(message.tensors, FlatState) and self._paths is None and not self._rows and not self._sums:
+            self._add_flat(message.tensors, weight)
+            return
         for name, value in message.items():
-            if self._paths is not None and not under(name, self._paths):
+            if self._paths is None or under(name, self._paths):
+                self._add(name, value, weight, message)
+
+    def _add_flat(self, state: FlatState, weight: float) -> None:
+        totals, weights = self._flat.setdefault(state.layout, ({}, []))
+        weights.append(weight)
+        for dtype, buffer in state.buffers.items():
+            if not dtype.is_floating_point:
+                totals[dtype] = torch.maximum(totals.get(dtype, buffer), buffer)
                 continue
-            if under(name, self._sums):
-                totals[name] = totals[name] + value if name in totals else value
-            elif not value.is_floating_point():
-                totals[name] = torch.maximum(totals.get(name, value), value)
-            elif name in self._rows:
-                row_weight = message[self._rows[name]].double().reshape(-1, *[1] * (value.dim() - 1))
-                share = value.double() * row_weight
-                totals[name] = totals[name].add_(share) if name in totals else share
-                weights[name] = weights.get(name, 0.0) + row_weight
-            else:
-                plain[name] = value
-        _add(plain, weight, totals, weights)
+            if dtype not in totals:
+                totals[dtype] = torch.zeros_like(buffer, dtype=torch.float64)
+            totals[dtype].add_(buffer, alpha=weight)
+
+    def _add(self, name: str, value: Tensor, weight: float | Tensor, message: Message) -> None:
+        totals, weights = self._totals, self._weights
+        if under(name, self._sums):
+            totals[name] = totals[name] + value if name in totals else value
+            return
+        if not value.is_floating_point():
+            totals[name] = torch.maximum(totals.get(name, value), value)
+            return
+        if name in self._rows:
+            weight = message[self._rows[name]].double().reshape(-1, *[1] * (value.dim() - 1))
+            share = value.double() * weight
+            totals[name] = totals[name].add_(share) if name in totals else share
+        else:
+            if name not in totals:
+                totals[name] = torch.zeros_like(value, dtype=torch.float64)
+            totals[name].add_(value, alpha=float(weight))
+        weights[name] = weights.get(name, 0.0) + weight
 
     def of(self, weighted: Iterable[tuple[Message, float]]) -> State:
         """The mean of messages with these weights."""
@@ -205,7 +227,32 @@ class WeightedMean:
 
     def result(self) -> State:
         """The mean, and the old value where nothing was sent."""
+        if len(self._flat) == 1 and not self._totals:
+            return self._flat_mean(*next(iter(self._flat.items())))
+        for layout, (totals, each) in self._flat.items():  # messages of several forms: by name
+            for name, total in FlatState(layout, totals).items():
+                if total.is_floating_point():
+                    self._totals[name] = self._totals[name] + total if name in self._totals else total
+                    self._weights[name] = self._weights.get(name, 0.0) + sum(each)
+                else:
+                    self._totals[name] = torch.maximum(self._totals.get(name, total), total)
         return {name: self._settled(name, total, self._weights.get(name)) for name, total in self._totals.items()}
+
+    def _flat_mean(self, layout: Layout, summed: tuple[dict[torch.dtype, Tensor], list[float]]) -> State:
+        totals, weights = summed
+        weight = sum(weights)
+        means = {
+            dtype: (total / max(weight, SMALLEST)).to(dtype) if dtype.is_floating_point else total
+            for dtype, total in totals.items()
+        }
+        found: State = {}
+        for name, mean in FlatState(layout, means).items():
+            old = self._old.get(name)
+            if mean.is_floating_point():
+                found[name] = old if weight == 0 and old is not None else mean
+            else:
+                found[name] = mean if old is None else torch.where(mean != 0, mean, old)
+        return found
 
     def _settled(self, name: str, total: Tensor, weight: Tensor | float | None) -> Tensor:
         old = self._old.get(name)
@@ -217,13 +264,3 @@ class WeightedMean:
             return (total / max(weight, SMALLEST)).to(torch.float32 if old is None else old.dtype)
         mean = (total / weight.clamp_min(SMALLEST)).float()
         return mean if old is None else torch.where((weight > 0).expand_as(total), mean.to(old.dtype), old)
-
-
-def _add(values: State, weight: float, totals: State, weights: dict[str, Tensor | float]) -> None:
-    """totals ← totals + weight · values, in float64 and one operation."""
-    for name, value in values.items():
-        if name not in totals:
-            totals[name] = torch.zeros_like(value, dtype=torch.float64)
-        weights[name] = weights.get(name, 0.0) + weight
-    if values:
-        torch._foreach_add_([totals[name] for name in values], list(values.values()), alpha=weight)

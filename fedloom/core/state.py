@@ -1,10 +1,15 @@
 """Parts: everything a client or the server holds, as one tree of modules and tensors with flat, dotted names.
 
-What is kept, sent, stored and compared is always the same shape: `{"model.head.weight": tensor, …}`.
+What is kept, sent, stored and compared is always the same shape: `{"model.head.weight": tensor, …}`. In memory it is
+one buffer per dtype (`FlatState`), of which the named tensors are views: copying, checking and averaging a model take
+one operation, however many tensors it has.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +32,162 @@ class Parts(nn.Module):
     def named_tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers by their dotted names (the live tensors, not copies)."""
         return dict(self.named_parameters()) | dict(self.named_buffers())
+
+    def in_tree_order(self) -> dict[str, Tensor]:
+        """The same, module by module: what belongs to a part stands together."""
+        tensors = self.named_tensors()
+        places = {name: i for i, (name, _) in enumerate(self.named_modules())}
+        return {n: tensors[n] for n in sorted(tensors, key=lambda n: places[n.rpartition(".")[0]])}
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where a tensor lies in the buffer of its dtype."""
+
+    dtype: torch.dtype
+    start: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def view(self, buffer: Tensor) -> Tensor:
+        """The tensor in a buffer [P], or in all rows of one [K, P]."""
+        rows = buffer.shape[:-1]
+        return buffer.as_strided(
+            (*rows, *self.shape), (*buffer.stride()[:-1], *self.stride), buffer.storage_offset() + self.start
+        )
+
+
+class Layout:
+    """Where named tensors lie in flat buffers, one per dtype, in the order of their names.
+
+    Every tensor starts at a multiple of ALIGNMENT elements, as kernels want it. Equal layouts are one object.
+    """
+
+    ALIGNMENT: ClassVar[int] = 64
+    _known: ClassVar[dict[tuple[object, ...], "Layout"]] = {}
+
+    def __init__(self, spans: dict[str, Span], sizes: dict[torch.dtype, int]):
+        self.spans, self.sizes = spans, sizes
+        self._ranges: dict[Layout, list[tuple[torch.dtype, int, int, int]]] = {}
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
+        """The layout of these tensors; channels-last ones stay so."""
+        spans: dict[str, Span] = {}
+        sizes: dict[torch.dtype, int] = {}
+        for name, t in tensors.items():
+            start = sizes.get(t.dtype, 0)
+            spans[name] = Span(t.dtype, start, tuple(t.shape), torch.empty_like(t, device="meta").stride())
+            sizes[t.dtype] = start + -(-t.numel() // cls.ALIGNMENT) * cls.ALIGNMENT
+        return cls._known.setdefault(tuple(spans.items()), cls(spans, sizes))
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Size of the tensors' contents, without gaps."""
+        return sum(torch.Size(span.shape).numel() * span.dtype.itemsize for span in self.spans.values())
+
+    @cached_property
+    def signature(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Names, types and shapes."""
+        return {name: (span.dtype, span.shape) for name, span in self.spans.items()}
+
+    @cached_property
+    def contents(self) -> frozenset[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]:
+        """The same whatever their order."""
+        return frozenset(self.signature.items())
+
+    def zeros(self, device: torch.device, rows: tuple[int, ...] = ()) -> dict[torch.dtype, Tensor]:
+        """Buffers, with leading dimensions if asked for."""
+        return {dtype: torch.zeros(*rows, size, dtype=dtype, device=device) for dtype, size in self.sizes.items()}
+
+    def ranges(self, target: "Layout") -> list[tuple[torch.dtype, int, int, int]]:
+        """(dtype, start here, start there, length) of what both have, neighbours joined."""
+        if target not in self._ranges:
+            found: list[tuple[torch.dtype, int, int, int]] = []
+            for name, span in self.spans.items():
+                if (other := target.spans.get(name)) is None:
+                    continue
+                if (span.dtype, span.shape, span.stride) != (other.dtype, other.shape, other.stride):
+                    raise ValueError(f"'{name}' is {span.dtype} {span.shape}, not {other.dtype} {other.shape}")
+                length = -(-torch.Size(span.shape).numel() // self.ALIGNMENT) * self.ALIGNMENT
+                i = next((i for i, r in enumerate(found) if r[0] == span.dtype and r[1] + r[3] == span.start), None)
+                if i is not None and found[i][2] + found[i][3] == other.start:
+                    found[i] = (*found[i][:3], found[i][3] + length)
+                else:
+                    found.append((span.dtype, span.start, other.start, length))
+            self._ranges[target] = found
+        return self._ranges[target]
+
+
+class FlatState(Mapping[str, Tensor]):
+    """Named tensors as views of one buffer per dtype."""
+
+    def __init__(self, layout: Layout, buffers: dict[torch.dtype, Tensor]):
+        self.layout, self.buffers = layout, buffers
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> "FlatState":
+        """A flat copy of these tensors."""
+        layout = Layout.of(tensors)
+        device = next(iter(tensors.values())).device if tensors else torch.device("cpu")
+        flat = cls(layout, layout.zeros(device))
+        copy_all_(list(flat.views.values()), list(tensors.values()))
+        return flat
+
+    @cached_property
+    def views(self) -> State:
+        """The tensors by name; those of all rows where the buffers have rows."""
+        return {name: span.view(self.buffers[span.dtype]) for name, span in self.layout.spans.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layout.spans)
+
+    def __len__(self) -> int:
+        return len(self.layout.spans)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.layout.spans
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """Names and tensors; asked for often, so at a dict's speed."""
+        return self.views.items()
+
+    def values(self) -> ValuesView[Tensor]:
+        """The tensors."""
+        return self.views.values()
+
+    def floating(self) -> list[Tensor]:
+        """The buffers that could hold a NaN."""
+        return [buffer for dtype, buffer in self.buffers.items() if dtype.is_floating_point]
+
+    def row(self, number: int) -> "FlatState":
+        """One row of buffers that have several."""
+        return FlatState(self.layout, {dtype: buffer[number] for dtype, buffer in self.buffers.items()})
+
+    def copy(self) -> "FlatState":
+        """The same in other memory."""
+        return FlatState(self.layout, {dtype: buffer.clone() for dtype, buffer in self.buffers.items()})
+
+    @torch.no_grad()
+    def take(self, source: "FlatState") -> None:
+        """Overwrites what both have; a source without rows goes into all rows."""
+        for dtype, start, here, length in source.layout.ranges(self.layout):
+            self.buffers[dtype][..., here : here + length].copy_(source.buffers[dtype][..., start : start + length])
+
+    def select(self, layout: Layout) -> "FlatState":
+        """A copy of the tensors that this layout has."""
+        rows = next((buffer.shape[:-1] for buffer in self.buffers.values()), torch.Size())
+        if layout is self.layout:
+            return self.copy()
+        buffers: dict[torch.dtype, list[Tensor]] = {dtype: [] for dtype in layout.sizes}
+        for dtype, start, _, length in self.layout.ranges(layout):
+            buffers[dtype].append(self.buffers[dtype][..., start : start + length])
+        joined = {d: torch.cat(b, -1) if len(b) > 1 else b[0].clone() for d, b in buffers.items()}
+        assert all(joined[dtype].shape == (*rows, size) for dtype, size in layout.sizes.items())
+        return FlatState(layout, joined)
 
 
 def under(name: str, prefixes: Iterable[str]) -> bool:
@@ -60,6 +221,8 @@ def serialisable(state: Mapping[str, Tensor], *, copy: bool = True) -> State:
 
 def nbytes(state: Mapping[str, Tensor]) -> int:
     """Size of the tensors' contents."""
+    if isinstance(state, FlatState):
+        return state.layout.nbytes
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 

@@ -1,8 +1,9 @@
 """The workspace: memory in which clients work one after another.
 
-It holds a module tree that each client's state is copied into and out of, what the server sent (`received`), a random
-generator, and per call of `fit` or `steps` the optimizer state and statistics. An engine has one workspace or many; how
-a step is executed (eagerly, or recorded once and replayed) is the workspace's stepper.
+It holds a module tree that each client's state is copied into and out of, what the server sent (`received`), the source
+of random numbers, and per call of `fit` or `steps` the optimizer state and statistics. Parameters and buffers are views
+of one buffer per dtype. An engine has one workspace or many; how a step is executed (eagerly, or recorded once and
+replayed) is the workspace's stepper.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -10,17 +11,18 @@ from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.batches import Indices, Pixels, Plan
+from fedloom.core.batches import Pixels
 from fedloom.core.compression import Codec, WireSettings
-from fedloom.core.optimizers import Optimizer, Training
+from fedloom.core.optimizers import Training
 from fedloom.core.protocols import MethodLike, Network, is_network
-from fedloom.core.rng import Dropout, key
-from fedloom.core.state import Parts, State, copies, copy_all_, under
+from fedloom.core.rng import Dropout, Random, key
+from fedloom.core.state import FlatState, Layout, Parts, State, copies, copy_all_, under
+from fedloom.core.stepping import Eager, StepCache, Stepper
 from fedloom.core.task import Task
 
 EVALUATION_BATCH = 512
@@ -52,84 +54,6 @@ class Setup:
             return Parts(self.method.build(self.task))
 
 
-@dataclass
-class StepCache:
-    """What the steps of one call of `fit` or `steps` write besides the parts, and recordings of them."""
-
-    site: Hashable
-    """Identifies the call."""
-    parts: tuple[str, ...]
-    """Parts that it trains."""
-    lr: Tensor
-    rate: tuple[float, Tensor] | None = None
-    """What `lr` holds, and a copy of it for results."""
-    optimizers: dict[tuple[str, ...], Optimizer] = field(default_factory=dict)
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    data: tuple[Tensor, Tensor] | None = None
-    """Features and labels that the steps train on, where they are not images."""
-    captures: dict[Hashable, Any] = field(default_factory=dict)
-
-    def written(self) -> list[Tensor]:
-        """Statistics and optimizer state."""
-        return [*self.sums.values(), *(t for o in self.optimizers.values() for t in o.state())]
-
-    def reset(self) -> None:
-        """As if nothing had been trained here yet."""
-        by_type: dict[torch.dtype, list[Tensor]] = {}
-        for tensor in self.written():
-            by_type.setdefault(tensor.dtype, []).append(tensor)
-        for tensors in by_type.values():
-            torch._foreach_zero_(tensors)
-
-    def set_lr(self, value: float) -> Tensor:
-        """The learning rate from now on; returns a tensor that stays as it is."""
-        if self.rate is None or self.rate[0] != value:
-            self.lr.fill_(value)
-            self.rate = value, self.lr.clone()
-        return self.rate[1]
-
-    def optimizer_state(self, name: str) -> list[tuple[str, Tensor]]:
-        """All optimizers' state, by the names it has in a client's memory."""
-        return [
-            (f"optim.{name}.{'+'.join(paths)}.{i}", tensor)
-            for paths, optimizer in self.optimizers.items()
-            for i, tensor in enumerate(optimizer.state())
-        ]
-
-    def hold(self, data: tuple[Tensor, Tensor], capacity: int | None) -> None:
-        """Sets the features to train on; with a capacity, in memory of a fixed place, for steps that are recorded."""
-        if capacity is None:
-            self.data = data
-            return
-        if self.data is None or len(self.data[0]) < len(data[0]):
-            capacity = max(capacity, len(data[0]))
-            self.data = (data[0].new_zeros(capacity, *data[0].shape[1:]), data[1].new_zeros(capacity))
-            self.captures.clear()
-        for buffer, values in zip(self.data, data, strict=True):
-            buffer[: len(values)].copy_(values)
-
-
-class Stepper(Protocol):
-    """How the steps of a fit are executed."""
-
-    fixed_memory: bool
-
-    def run(self, workspace: "Workspace", cache: StepCache, step: Callable[[Indices], None], plan: Plan) -> None:
-        """Takes the plan's steps."""
-        ...
-
-
-class Eager:
-    """Calls the step, as plain PyTorch would."""
-
-    fixed_memory = False
-
-    def run(self, workspace: "Workspace", cache: StepCache, step: Callable[[Indices], None], plan: Plan) -> None:
-        """One Python call per step."""
-        for indices in plan.steps(workspace.device):
-            step(indices)
-
-
 @dataclass(frozen=True)
 class Precision:
     """Number format and memory layout in which networks are computed."""
@@ -143,8 +67,35 @@ class Precision:
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
+class Rows:
+    """Memory of several workspaces side by side: what one of them allocates is a row of a block for all of them."""
+
+    def __init__(self, count: int):
+        self.count = count
+        self._blocks: dict[Hashable, Tensor] = {}
+        self._length: dict[int, int] = {}
+        self.names: dict[Hashable, dict[str, int]] = {}
+        """Positions of statistics, by call site."""
+
+    def zeros(
+        self, name: Hashable, row: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """A row of the block of this name."""
+        if name not in self._blocks:
+            block = self._blocks[name] = torch.zeros(self.count, *shape, dtype=dtype, device=device)
+            self._length[block.untyped_storage().data_ptr()] = block.stride(0)
+        return self._blocks[name][row]
+
+    def block(self, tensor: Tensor, count: int) -> Tensor | None:
+        """The first `count` workspaces' counterparts of a tensor of the first one; None if all of them share it."""
+        length = self._length.get(tensor.untyped_storage().data_ptr())
+        if length is None:
+            return None
+        return tensor.detach().as_strided((count, *tensor.shape), (length, *tensor.stride()))
+
+
 class Workspace:
-    """Module tree, received state, data and generator on one device."""
+    """Module tree, received state, data and random numbers on one device."""
 
     def __init__(
         self,
@@ -155,6 +106,7 @@ class Workspace:
         pixels: Pixels | None = None,
         built: Parts | None = None,
         precision: Precision | None = None,
+        rows: tuple[Rows, int] | None = None,
     ):
         self.setup = setup
         self.device = torch.device(device)
@@ -162,31 +114,50 @@ class Workspace:
         self.precision = precision or Precision()
         layout = self.precision.layout
         self.pixels = (pixels or setup.task.pixels).to(self.device, layout)
+        self._rows = rows
         self.parts = deepcopy(built or setup.build()).to(self.device)
         self.parts.to(memory_format=layout)  # type: ignore[call-overload]
         tops = dict.fromkeys(path.split(".")[0] for path in setup.method.down)
         self.received = Parts({top: deepcopy(getattr(self.parts, top)) for top in tops})
         self.received.requires_grad_(False).eval()
-        self.renew_generator()
+        self.flat, self.flat_received = self._flattened(self.parts, "parts"), self._flattened(self.received, "received")
+        self.random = Random(self.device)
+        for module in (*self.parts.modules(), *self.received.modules()):
+            if isinstance(module, Dropout):
+                module.random = self.random
         self.tensors = self.parts.named_tensors()
         """Every tensor of the parts by name. The tree never changes, only what is in it."""
         self.initial = copies(self.tensors)
         self.holds: Mapping[str, Tensor] | None = None
         """A message that has been put into this workspace already, without any client's memory."""
+        self.outbox: FlatState | None = None
+        """Where an engine puts what the client sends, when it is done."""
         self.caches: dict[Hashable, StepCache] = {}
         self._received = self.received.named_tensors()
         self._parameters: dict[tuple[str, ...], list[Tensor]] = {}
         self._networks: dict[tuple[str, ...], list[Network]] = {}
+        self._constants: dict[float, Tensor] = {}
         self._modes: dict[Hashable, tuple[list[tuple[nn.Module, bool]], list[tuple[nn.Parameter, bool]]]] = {}
         self.private = tuple(n for n, module in self.parts.named_modules() if getattr(module, "stays_local", False))
         """Paths inside shared parts that never leave a client: slow copies, queues."""
 
-    def renew_generator(self) -> None:
-        """A new generator, for everything that draws: every fit seeds it anew."""
-        self.generator = torch.Generator(self.device)
-        for module in (*self.parts.modules(), *self.received.modules()):
-            if isinstance(module, Dropout):
-                module.generator = self.generator
+    def _flattened(self, parts: Parts, name: str) -> FlatState:
+        """Moves all tensors of a tree into one buffer per dtype; they stay the objects that they are."""
+        tensors = parts.in_tree_order()
+        layout = Layout.of(tensors)
+        buffers = {dtype: self.allocate((name, dtype), (size,), dtype) for dtype, size in layout.sizes.items()}
+        flat = FlatState(layout, buffers)
+        copy_all_(list(flat.values()), list(tensors.values()))
+        for name, view in flat.items():
+            tensors[name].data = view
+        return flat
+
+    def allocate(self, name: Hashable, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Zeros under a name of their own; a row of a block where workspaces lie side by side."""
+        if self._rows is None:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+        rows, number = self._rows
+        return rows.zeros(name, number, shape, dtype, self.device)
 
     def autocast(self) -> AbstractContextManager[None]:
         """What networks run under. Nothing is cached: a step may change weights and use them again."""
@@ -199,9 +170,15 @@ class Workspace:
             return EVALUATION_BATCH
         return max(EVALUATION_BATCH, EVALUATION_PIXELS // self.pixels.images[0, 0].numel())
 
-    def outgoing(self) -> State:
-        """What a client sends."""
-        return copies(self.sent)
+    def outgoing(self) -> FlatState:
+        """What a client sends: a copy, or memory that an engine fills when the client is done."""
+        return self.flat.select(self.sent_layout) if self.outbox is None else self.outbox
+
+    @cached_property
+    def sent_layout(self) -> Layout:
+        """Where what a client sends lies in a flat message."""
+        names = set(self._names(self.setup.method.up))
+        return Layout.of({name: tensor for name, tensor in self.flat.items() if name in names})
 
     def downward(self) -> State:
         """What a server holds for its clients, at the values that the parts have now."""
@@ -231,24 +208,28 @@ class Workspace:
     def _copies(self, names: list[str]) -> State:
         return copies({name: self.tensors[name] for name in names})
 
-    def load(self, message: Mapping[str, Tensor], memory: State | None) -> None:
+    def load(self, message: Mapping[str, Tensor], memory: Mapping[str, Tensor] | None) -> None:
         """Makes this workspace a client's: initial values ← received ← memory."""
         held, self.holds = self.holds, None
-        own = memory or {}
-        if held is message:  # only what the client keeps is missing
-            kept = [name for name in own if name in self.tensors]
-            copy_all_([self.tensors[name] for name in kept], [own[name] for name in kept])
-            return
-        received = self.initial | dict(message.items())
-        own = received | own
-        copy_all_(
-            [*self._received.values(), *self.tensors.values()],
-            [*(received[name] for name in self._received), *(own[name] for name in self.tensors)],
-        )
+        if held is not message:
+            self.receive(message, self.flat, self.flat_received)
+        if memory:
+            kept = [name for name in memory if name in self.tensors]
+            copy_all_([self.tensors[name] for name in kept], [memory[name] for name in kept])
 
-    def filled(self) -> list[tuple[str, Tensor]]:
-        """What `load` writes, by name: what is received, and the parts."""
-        return [*self._received.items(), *self.tensors.items()]
+    def receive(self, message: Mapping[str, Tensor], parts: FlatState, received: FlatState) -> None:
+        """Puts initial values, then a message, into flat parts and received parts: this workspace's, or all rows'."""
+        tensors = getattr(message, "tensors", message)
+        for target in (parts, received):
+            missing = [name for name in target if name not in tensors]
+            copy_all_(
+                [target[name] for name in missing], [self.initial[name].expand_as(target[name]) for name in missing]
+            )
+            if isinstance(tensors, FlatState):
+                target.take(tensors)
+            else:
+                known = [name for name in tensors if name in target]
+                copy_all_([target[name] for name in known], [tensors[name].expand_as(target[name]) for name in known])
 
     def parameters(self, paths: tuple[str, ...]) -> list[Tensor]:
         """Trainable tensors under these paths (asked for in every step, so found once)."""
@@ -290,14 +271,19 @@ class Workspace:
         return self._networks[paths]
 
     def step_cache(self, site: Hashable, parts: tuple[str, ...], optimized: Iterable[tuple[str, ...]]) -> StepCache:
-        """Statistics and optimizers of a call of `fit` or `steps`: made on first use, zeroed on each."""
-        cache = self.caches.get(site)
-        if cache is None:
-            cache = self.caches[site] = StepCache(site, parts, lr=torch.zeros((), device=self.device))
+        """Statistics and optimizers of a call of `fit` or `steps`, made on first use."""
+        if site not in self.caches:
+            names: dict[str, int] = {} if self._rows is None else self._rows[0].names.setdefault(site, {})
+            groups = {paths: self.parameters(paths) for paths in optimized}
             settings = self.setup.training.optimizer
-            cache.optimizers = {paths: Optimizer(self.parameters(paths), settings) for paths in optimized}
-        cache.reset()
-        return cache
+            self.caches[site] = StepCache(site, parts, groups, settings, self.allocate, names)
+        return self.caches[site]
+
+    def constant(self, value: float) -> Tensor:
+        """A number as a 0-d tensor, made once."""
+        if value not in self._constants:
+            self._constants[value] = torch.full((), value, device=self.device)
+        return self._constants[value]
 
     def train_only(self, paths: tuple[str, ...], *, norms: bool) -> None:
         """Parts being fitted learn and are in train mode; all others are frozen and in eval mode, buffers included.
@@ -311,7 +297,8 @@ class Workspace:
             if module.training is not training:
                 module.training = training
         for parameter, learns in parameters:
-            parameter.requires_grad_(learns)
+            if parameter.requires_grad is not learns:
+                parameter.requires_grad_(learns)
 
     def _mode(
         self, paths: tuple[str, ...], norms: bool

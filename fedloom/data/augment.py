@@ -1,6 +1,6 @@
 """Augmentation of whole batches on their device, each sample with its own draw.
 
-Every function takes images [B, C, H, W] in [0, 1], returns the same, and draws from the generator it is
+Every function takes images [B, C, H, W] in [0, 1], returns the same, and draws from the `Random` it is
 given. The order of operations never depends on values, so that a CUDA graph can hold it.
 """
 
@@ -10,16 +10,17 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Tensor
 
 from fedloom.core.errors import UserError, nearest
+from fedloom.core.rng import Random
 
 
-def crop(x: Tensor, padding: int, generator: Generator) -> Tensor:
+def crop(x: Tensor, padding: int, random: Random) -> Tensor:
     """A window of the image's size at a random place of the image padded with zeros."""
     batch, channels, height, width = x.shape
     padded = F.pad(x, (padding,) * 4)
-    down, right = torch.randint(2 * padding + 1, (2, batch, 1), generator=generator, device=x.device)
+    down, right = random.integers(2 * padding + 1, (2, batch, 1))
     rows = down + torch.arange(height, device=x.device)
     columns = right + torch.arange(width, device=x.device)
     sample = torch.arange(batch, device=x.device)[:, None, None, None]
@@ -27,13 +28,13 @@ def crop(x: Tensor, padding: int, generator: Generator) -> Tensor:
     return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
-def flip(x: Tensor, p: float, generator: Generator) -> Tensor:
+def flip(x: Tensor, p: float, random: Random) -> Tensor:
     """Left and right exchanged with probability p."""
-    return torch.where(_chosen(x, p, generator), x.flip(-1), x)
+    return torch.where(_chosen(x, p, random), x.flip(-1), x)
 
 
 def jitter(
-    x: Tensor, brightness: float, contrast: float, saturation: float, hue: float, p: float, generator: Generator
+    x: Tensor, brightness: float, contrast: float, saturation: float, hue: float, p: float, random: Random
 ) -> Tensor:
     """Colours changed with probability p, in the order of the arguments.
 
@@ -43,44 +44,43 @@ def jitter(
     """
     changed = x
     if brightness:
-        changed = _mixed(changed, torch.zeros_like(changed), _factor(x, brightness, generator))
+        changed = _mixed(changed, torch.zeros_like(changed), _factor(x, brightness, random))
     if contrast:
-        changed = _mixed(changed, _grey(changed).mean((2, 3), keepdim=True), _factor(x, contrast, generator))
+        changed = _mixed(changed, _grey(changed).mean((2, 3), keepdim=True), _factor(x, contrast, random))
     if saturation and x.shape[1] > 1:
-        changed = _mixed(changed, _grey(changed), _factor(x, saturation, generator))
+        changed = _mixed(changed, _grey(changed), _factor(x, saturation, random))
     if hue and x.shape[1] == 3:
-        changed = _turned(changed, _uniform(x, -hue, hue, generator))
-    return torch.where(_chosen(x, p, generator), changed, x)
+        changed = _turned(changed, _uniform(x, -hue, hue, random))
+    return torch.where(_chosen(x, p, random), changed, x)
 
 
-def grayscale(x: Tensor, p: float, generator: Generator) -> Tensor:
+def grayscale(x: Tensor, p: float, random: Random) -> Tensor:
     """The image's grey version in every channel, with probability p."""
-    return torch.where(_chosen(x, p, generator), _grey(x), x)
+    return torch.where(_chosen(x, p, random), _grey(x), x)
 
 
-def resized_crop(x: Tensor, scale: tuple[float, float], ratio: tuple[float, float], generator: Generator) -> Tensor:
+def resized_crop(x: Tensor, scale: tuple[float, float], ratio: tuple[float, float], random: Random) -> Tensor:
     """A random part of the image, brought to its size bilinearly.
 
     The part's share of the area is uniform in `scale`, its aspect (width over height, in pixels) log-uniform
     in `ratio`; a side that would stick out is cut to the image (torchvision draws again instead).
     """
     height, width = x.shape[2:]
-    area = _uniform(x, *scale, generator)
-    aspect = _uniform(x, math.log(ratio[0]), math.log(ratio[1]), generator).exp()
+    area = _uniform(x, *scale, random)
+    aspect = _uniform(x, math.log(ratio[0]), math.log(ratio[1]), random).exp()
     across = (area * aspect * (height / width)).sqrt().clamp_max(1)
     along = (area / aspect * (width / height)).sqrt().clamp_max(1)
-    columns = _centres(x, width) * across + _uniform(x, -1, 1, generator) * (1 - across)
-    rows = _centres(x, height) * along + _uniform(x, -1, 1, generator) * (1 - along)
+    columns = _centres(x, width) * across + _uniform(x, -1, 1, random) * (1 - across)
+    rows = _centres(x, height) * along + _uniform(x, -1, 1, random) * (1 - along)
     shape = (len(x), height, width)
     # By hand and not affine_grid: that one multiplies matrices, in TF32 where a user has allowed it.
     grid = torch.stack([columns[:, 0].expand(shape), rows[:, 0].transpose(1, 2).expand(shape)], dim=-1)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def noise(x: Tensor, std: float, generator: Generator) -> Tensor:
+def noise(x: Tensor, std: float, random: Random) -> Tensor:
     """Gaussian noise of this standard deviation on every value, kept within [0, 1]."""
-    drawn = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
-    return (x + std * drawn).clamp(0, 1)
+    return (x + std * random.normal(x.shape).to(x.dtype)).clamp(0, 1)
 
 
 def sobel(x: Tensor) -> Tensor:
@@ -100,17 +100,17 @@ def sobel(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Augment:
-    """Augmentations with their values, applied in order: `augment(x, generator)`."""
+    """Augmentations with their values, applied in order: `augment(x, random)`."""
 
     steps: tuple[tuple[str, float], ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.steps)
 
-    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
+    def __call__(self, x: Tensor, random: Random) -> Tensor:
         """Augmented images [B, C, H, W] of images in [0, 1]."""
         for name, value in self.steps:
-            x = _STEPS[name].apply(x, value, generator)
+            x = _STEPS[name].apply(x, value, random)
         return x
 
     def __str__(self) -> str:
@@ -138,7 +138,7 @@ def parse_augment(specs: Iterable[str]) -> Augment:
 class _Step:
     """How a spec is applied, what its value may be and what it is if none is given."""
 
-    apply: Callable[[Tensor, float, Generator], Tensor]
+    apply: Callable[[Tensor, float, Random], Tensor]
     default: float
     least: float
     most: float
@@ -151,12 +151,12 @@ class _Step:
 _SMALLEST_CROP = 0.01
 
 _STEPS = {
-    "crop": _Step(lambda x, v, g: crop(x, int(v), g), default=4, least=0, most=64, whole=True),
+    "crop": _Step(lambda x, v, r: crop(x, int(v), r), default=4, least=0, most=64, whole=True),
     "flip": _Step(flip, default=0.5, least=0, most=1),
-    "jitter": _Step(lambda x, v, g: jitter(x, v, v, v, v / 4, 0.8, g), default=0.4, least=0, most=2),
+    "jitter": _Step(lambda x, v, r: jitter(x, v, v, v, v / 4, 0.8, r), default=0.4, least=0, most=2),
     "grayscale": _Step(grayscale, default=0.2, least=0, most=1),
     "resized-crop": _Step(
-        lambda x, v, g: resized_crop(x, (v, 1), (3 / 4, 4 / 3), g), default=0.2, least=_SMALLEST_CROP, most=1
+        lambda x, v, r: resized_crop(x, (v, 1), (3 / 4, 4 / 3), r), default=0.2, least=_SMALLEST_CROP, most=1
     ),
     "noise": _Step(noise, default=0.05, least=0, most=1),
 }
@@ -180,19 +180,18 @@ def _parsed(spec: str) -> tuple[str, float]:
     return name, value
 
 
-def _uniform(x: Tensor, low: float, high: float, generator: Generator) -> Tensor:
+def _uniform(x: Tensor, low: float, high: float, random: Random) -> Tensor:
     """A number in [low, high) for each sample [B, 1, 1, 1]."""
-    drawn = torch.rand((len(x), 1, 1, 1), generator=generator, device=x.device, dtype=x.dtype)
-    return low + (high - low) * drawn
+    return random.uniform((len(x), 1, 1, 1), low, high).to(x.dtype)
 
 
-def _chosen(x: Tensor, p: float, generator: Generator) -> Tensor:
+def _chosen(x: Tensor, p: float, random: Random) -> Tensor:
     """True with probability p for each sample [B, 1, 1, 1]."""
-    return _uniform(x, 0, 1, generator) < p
+    return random.chosen((len(x), 1, 1, 1), p)
 
 
-def _factor(x: Tensor, strength: float, generator: Generator) -> Tensor:
-    return _uniform(x, max(0.0, 1 - strength), 1 + strength, generator)
+def _factor(x: Tensor, strength: float, random: Random) -> Tensor:
+    return _uniform(x, max(0.0, 1 - strength), 1 + strength, random)
 
 
 def _mixed(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:

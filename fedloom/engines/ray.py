@@ -32,7 +32,8 @@ from fedloom.core.signals import SIGNALS
 from fedloom.core.workspace import Precision, Setup
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.crew import TRIES, Crew, Given, PoolWorker, WorkerError
-from fedloom.engines.cuda.lanes import LANES, Lanes
+from fedloom.engines.cuda.lanes import Lanes
+from fedloom.engines.cuda.tuning import LANES
 from fedloom.engines.inline import Inline
 from fedloom.engines.processes import cores
 

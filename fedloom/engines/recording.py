@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedloom.core.state import tensors_of
-from fedloom.core.workspace import StepCache, Workspace
+from fedloom.core.stepping import Steps, distinct
+from fedloom.core.workspace import Workspace
 
 HOST_READS = {
     f"aten::{name}"
@@ -33,7 +34,7 @@ class CaptureError(RuntimeError):
 class Watch(TorchDispatchMode):
     """Lets tensor operations pass, and refuses with the line that does it what a recorded step cannot do.
 
-    That is: reading a value on the host, memory that is not the lane's, the global random generator.
+    That is: reading a value on the host, memory that is not the workspace's, torch's random generators.
     """
 
     def __init__(self, owned: list[Tensor]):
@@ -48,7 +49,7 @@ class Watch(TorchDispatchMode):
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self._refuse_host_writes(func, inputs)
         self._refuse_foreign_memory(func, inputs)
-        self._refuse_global_randomness(func, args, kwargs)
+        self._refuse_generators(func)
         out = func(*args, **kwargs)
         outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         self._alive.extend(outputs)
@@ -78,13 +79,12 @@ class Watch(TorchDispatchMode):
                 "what a step reads must be a part that build() returns"
             )
 
-    def _refuse_global_randomness(self, func: Any, args: Any, kwargs: Any) -> None:
+    def _refuse_generators(self, func: Any) -> None:
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return
-        if not any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values())):
-            raise CaptureError(
-                f"{line()} draws from the global random generator ({func}); use fedloom's Dropout, or pass a generator"
-            )
+        raise CaptureError(
+            f"{line()} draws from one of torch's random generators ({func}); use fedloom's Dropout, or client.random"
+        )
 
 
 class NoPythonReads(TorchFunctionMode):
@@ -110,39 +110,38 @@ def line() -> str:
     return "a step:"
 
 
-def owned(lane: Workspace, site: StepCache, indices: tuple[Tensor, ...]) -> list[Tensor]:
-    """All memory that a step of this lane and call site may touch."""
-    return [*written(lane, site), *read_only(lane, site), *indices]
-
-
-def written(lane: Workspace, site: StepCache) -> list[Tensor]:
-    """What a step writes: parts, statistics, optimizer state."""
-    return [*site.written(), *tensors_of(lane.parts)]
-
-
-def read_only(lane: Workspace, site: StepCache) -> list[Tensor]:
-    """What a step only reads, besides its indices."""
-    return [site.lr, *tensors_of(lane.received), *lane.pixels.tensors(), *(site.data or ())]
+def touched(steps: Steps) -> list[Tensor]:
+    """Every tensor that a step may read or write, besides its row: each once."""
+    workspace = steps.workspace
+    return distinct(
+        (
+            *steps.cache.tensors(), *tensors_of(workspace.parts), *tensors_of(workspace.received),
+            *workspace.pixels.tensors(), workspace.random.counters,
+        )
+    )  # fmt: skip
 
 
 @contextmanager
-def undone(lane: Workspace, site: StepCache) -> Iterator[None]:
-    """Whatever steps do inside leaves no trace: parts, buffers, optimizer state, statistics, the generator's place."""
-    random = lane.generator.get_state()
-    before = {id(t): t.detach().clone() for t in written(lane, site)}
+def undone(*all_steps: Steps) -> Iterator[None]:
+    """Whatever steps do inside leaves no trace: parts, buffers, optimizer state, statistics."""
+    written = [t for s in all_steps for t in (*s.workspace.flat.buffers.values(), *s.cache.flat())]
+    before = [tensor.clone() for tensor in written]
     try:
         yield
     finally:
-        with torch.no_grad():
-            for tensor in written(lane, site):
-                if id(tensor) in before:
-                    tensor.copy_(before[id(tensor)])
-                else:  # a statistic that came into being
-                    tensor.zero_()
-        lane.generator.set_state(random)
+        for tensor, value in zip(written, before, strict=True):
+            tensor.copy_(value)
 
 
-def refuse_rebound_parts(lane: Workspace) -> None:
+def check(steps: Steps, row: Tensor) -> None:
+    """Takes a step twice under the checks: what cannot be recorded raises CaptureError, nothing is changed."""
+    with undone(steps):
+        steps.step(row)  # libraries load what they need
+        with NoPythonReads(), Watch([*touched(steps), row]):
+            steps.step(row)
+
+
+def refuse_rebound_parts(workspace: Workspace) -> None:
     """Parts must stay where they were recorded."""
-    if moved := lane.moved():
+    if moved := workspace.moved():
         raise CaptureError(f"part '{moved}' was rebound (p.data = … or an assignment): write in place, copy_")

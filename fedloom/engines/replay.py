@@ -4,18 +4,20 @@ What a recorded step cannot do is refused with the line that does it (see record
 here, bit for bit, is ready for the GPU.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fedloom.core.batches import Indices, Plan
+from fedloom.core.batches import Row
 from fedloom.core.job import Job, Result, handle
-from fedloom.core.workspace import Setup, StepCache, Workspace
+from fedloom.core.state import State
+from fedloom.core.stepping import Steps
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.engines.base import Engine, EngineSettings
-from fedloom.engines.recording import NoPythonReads, Watch, owned, refuse_rebound_parts, storage, undone
+from fedloom.engines.recording import NoPythonReads, Watch, refuse_rebound_parts, storage, touched, undone
 
 
 class Tape(Watch):
@@ -46,28 +48,30 @@ class Replay:
 
     fixed_memory = True
 
-    def run(self, lane: Workspace, site: StepCache, step: Callable[[Indices], None], plan: Plan) -> None:
-        """Replays the tape of each batch's size, recording it at its first use."""
-        refuse_rebound_parts(lane)
-        for batch in plan.steps(lane.device):
-            sizes = tuple(len(index) for index in batch)
-            if sizes not in site.captures:
-                site.captures[sizes] = self._record(lane, site, step, batch)
-            tape, buffers = site.captures[sizes]
-            for buffer, index in zip(buffers, batch, strict=True):
-                buffer.copy_(index)
-            tape.replay()
-        refuse_rebound_parts(lane)
+    def __init__(self) -> None:
+        self._tapes: dict[Hashable, tuple[Tape, Row]] = {}
 
-    def _record(
-        self, lane: Workspace, site: StepCache, step: Callable[[Indices], None], batch: Indices
-    ) -> tuple[Tape, Indices]:
-        buffers = tuple(index.clone() for index in batch)
-        with undone(lane, site):
-            step(buffers)  # warm-up: statistics come into being
-            with NoPythonReads(), Tape(owned(lane, site, buffers)) as tape:
-                step(buffers)
-        return tape, buffers
+    def run(self, steps: Steps) -> State:
+        """Replays the tape of each row's size, recording it at its first use."""
+        refuse_rebound_parts(steps.workspace)
+        steps.prepare()
+        for row in steps.plan.steps(steps.workspace.device):
+            known = (steps.cache.site, steps.cache.version, len(row))
+            if known not in self._tapes:
+                self._tapes[known] = self._record(steps, row)
+            tape, buffer = self._tapes[known]
+            buffer.copy_(row)
+            tape.replay()
+        refuse_rebound_parts(steps.workspace)
+        return steps.means()
+
+    def _record(self, steps: Steps, row: Row) -> tuple[Tape, Row]:
+        buffer = row.clone()
+        with undone(steps):
+            steps.step(buffer)  # warm-up: statistics come into being
+            with NoPythonReads(), Tape([*touched(steps), buffer]) as tape:
+                steps.step(buffer)
+        return tape, buffer
 
 
 class ReplayEngine(Engine):

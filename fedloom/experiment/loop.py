@@ -19,7 +19,7 @@ from fedloom.core.message import Message, signature
 from fedloom.core.scores import Scores
 from fedloom.core.server import Server
 from fedloom.core.signals import Interrupted, Interrupts
-from fedloom.core.state import State
+from fedloom.core.state import FlatState, State
 from fedloom.core.task import EVERYONE, Task
 from fedloom.core.workspace import Setup
 from fedloom.engines import Engine, EngineSettings, make_engine
@@ -248,7 +248,7 @@ class Experiment:
         """What the server has for a client: one object for all, unless the method makes an answer for each."""
         if self.method.overrides("message_for"):
             return lambda client: Message(self.method.message_for(self.server, client), client=client)
-        shared = Message(self.method.message_for(self.server, EVERYONE))
+        shared = Message(FlatState.of(self.method.message_for(self.server, EVERYONE)))
         return lambda client: shared
 
     def _finish(self, unshared: State) -> Summary:

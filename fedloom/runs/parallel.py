@@ -18,7 +18,7 @@ from fedloom.core import signals as following
 from fedloom.core import trusted_code
 from fedloom.core.errors import RunError
 from fedloom.core.signals import Interrupts
-from fedloom.engines.cuda import queues
+from fedloom.engines.cuda import connections
 
 Process = subprocess.Popen[bytes]
 
@@ -116,7 +116,7 @@ def run_beside(
 
 def environment(count: int) -> dict[str, str]:
     """Of one of so many processes: one thread, and a share of the queues to a GPU."""
-    return os.environ | queues.share(count) | {"OMP_NUM_THREADS": "1"}
+    return os.environ | connections.share(count) | {"OMP_NUM_THREADS": "1"}
 
 
 def _start(recipe: Recipe, place: Path, count: int) -> _Run:

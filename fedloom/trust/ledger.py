@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import TypedDict
 
 from fedloom.core.limits import refuse_without_room
-from fedloom.core.message import Message
+from fedloom.core.message import Contents, Message
 from fedloom.core.protocols import MethodLike
 from fedloom.core.reading import CHECKED, Count, conforming, read_json
 from fedloom.core.scores import Scores
@@ -25,7 +25,6 @@ from fedloom.trust.privacy import PrivacySettings
 
 Direction = Literal["up", "down"]
 Purpose = Literal["training", "evaluation", "error"]
-Contents = frozenset[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]
 FILE = "ledger.json"
 SIMULATED_NUMBERS = [
     "with every message: the number of training samples, the mean training loss, the seconds that it took",
@@ -178,7 +177,7 @@ class Ledger:
         self, direction: Direction, round: int, client: int, message: Message, purpose: Purpose = "training"
     ) -> None:
         """One message, as it travels."""
-        contents = frozenset(message.signature.items())  # whatever their order
+        contents = message.contents
         entry = self._entries.get((direction, purpose, contents))
         if entry is None:
             rows = [

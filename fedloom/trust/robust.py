@@ -217,7 +217,7 @@ def _clipped(message: Message, old: State, rows: Mapping[str, str], sums: tuple[
     if factor == 1.0:
         return message
     moved = {name: (update * factor + start.get(name, 0)).to(message[name].dtype) for name, update in updates.items()}
-    return Message(message.tensors | moved, client=message.client, samples=message.samples)
+    return Message(dict(message.items()) | moved, client=message.client, samples=message.samples)
 
 
 def _weighed(
@@ -231,7 +231,7 @@ def _weighed(
                 for name, value in message.items()
                 if value.is_floating_point() and (name in rows.values() or under(name, sums))
             }
-            yield Message(message.tensors | scaled, client=message.client), weight
+            yield Message(dict(message.items()) | scaled, client=message.client), weight
 
 
 def _row_by_row(values: Tensor, held: Tensor, centre: Callable[[Tensor], Tensor], old: Tensor | None) -> Tensor:

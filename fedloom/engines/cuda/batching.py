@@ -1,4 +1,4 @@
-"""One operation for many lanes: their tensors as rows of one block, and a traced step as a function of blocks."""
+"""A traced step as a function of many clients' tensors at once, each a row of a block."""
 
 from collections.abc import Callable, Sequence
 from operator import getitem
@@ -6,24 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._C import _functorch as functorch
 
+from fedloom.core.torch_internals import has_batching_rule, rebatched, resolve_overload, unbatched, vmap_level
 from fedloom.engines.cuda.products import Products
 
 ELEMENTWISE = {"add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv", "sqrt", "neg", "exp", "abs", "copy", "pow"}
 
-
-@torch.no_grad()
-def as_rows(tensors: Sequence[Tensor]) -> Tensor:
-    """Moves tensors of one shape into one block, as its rows; they stay the objects that they are."""
-    first = tensors[0]
-    block = torch.empty_strided(
-        (len(tensors), *first.shape), (max(1, first.numel()), *first.stride()), dtype=first.dtype, device=first.device
-    )
-    for row, tensor in zip(block, tensors, strict=True):
-        row.copy_(tensor)
-        tensor.data = row
-    return block
+BATCH_NORMS = {"aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update"}
+"""Operations whose fourth and fifth arguments are running statistics."""
 
 
 def batched(graph: fx.GraphModule, shared: Sequence[bool]) -> Callable[..., Any]:
@@ -38,7 +28,7 @@ def batched(graph: fx.GraphModule, shared: Sequence[bool]) -> Callable[..., Any]
 
 
 class _Batchable(fx.Interpreter):
-    """Does a step's operations in ways that are fast when done to many lanes at once."""
+    """Does a step's operations in ways that are fast when done for many clients at once."""
 
     def __init__(self, graph: fx.GraphModule, changing: set[fx.Node]):
         super().__init__(graph)
@@ -61,7 +51,7 @@ class _Batchable(fx.Interpreter):
         if name.startswith("aten::_foreach_"):
             done = _at_once(target, args, kwargs)
             return self._one_by_one(name.removeprefix("aten::_foreach_"), args, kwargs) if done is None else done
-        if name == "aten::view" and not self._may_change(0):  # products come with their channels last
+        if target is torch.ops.aten.view.default and not self._may_change(0):  # products come with their channels last
             return args[0].reshape(args[1])
         if name == "aten::convolution":
             x, weight, bias, stride, padding, dilation, transposed, _, groups = args
@@ -71,7 +61,20 @@ class _Batchable(fx.Interpreter):
             gradient, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = args
             if Products.can(x, dilation, transposed, groups):
                 return self._of(1).backward(gradient, x, weight, stride, padding, wanted)
+        if name in BATCH_NORMS:
+            return self._batch_norm(target, list(args), kwargs)
         return self._do(target, args, kwargs)
+
+    def _batch_norm(self, target: Any, args: list[Any], kwargs: Any) -> Any:
+        """Moves running statistics in memory of their own: vmap moves a copy of rows that are apart."""
+        apart = args[3:5]
+        if apart[0] is None:
+            return self._do(target, args, kwargs)
+        args[3:5] = [statistic.clone() for statistic in apart]
+        made = self._do(target, args, kwargs)
+        for statistic, moved in zip(apart, args[3:5], strict=True):
+            statistic.copy_(moved)
+        return made
 
     def _of(self, images: int) -> Products:
         """Knows the patches of this argument already, unless that may have changed."""
@@ -85,16 +88,16 @@ class _Batchable(fx.Interpreter):
         results = []
         for i in range(len(args[0])):
             each = [a[i] if isinstance(a, (list, tuple)) else a for a in args]
-            overload = getattr(operation, torch._C._jit_resolve_packet(f"aten::{name}", *each, **kwargs))
+            overload = getattr(operation, resolve_overload(name, each, kwargs))
             results.append(self._do(overload, each, kwargs))
         return results
 
     def _do(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """What vmap can only do in place lane by lane is done out of place, and copied."""
+        """What vmap can only do in place row by row is done out of place, and copied."""
         name = getattr(getattr(target, "_schema", None), "name", "")
         if kwargs.get("memory_format") == torch.channels_last:  # products have a layout of their own
             kwargs = {key: value for key, value in kwargs.items() if key != "memory_format"}
-        if not _in_place(target) or _has_rule(target):
+        if not _in_place(target) or has_batching_rule(target):
             return super().call_function(target, tuple(args), kwargs)
         elsewhere = getattr(getattr(torch.ops.aten, name.removeprefix("aten::").rstrip("_")), target._overloadname)
         return args[0].copy_(elsewhere(*args, **kwargs))
@@ -127,30 +130,19 @@ def _in_place(target: Any) -> bool:
 def _at_once(target: Any, args: Any, kwargs: Any) -> list[Tensor] | None:
     """An operation on lists, on the blocks themselves: number by number it makes no difference whose they are.
 
-    None if it is another kind of operation, or if a tensor beside the lists (a learning rate) has one for each lane.
+    None if it is another kind of operation, or if a tensor beside the lists (a learning rate) has a row for each client.
     """
     if target._schema.name.removeprefix("aten::_foreach_").rstrip("_") not in ELEMENTWISE:
         return None
     tensors = [[x.shape for x in a] for a in args if isinstance(a, (list, tuple)) and isinstance(a[0], Tensor)]
     if any(isinstance(value, Tensor) for value in (*args, *kwargs.values())) or any(s != tensors[0] for s in tensors):
         return None
-    lists = [[_block(x) for x in a] if isinstance(a, (list, tuple)) else a for a in args]
+    lists = [[_rows(x) for x in a] if isinstance(a, (list, tuple)) else a for a in args]
     if any(x is None for a in lists if isinstance(a, list) for x in a):
         return None
-    level = functorch.maybe_get_level(args[0][0])
     made = target(*lists, **kwargs)
-    return [] if made is None else [functorch._add_batch_dim(tensor, 0, level) for tensor in made]
+    return [] if made is None else [rebatched(tensor, vmap_level(args[0][0])) for tensor in made]
 
 
-def _block(value: Any) -> Any:
-    """All lanes' tensors behind one of them, lanes first; none if there is but one for all."""
-    if not isinstance(value, Tensor):
-        return value
-    if not functorch.is_batchedtensor(value):
-        return None
-    return functorch.get_unwrapped(value).movedim(functorch.maybe_get_bdim(value), 0)
-
-
-def _has_rule(target: Any) -> bool:
-    known: bool = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "FuncTorchBatched")
-    return known
+def _rows(value: Any) -> Any:
+    return unbatched(value) if isinstance(value, Tensor) else value

@@ -1,251 +1,381 @@
-"""Clients in step: lanes that come to the same call of `fit` take its steps together, as one operation for all.
+"""A lane of several clients at a time: those that come to the same call of `fit` take its steps as one operation.
 
-A method knows nothing of it: each client's code runs by itself up to a `fit`, and waits there for the others.
+A method knows nothing of it: each client's code runs by itself, as a greenlet, up to a `fit`, and waits there.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
 
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
+from torch import Tensor, fx
 
-from fedloom.core.batches import Indices, Plan
-from fedloom.core.job import ENCODED, Job, Result, handle
-from fedloom.core.state import tensors_of
-from fedloom.core.workspace import StepCache, Stepper, Workspace
-from fedloom.engines.cuda.batching import as_rows
-from fedloom.engines.cuda.together import Blocks, Device, Request, Together, pieces, samples, stacked
-from fedloom.engines.recording import CaptureError, NoPythonReads, Watch, owned, refuse_rebound_parts, undone
+from fedloom.core.job import ENCODED, Job, Result, launch
+from fedloom.core.state import FlatState, State, copy_all_
+from fedloom.core.stepping import Steps
+from fedloom.core.torch_internals import contexts_open
+from fedloom.core.workspace import Rows, Workspace
+from fedloom.engines.cuda.batching import batched
+from fedloom.engines.cuda.graphs import Recorder
+from fedloom.engines.cuda.lane import Lane, NewWorkspace, Shared, StepFunction, largest
+from fedloom.engines.cuda.schedule import Piece, pieces
+from fedloom.engines.cuda.tracing import Function, compiled_rows, trace
+from fedloom.engines.recording import refuse_rebound_parts, touched, undone
 
 
-class Strand:
-    """Work that pauses wherever it is, and goes on when it is resumed; all in one thread.
-
-    Threads that wake each other go from core to core, and find their caches cold. What torch keeps per thread is then
-    everybody's in turn: whether gradients are recorded is put back at every switch, other contexts (autocast, modes)
-    must not be open at a pause.
-    """
+class Coroutine:
+    """Work that can pause anywhere, in this thread. Whether gradients are recorded is restored at every switch."""
 
     def __init__(self) -> None:
         self._work: greenlet | None = None
 
-    def begin(self, work: Callable[[], None]) -> bool:
-        """Runs this until it pauses (true) or ends (false); what it raises is raised here."""
+    def begin(self, work: Callable[[], None]) -> None:
+        """Runs this until it pauses or ends; what it raises is raised here."""
         self._work = greenlet(work)
-        return self.resume()
+        self.resume()
 
-    def resume(self) -> bool:
-        """Goes on until the next pause (true) or the end (false)."""
+    def resume(self) -> None:
+        """Continues until the next pause or the end."""
         assert self._work is not None
         self._work.parent = getcurrent()
-        with _own_mode():
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
             self._work.switch()
-        return self._paused
 
     def pause(self) -> None:
-        """Called by the work itself: back to whoever resumed it, until it does so again."""
+        """Called by the work itself: returns to the caller of `begin` or `resume`, until it resumes."""
         assert self._work is not None
         assert self._work.parent is not None
-        with _own_mode():
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
             self._work.parent.switch()
 
     def cancel(self) -> None:
-        """If it is in a pause, it does not go on from there."""
-        while self._paused:
-            assert self._work is not None
+        """Ends work that is paused."""
+        while self._work is not None and not self._work.dead:
             self._work.parent = getcurrent()
             try:
-                with _own_mode():
+                with torch.set_grad_enabled(torch.is_grad_enabled()):
                     self._work.throw(GreenletExit)
-            except Exception:  # what its cleaning up raises is nobody's answer any more
+            except Exception:  # nobody waits for what its clean-up raises
                 pass
         self._work = None
 
-    @property
-    def _paused(self) -> bool:
-        return self._work is not None and not self._work.dead
 
-
-def _own_mode() -> torch.set_grad_enabled:
-    """Whether gradients are recorded belongs to the thread, and so to whoever comes back into it."""
-    return torch.set_grad_enabled(torch.is_grad_enabled())
-
-
-class Seat:
-    """A lane's place in a cohort: its client's work, and what it waits for."""
+class Slot:
+    """A client's place in a cohort: its work, and the steps that it waits for. It is its workspace's stepper."""
 
     fixed_memory = True
 
-    def __init__(self, alone: Stepper):
-        self.alone = alone
-        """Takes steps that do not go with others'."""
-        self.strand = Strand()
-        self.request: Request | None = None
-        self.result: Result | None = None
+    def __init__(self) -> None:
+        self.work = Coroutine()
+        self.steps: Steps | None = None
+        self.means: State = {}
         self.error: Exception | None = None
-        """What a step of this client raised."""
+        """Raised by a step of this client."""
+        self.result: Result | None = None
 
-    def run(self, lane: Workspace, site: StepCache, step: Callable[[Indices], None], plan: Plan) -> None:
-        """A lane's stepper: waits until the steps have been taken."""
-        if not plan.sizes:
-            return
-        if _inside_a_context(lane):
-            self.alone.run(lane, site, step, plan)
-            return
-        refuse_rebound_parts(lane)
-        self.request = Request(lane, site, step, plan)
-        self.strand.pause()
+    def run(self, steps: Steps) -> State:
+        """Waits until the cohort has taken the steps."""
+        if not steps.plan.sizes or _inside_a_context(steps.workspace):
+            steps.prepare()
+            for row in steps.plan.steps(steps.workspace.device):
+                steps.step(row)
+            return steps.means()
+        refuse_rebound_parts(steps.workspace)
+        self.steps = steps
+        self.work.pause()
         error, self.error = self.error, None
         try:
             if error is not None:
                 raise error  # it becomes this client's result
         finally:
             del error  # whose traceback holds all that led here
-        refuse_rebound_parts(lane)
-
-    def begin(self, lane: Workspace, job: Job) -> None:
-        """The job, up to the first call of `fit`."""
-
-        def work() -> None:
-            self.result = handle(lane, job)
-
-        self.strand.begin(work)
+        refuse_rebound_parts(steps.workspace)
+        return self.means
 
 
-class Cohort:
-    """Lanes that do their jobs at once."""
+def _inside_a_context(workspace: Workspace) -> bool:
+    """Whether something of torch's is open that belongs to the thread, and would be the other clients' as well."""
+    return torch.is_autocast_enabled(workspace.device.type) or torch.is_inference_mode_enabled() or contexts_open()
 
-    def __init__(
-        self, many: int, new_lane: Callable[[Stepper], Workspace], new_stepper: Callable[[], Stepper], device: Device
-    ):
-        self._device = device
-        self._seats = [Seat(new_stepper()) for _ in range(many)]
-        self._blocks: Blocks = {}
-        self._calls: dict[Hashable, Together | None] = {}
-        self.lanes = [new_lane(seat) for seat in self._seats]
-        for trees in ([lane.parts for lane in self.lanes], [lane.received for lane in self.lanes]):
-            for tensors in zip(*map(tensors_of, trees), strict=True):
-                self._blocks[id(tensors[0])] = tensors[0], as_rows(tensors)
-        for lane in self.lanes:
-            lane.moved()  # from now on parts stay where they are
 
-    def attempt(self, jobs: Sequence[Job]) -> list[Result]:
-        """All jobs' results; the longest first, so that the others fall out of step one after another."""
-        seats = self._seats[: len(jobs)]
+class Cohort(Lane):
+    """Clients side by side, as rows of the same memory. One more row is for steps that a client takes alone."""
+
+    def __init__(self, slots: int, new_workspace: NewWorkspace, recorder: Recorder, shared: Shared):
+        self.slots = slots
+        self._rows = Rows(slots + 1)
+        self._slots = [Slot() for _ in range(slots + 1)]
+        self._sent: FlatState | None = None
+        super().__init__(new_workspace, recorder, shared)
+        first = self.workspaces[0]
+        self._parts, self._received = (
+            FlatState(flat.layout, {dtype: self._all(buffer) for dtype, buffer in flat.buffers.items()})
+            for flat in (first.flat, first.flat_received)
+        )
+
+    def _make_workspaces(self, new_workspace: NewWorkspace) -> list[Workspace]:
+        return [new_workspace(stepper=slot, rows=(self._rows, i)) for i, slot in enumerate(self._slots)]
+
+    def _all(self, tensor: Tensor, count: int | None = None) -> Tensor:
+        """The first clients' counterparts of a tensor of the first one; itself if they share it."""
+        found = self._rows.block(tensor, self.slots if count is None else count)
+        return tensor.detach() if found is None else found
+
+    def launch(self, jobs: Sequence[Job]) -> list[Result]:
+        """Does jobs at once; the longest first, so that the others finish one after another."""
+        slots = self._slots[: len(jobs)]
+        sent = self._sent = self._outboxes(len(jobs)) if jobs[0].kind == "update" else None
         try:
             self._spread(jobs)
-            for seat, lane, job in zip(seats, self.lanes, jobs, strict=False):
-                seat.begin(lane, job)
-            while waiting := [(n, seat, seat.request) for n, seat in enumerate(seats) if seat.request is not None]:
-                self._serve([(number, request) for number, _, request in waiting])
-                for _, seat, _ in waiting:
-                    seat.request = None
-                    seat.strand.resume()
+            for slot, workspace, job in zip(slots, self.workspaces, jobs, strict=False):
+                slot.work.begin(lambda slot=slot, workspace=workspace, job=job: _work(slot, workspace, job))  # type: ignore[misc]
+            while waiting := [(i, slot, slot.steps) for i, slot in enumerate(slots) if slot.steps is not None]:
+                self._serve([(i, steps) for i, _, steps in waiting])
+                for _, slot, _ in waiting:
+                    slot.steps = None
+                    slot.work.resume()
+            if sent is not None:
+                rows = {dtype: buffer[: len(jobs)] for dtype, buffer in self._parts.buffers.items()}
+                sent.take(FlatState(self._parts.layout, rows))
         except BaseException:
-            for seat in seats:
-                seat.request = seat.error = None
-                seat.strand.cancel()
+            for slot in slots:
+                slot.steps = slot.error = None
+                slot.work.cancel()
             raise
         finally:
-            for lane in self.lanes:
-                lane.holds = None
-        results = [seat.result for seat in seats if seat.result is not None]
+            for workspace in self.workspaces:
+                workspace.holds = workspace.outbox = None
+        results = [slot.result for slot in slots if slot.result is not None]
         assert len(results) == len(jobs)
-        for seat in seats:
-            seat.result = None
+        for slot in slots:
+            slot.result, slot.means = None, {}
         return results
+
+    def largest(self, results: Sequence[Result]) -> Tensor | None:
+        """The same in one operation."""
+        if self._sent is None or any(result.error is not None for result in results):
+            return super().largest(results)
+        return largest(self._sent.floating(), (len(results),))
+
+    def _outboxes(self, jobs: int) -> FlatState | None:
+        """Memory for what all clients send, filled in one operation at the end; None if it is needed before."""
+        first = self.workspaces[0]
+        if first.setup.codec.up is not None or first.setup.intercept is not None:
+            return None
+        sent = FlatState(first.sent_layout, first.sent_layout.zeros(first.device, (jobs,)))
+        for i, workspace in enumerate(self.workspaces[:jobs]):
+            workspace.outbox = sent.row(i)
+        return sent
 
     @torch.no_grad()
     def _spread(self, jobs: Sequence[Job]) -> None:
-        """A message that all of them get is put into all their lanes at once, if it is theirs as it is."""
-        message, first, lanes = jobs[0].message, self.lanes[0], self.lanes[: len(jobs)]
+        """Puts a message that all clients get into all their workspaces at once, if it is theirs as it is."""
+        message, first = jobs[0].message, self.workspaces[0]
         encoded = jobs[0].kind in ENCODED and first.setup.codec.down is not None
-        if encoded or any(job.message is not message for job in jobs) or any(lane.moved() for lane in lanes):
+        workspaces = self.workspaces[: len(jobs)]
+        if encoded or any(job.message is not message for job in jobs):
             return
-        values = [(tensor, message.get(name, first.initial[name])) for name, tensor in first.filled()]
-        if any(value.shape != tensor.shape for tensor, value in values):  # whoever loads it says so
-            return
-        for tensor, value in values:
-            _, block = self._blocks[id(tensor)]
-            block[: len(jobs)].copy_(value)
-        for lane in lanes:
-            lane.holds = message
+        if any(name in first.tensors and value.shape != first.tensors[name].shape for name, value in message.items()):
+            return  # each client's own load says so
+        rows = [
+            FlatState(flat.layout, {dtype: buffer[: len(jobs)] for dtype, buffer in flat.buffers.items()})
+            for flat in (self._parts, self._received)
+        ]
+        first.receive(message, *rows)
+        for workspace in workspaces:
+            workspace.holds = message
 
-    def _serve(self, requests: list[tuple[int, Request]]) -> None:
-        """Those of the first lanes that come to the same call, in step; others one after another."""
+    def _serve(self, requests: list[tuple[int, Steps]]) -> None:
+        """Takes the steps that clients wait for: of the first ones that came to the same call together."""
         first = requests[0][1]
-        alike = takewhile(lambda pair: pair[1][0] == pair[0] and pair[1][1].call == first.call, enumerate(requests))
-        group = [request for _, (_, request) in alike]
-        together = self._together(group) if len(group) > 1 else None
-        if together is not None:
-            self._in_step(together, group)
-        for number, request in requests[len(group) if together is not None else 0 :]:
-            self._by_itself(number, request, request.plan)
+        alike = takewhile(lambda pair: pair[1][0] == pair[0] and _alike(pair[1][1], first), enumerate(requests))
+        group = [steps for _, (_, steps) in alike]
+        for number, steps in requests[len(group) :]:
+            self._serve_group(number, [steps])
+        if group:
+            self._serve_group(0, group)
 
-    def _by_itself(self, number: int, request: Request, plan: Plan) -> None:
-        """This lane's steps; what they raise is its client's, and ends its work alone."""
-        seat = self._seats[number]
-        if seat.error is not None:
-            return
+    def _serve_group(self, number: int, group: list[Steps]) -> None:
+        """Takes the steps of clients from this slot on."""
+        self._prepare(number, group)
         try:
-            seat.alone.run(request.lane, request.site, request.step, plan)
+            row = next(group[0].plan.steps(group[0].workspace.device))
+            able = self.can_capture(group[0], row)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # a step raises: alone it is raised where it belongs
+            able = False
+        if able and number == 0:
+            self._take_together(group)
+        else:
+            for i, steps in enumerate(group, start=number):
+                self._eagerly(i, steps)
+        self._keep_means(number, group)
+
+    def _prepare(self, number: int, group: list[Steps]) -> None:
+        """Zeroes statistics and optimizers of all of them in few operations; sets their learning rates."""
+        if number or len(group) == 1:
+            for steps in group:
+                steps.prepare()
+            return
+        first = group[0].cache
+        for tensor in first.flat():
+            self._all(tensor, len(group)).zero_()
+        for steps in group:
+            steps.cache.set_lr(steps.lr)
+            steps.restore()
+
+    def _keep_means(self, number: int, group: list[Steps]) -> None:
+        first = group[0].cache
+        if number or len(group) == 1:
+            for i, steps in enumerate(group, start=number):
+                self._slots[i].means = steps.means()
+            return
+        samples = torch.tensor([steps.plan.samples for steps in group])
+        if first.sums.is_cuda:
+            samples = samples.pin_memory().to(first.sums.device, non_blocking=True)
+        means = self._all(first.sums, len(group)) / samples[:, None]
+        columns = {name: means[:, i].unbind() for name, i in first.names.items()}
+        for i, slot in enumerate(self._slots[: len(group)]):
+            slot.means = {name: column[i] for name, column in columns.items()}
+
+    def _eagerly(self, number: int, steps: Steps) -> None:
+        """One client's steps; what they raise is its own error, and ends its work alone."""
+        slot = self._slots[number]
+        try:
+            for row in steps.plan.steps(steps.workspace.device):
+                steps.step(row)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            seat.error = error
+            slot.error = error
 
-    def _in_step(self, together: Together, group: list[Request]) -> None:
-        plans = [request.plan for request in group]
-        order = pieces(plans)
-        together.hold(len(group))
-        able = {size for size in {piece.size for piece in order if piece.together} if together.can(size, group[0])}
-        together.fill([samples(plans, piece) for piece in order if piece.together and piece.size in able])
-        for position, piece in enumerate(order, start=1):
-            if position == len(order):
-                self._device.nearly_done()
-            if piece.together and piece.size in able:
-                together.take(piece, plans[0].batches)
-                continue
-            for number, start in zip(piece.lanes, piece.start, strict=True):
-                request, end = group[number], start + piece.size * piece.count
-                self._by_itself(number, request, Plan(request.plan.index[:, start:end], [piece.size] * piece.count))
+    def _take_together(self, group: list[Steps]) -> None:
+        plans = [steps.plan for steps in group]
+        order: list[Piece] = []
+        for piece in pieces(plans):
+            vectorised = piece.together and self._vectorised(group, piece) is not None
+            order += [piece] if vectorised or not piece.together else piece.one_by_one()
+        self.fill([piece.rows(plans) for piece in order])
+        for piece in order:
+            if piece.together:
+                self._take_rows(group, piece)
+            else:
+                self._take_alone(group[piece.clients[0]], piece)
 
-    def _together(self, group: list[Request]) -> Together | None:
-        """What is known of the group's call; none if its steps cannot be recorded, or raise."""
-        call = group[0].call
-        if call not in self._calls or ((known := self._calls[call]) is not None and known.grown):
-            lane, site, step = group[0].lane, group[0].site, group[0].step
-            first = next(group[0].plan.steps(lane.device))
+    def _take_rows(self, group: list[Steps], piece: Piece) -> None:
+        """Steps of the first clients, as one operation for all of them."""
+        first, clients = group[0], len(piece.clients)
+
+        def step() -> StepFunction:
+            tensors = [self._all(tensor, clients) for tensor in touched(first)]
+            function = self._fast(group, piece) or self._vectorised(group, piece)
+            assert function is not None
+            return lambda rows: _without_gradients(function, [*tensors, rows])
+
+        key = (*_kind(first, piece), clients)
+        self.take(key, step, piece.count, clients, _width(first, piece), lambda: self._undone(first, clients))
+
+    def _take_alone(self, steps: Steps, piece: Piece) -> None:
+        """Steps of one client: in the row that is for this, so that a graph serves all clients."""
+        spare = self.workspaces[-1]
+        cache = spare.step_cache(steps.cache.site, steps.cache.parts, tuple(steps.cache.optimizers))
+        cache.hold_like(steps.cache)
+        moved = Steps(spare, cache, steps.step, steps.plan, steps.lr)
+        source, target = _memory(steps), _memory(moved)
+        copy_all_(target, source)
+
+        def step() -> StepFunction:
+            tensors = [tensor.detach() for tensor in touched(moved)]
+            function = self._traced(steps, piece)
+            return lambda rows: _without_gradients(function, [*tensors, rows[0]])
+
+        key = (*_kind(steps, piece), "alone")
+        self.take(key, step, piece.count, 1, _width(steps, piece), lambda: undone(moved))
+        copy_all_(source, target)
+
+    def _traced(self, steps: Steps, piece: Piece) -> fx.GraphModule:
+        kind = _kind(steps, piece)
+        if kind not in self.shared.traced:
+            row = torch.from_numpy(steps.plan.part(piece.start[0], piece.size, 1)[0]).to(steps.workspace.device)
+            self.shared.traced[kind] = trace(steps, row)
+        return self.shared.traced[kind]
+
+    def _vectorised(self, group: list[Steps], piece: Piece) -> Function | None:
+        """The step for several clients at once, tried on two; None, and a warning, if vmap cannot do it."""
+        first, kind = group[0], _kind(group[0], piece)
+        if kind not in self.shared.functions:
             try:
-                with undone(lane, site):
-                    step(first)  # warm-up: statistics come into being
-                    with NoPythonReads(), Watch(owned(lane, site, first)):
-                        step(first)
+                common = [self._rows.block(tensor, 2) is None for tensor in touched(first)]
+                function = batched(self._traced(first, piece), [*common, False])
+                row = torch.from_numpy(first.plan.part(piece.start[0], piece.size, 1)[0]).to(first.workspace.device)
+                with self._undone(first, 2):
+                    inputs = [self._all(tensor, 2) for tensor in touched(first)]
+                    _without_gradients(function, [*inputs, row.repeat(2, 1)])
+                self.shared.functions[kind] = function
             except torch.OutOfMemoryError:
                 raise
-            except CaptureError as error:
-                self._device.refuse(site, error)
-                self._calls[call] = None
-            except Exception:
-                return None  # alone it is raised where it belongs
-            else:
-                self._calls[call] = self._made(site)
-        return self._calls[call]
+            except Exception as error:  # vmap has its limits
+                self.shared.functions[kind] = None
+                warnings.warn(
+                    f"engine.cohort: some clients' training steps are taken one by one: {error}", stacklevel=2
+                )
+        return self.shared.functions[kind]
 
-    def _made(self, like: StepCache) -> Together:
-        sites = [
-            lane.caches.get(like.site) or lane.step_cache(like.site, like.parts, like.optimizers) for lane in self.lanes
-        ]
-        self._device.settle()
-        stacked(self.lanes, sites, self._blocks)
-        return Together(self._device, self.lanes, sites, self._blocks)
+    def _fast(self, group: list[Steps], piece: Piece) -> Function | None:
+        """The same compiled, for a full cohort and steps that are taken often."""
+        first, clients = group[0], len(piece.clients)
+        if not self.shared.compile or clients < self.slots or piece.count == 1:
+            return None
+        key = (*_kind(first, piece), clients, "compiled")
+        if key not in self.shared.functions:
+            function = self._vectorised(group, piece)
+            assert function is not None
+            rows = torch.from_numpy(piece.rows([steps.plan for steps in group])[0]).to(first.workspace.device)
+            with self._undone(first, clients):
+                inputs = [self._all(tensor, clients) for tensor in touched(first)]
+                self.shared.functions[key] = compiled_rows(function, [*inputs, rows])
+        return self.shared.functions[key]
+
+    @contextmanager
+    def _undone(self, first: Steps, clients: int) -> Iterator[None]:
+        """What steps of the first clients do inside leaves no trace."""
+        written = [self._all(t, clients) for t in (*first.workspace.flat.buffers.values(), *first.cache.flat())]
+        before = [tensor.clone() for tensor in written]
+        try:
+            yield
+        finally:
+            copy_all_(written, before)
 
 
-def _inside_a_context(lane: Workspace) -> bool:
-    """Whether something of torch's is open that belongs to the thread, and would be the other clients' as well."""
-    return (
-        torch.is_autocast_enabled(lane.device.type)
-        or torch.is_inference_mode_enabled()
-        or torch._C._len_torch_function_stack() > 0
-        or torch._C._len_torch_dispatch_stack() > 0
-    )
+def _work(slot: Slot, workspace: Workspace, job: Job) -> None:
+    slot.result = launch(workspace, job)
+
+
+def _alike(one: Steps, other: Steps) -> bool:
+    """Whether two clients' steps can be taken together."""
+    shapes = [None if s.cache.data is None else [t.shape for t in s.cache.data] for s in (one, other)]
+    return one.cache.site == other.cache.site and one.plan.batches == other.plan.batches and shapes[0] == shapes[1]
+
+
+def _kind(steps: Steps, piece: Piece) -> tuple[Hashable, ...]:
+    data = None if steps.cache.data is None else tuple(t.shape for t in steps.cache.data)
+    return steps.cache.site, piece.size, steps.plan.batches, data
+
+
+def _width(steps: Steps, piece: Piece) -> int:
+    return 1 + piece.size * steps.plan.batches
+
+
+def _memory(steps: Steps) -> list[Tensor]:
+    """All that a client's steps read or write, as few tensors as possible."""
+    workspace, cache = steps.workspace, steps.cache
+    flat = (*workspace.flat.buffers.values(), *workspace.flat_received.buffers.values())
+    return [*flat, *cache.flat(), cache.lr, *(cache.data or ())]
+
+
+@torch.no_grad()
+def _without_gradients(function: Function, inputs: list[Tensor]) -> None:
+    function(*inputs)

@@ -1,0 +1,76 @@
+"""What fedloom uses of torch that torch does not promise to keep, each with what it is for. A test calls every one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch
+from torch._decomp import get_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx as _make_fx
+
+foreach_copy_ = torch._foreach_copy_
+foreach_mul = torch._foreach_mul
+foreach_lerp_ = torch._foreach_lerp_
+foreach_norm = torch._foreach_norm
+"""One operation for lists of tensors."""
+
+
+def make_fx(function: Callable[..., Any], **options: Any) -> Callable[..., torch.fx.GraphModule]:
+    """Traces a function into a graph of tensor operations."""
+    made: Callable[..., torch.fx.GraphModule] = _make_fx(function, **options)
+    return made
+
+
+def decompositions() -> Any:
+    """What operations are made of whose schemas do not say where they write."""
+    return get_decompositions([torch.ops.aten.cudnn_batch_norm, torch.ops.aten.cudnn_batch_norm_backward])
+
+
+def compile_graph(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
+    """Compiles a graph by torch's inductor for inputs of these shapes (tens of seconds; its files are cached)."""
+    from torch._inductor.compile_fx import compile_fx
+
+    compiled: Callable[..., Any] = compile_fx(graph, inputs)  # type: ignore[assignment]
+    return compiled
+
+
+def end_allocate_to_pool(device: int, pool: Any) -> None:
+    """Makes the allocator leave a graph's memory pool, after a capture that failed."""
+    torch._C._cuda_endAllocateToPool(device, pool)
+
+
+def contexts_open() -> bool:
+    """Whether a torch function mode or dispatch mode is active in this thread."""
+    return torch._C._len_torch_function_stack() > 0 or torch._C._len_torch_dispatch_stack() > 0
+
+
+def resolve_overload(name: str, args: list[Any], kwargs: dict[str, Any]) -> str:
+    """The overload of an aten operation that takes these arguments."""
+    found: str = torch._C._jit_resolve_packet(f"aten::{name}", *args, **kwargs)
+    return found
+
+
+def has_batching_rule(operation: Any) -> bool:
+    """Whether vmap knows an operation."""
+    known: bool = torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "FuncTorchBatched")
+    return known
+
+
+def vmap_level(tensor: Tensor) -> int:
+    """The vmap that a batched tensor belongs to."""
+    level: int = _functorch.maybe_get_level(tensor)
+    return level
+
+
+def unbatched(tensor: Tensor) -> Tensor | None:
+    """All rows of a tensor inside vmap, rows first; None if there is one for all rows."""
+    if not _functorch.is_batchedtensor(tensor):
+        return None
+    return _functorch.get_unwrapped(tensor).movedim(_functorch.maybe_get_bdim(tensor), 0)
+
+
+def rebatched(tensor: Tensor, level: int) -> Tensor:
+    """The inverse of `unbatched`."""
+    made: Tensor = _functorch._add_batch_dim(tensor, 0, level)
+    return made

@@ -1,0 +1,221 @@
+"""A lane: clients on a GPU one after another, or several at a time, whose training steps are CUDA graphs."""
+
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, fx
+
+from fedloom.core.job import Job, Result, launch
+from fedloom.core.state import FlatState, State
+from fedloom.core.stepping import Steps
+from fedloom.core.workspace import Workspace
+from fedloom.engines.cuda.graphs import Feed, Recorder, Work
+from fedloom.engines.cuda.tracing import Function, compiled, trace
+from fedloom.engines.recording import CaptureError, check, refuse_rebound_parts, touched, undone
+
+UNROLL = (16, 8, 4, 2, 1)
+"""Steps of one graph: the most first, then what is left over."""
+GRAPHS = 64
+"""Graphs that a lane keeps; the one that was not used for the longest time goes first."""
+CAPACITY = 8192
+"""Values that a feed has room for from the start."""
+
+NewWorkspace = Callable[..., Workspace]
+StepFunction = Callable[[Tensor], None]
+"""Takes the rows of one step [clients, row]."""
+
+
+@dataclass
+class Shared:
+    """What the lanes of an engine know together, by call site."""
+
+    compile: bool = False
+    checked: set[Hashable] = field(default_factory=set)
+    """Call sites whose steps can be captured."""
+    eager: set[Hashable] = field(default_factory=set)
+    """Call sites whose steps cannot, and run eagerly."""
+    traced: dict[Hashable, fx.GraphModule] = field(default_factory=dict)
+    functions: dict[Hashable, Function | None] = field(default_factory=dict)
+    """Steps of several clients at once, or compiled ones; None where that is not possible."""
+
+    def run_eagerly(self, steps: Steps, error: Exception) -> None:
+        """Gives up capturing this call site, with a warning."""
+        if steps.cache.site not in self.eager:
+            self.eager.add(steps.cache.site)
+            warnings.warn(f"a training step cannot be captured as a CUDA graph and runs eagerly: {error}", stacklevel=2)
+
+
+class Lane:
+    """One client at a time: a workspace whose steps are captured once per call site and batch size."""
+
+    slots = 1
+
+    def __init__(self, new_workspace: NewWorkspace, recorder: Recorder, shared: Shared):
+        self.shared, self.recorder = shared, recorder
+        self._graphs: dict[Hashable, Work] = {}
+        self._seen: set[Hashable] = set()
+        """Single steps that came once: they are captured when they come again."""
+        self._feed: Feed | None = None
+        self.workspaces = self._make_workspaces(new_workspace)
+
+    def _make_workspaces(self, new_workspace: NewWorkspace) -> list[Workspace]:
+        return [new_workspace(stepper=_Captured(self))]
+
+    def launch(self, jobs: Sequence[Job]) -> list[Result]:
+        """Does jobs, without waiting for the device."""
+        return [launch(self.workspaces[0], job) for job in jobs]
+
+    def largest(self, results: Sequence[Result]) -> Tensor | None:
+        """The largest magnitude in each message that was sent; None where that is not known before it is decoded."""
+        flat = [r.message.tensors for r in results if r.message is not None]
+        if not flat or not all(isinstance(state, FlatState) for state in flat):
+            return None
+        return torch.stack([largest(state.floating(), ()) for state in flat if isinstance(state, FlatState)])
+
+    def run(self, steps: Steps) -> None:
+        """Takes one client's steps."""
+        row = next(steps.plan.steps(steps.workspace.device))
+        if not self.can_capture(steps, row):
+            for row in steps.plan.steps(steps.workspace.device):
+                steps.step(row)
+            return
+        runs = list(steps.plan.runs())
+        self.fill([steps.plan.part(*run) for run in runs])
+        for start, size, count in runs:
+            key = (steps.cache.site, steps.cache.version, size, steps.plan.batches)
+            width = 1 + size * steps.plan.batches
+
+            def step(key: Hashable = key, start: int = start, size: int = size, count: int = count) -> StepFunction:
+                return self._alone(steps, key, start, size, count)
+
+            self.take(key, step, count, 1, width, lambda: undone(steps))
+
+    def can_capture(self, steps: Steps, row: Tensor) -> bool:
+        """Whether a call's steps can be captured: checked once, on one step, which is undone."""
+        site = steps.cache.site
+        if site not in self.shared.checked and site not in self.shared.eager:
+            try:
+                check(steps, row)
+                self.shared.checked.add(site)
+            except CaptureError as error:
+                self.shared.run_eagerly(steps, error)
+        return site in self.shared.checked
+
+    def _alone(self, steps: Steps, key: Hashable, start: int, size: int, count: int) -> StepFunction:
+        """A step of one client: the method's own code, or compiled if there are enough of them."""
+        if not self.shared.compile:
+            return lambda rows: steps.step(rows[0])
+        if key not in self.shared.functions and count > 1:
+            row = torch.from_numpy(steps.plan.part(start, size, 1)[0]).to(steps.workspace.device)
+            graph = trace(steps, row)
+            with undone(steps):
+                self.shared.functions[key] = compiled(graph, [*touched(steps), row])
+        function = self.shared.functions.get(key)
+        if function is None:
+            return lambda rows: steps.step(rows[0])
+        return bound(function, [tensor.detach() for tensor in touched(steps)])
+
+    def fill(self, rows: list[np.ndarray]) -> None:
+        """The rows of all steps that `take` is about to take."""
+        needed = sum(part.size for part in rows)
+        if self._feed is None or self._feed.capacity < needed:
+            self.recorder.settle()
+            self._graphs.clear()
+            self._feed = Feed(max(CAPACITY, 2 * needed), self.workspaces[0].device)
+        self._feed.fill(rows)
+
+    def take(
+        self,
+        key: Hashable,
+        step: Callable[[], StepFunction],
+        count: int,
+        clients: int,
+        width: int,
+        undo: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """Takes `count` steps of one kind, as many at once as a graph has. `step` is asked for where none is captured."""
+        for many in UNROLL:
+            while count >= many:
+                self._replay((key, many), step, many, clients, width, undo)
+                count -= many
+
+    def _replay(
+        self,
+        key: Hashable,
+        step: Callable[[], StepFunction],
+        count: int,
+        clients: int,
+        width: int,
+        undo: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        feed = self._feed
+        assert feed is not None
+        graph = self._graphs.pop(key, None)
+        if graph is None:
+            function = step()
+
+            def work() -> None:
+                for rows in feed.take(count, clients, width):
+                    function(rows)
+
+            if count == 1 and key not in self._seen:
+                self._seen.add(key)
+                work()
+                return
+            with undo():
+                with feed.undone():
+                    work()  # libraries load what they need
+                with feed.undone():
+                    graph = self._captured(work)
+        self._graphs[key] = graph  # as the one that was used last
+        if len(self._graphs) > GRAPHS:
+            self.recorder.settle()
+            del self._graphs[next(iter(self._graphs))]
+        graph()
+
+    def _captured(self, work: Work) -> Work:
+        try:
+            return self.recorder.capture(work)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            warnings.warn(f"training steps cannot be captured as a CUDA graph and run eagerly: {error}", stacklevel=2)
+            return work
+
+
+class _Captured:
+    """The stepper of a lane of one client."""
+
+    fixed_memory = True
+
+    def __init__(self, lane: Lane):
+        self._lane = lane
+
+    def run(self, steps: Steps) -> State:
+        """Takes the steps as CUDA graphs."""
+        refuse_rebound_parts(steps.workspace)
+        steps.prepare()
+        if steps.plan.sizes:
+            self._lane.run(steps)
+        refuse_rebound_parts(steps.workspace)
+        return steps.means()
+
+
+def bound(function: Function, tensors: Sequence[Tensor]) -> StepFunction:
+    """A step of one client on these tensors."""
+
+    def step(rows: Tensor) -> None:
+        with torch.no_grad():
+            function(*tensors, rows[0])
+
+    return step
+
+
+def largest(buffers: Sequence[Tensor], rows: tuple[int, ...]) -> Tensor:
+    """The largest magnitude in each row of these buffers: NaN where there is one."""
+    each = [torch.linalg.vector_norm(b.float(), torch.inf, dim=-1) for b in buffers] or [torch.zeros(rows)]
+    return torch.stack(each).amax(0) if len(each) > 1 else each[0]
