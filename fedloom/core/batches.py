@@ -38,6 +38,11 @@ class Plan:
         """Samples of all steps, all batches counted."""
         return self.index.size
 
+    @property
+    def norms(self) -> bool:
+        """Whether batch-norm can learn: one sample has no variance."""
+        return max(self.sizes, default=0) > 1
+
     def part(self, start: int, size: int, count: int) -> np.ndarray:
         """int64 [count, row]: the rows of `count` steps of one size, from step `start` on."""
         first = sum(self.sizes[:start])

@@ -233,7 +233,7 @@ class Client:
         extract = extract or (lambda client, x: client.model.extractor(x))
         workspace = self._workspace
         index = torch.from_numpy(self._samples).to(workspace.device)
-        workspace.parts.eval()
+        workspace.evaluate_only()
         with torch.no_grad(), workspace.autocast():
             chunks = index.split(workspace.evaluation_batch)
             z = torch.cat([extract(self, workspace.pixels.plain(i)).float() for i in chunks])
@@ -302,7 +302,7 @@ class Client:
         if epochs and len(index):
             epochs = max(epochs, math.ceil(spec.at_least / math.ceil(len(index) / size)))
         plan = shuffled(index, size, seed, epochs=epochs, batches=spec.batches)
-        workspace.train_only(spec.parts, norms=min(size, len(index)) > 1)
+        workspace.expect_mode(spec.parts, norms=plan.norms)
         steps = Steps(workspace, cache, spec.step, plan, lr, self._optimizers, spec.keep_as)
         means = workspace.stepper.run(steps)
         if spec.keep_as:

@@ -286,7 +286,7 @@ def _evaluate(workspace: Workspace, job: Job) -> Result:
     client = _client(workspace, job, "personalise", {} if memory is None else memory)
     method.personalise(client)
     personal = _changed(workspace, job.message) if job.keep_model else None
-    workspace.parts.eval()
+    workspace.evaluate_only()
     scored = answers(workspace, {job.client: task.federation.test[job.client]}, lambda x: method.predict(client, x))
     return Result(client=job.client, personal=personal, answers=scored)
 
@@ -301,7 +301,7 @@ def _changed(workspace: Workspace, message: Message) -> State:
 def _score_global(workspace: Workspace, job: Job) -> Result:
     task, method = workspace.setup.task, workspace.setup.method
     workspace.load(job.message, None)
-    workspace.parts.eval()
+    workspace.evaluate_only()
     holder = Client(workspace, id=-1, round=job.round, job="global", samples=np.empty(0, np.int64))
     tests = {c: task.federation.test[c] for c in job.clients}
     return Result(client=-1, answers=answers(workspace, tests, lambda x: method.predict_global(holder, x)))
@@ -314,7 +314,7 @@ def _generalise(workspace: Workspace, job: Job) -> Result:
     everybody = Client(workspace, id=job.client, round=job.round, job="generalise", samples=samples, first=False)
     method.generalise(everybody)
     personal = _changed(workspace, job.message) if job.keep_model else None
-    workspace.parts.eval()
+    workspace.evaluate_only()
     tests = {id(task.federation.test[c]): task.federation.test[c] for c in job.clients}
     all_of_them = {job.client: np.concatenate(list(tests.values()))}
     scored = answers(workspace, all_of_them, lambda x: method.predict_global(everybody, x))

@@ -135,8 +135,13 @@ class Steps:
     """Optimizer state from the client's last round, by the names of `cache.optimizer_state`."""
     keep_as: str | None = None
 
+    def set_mode(self) -> None:
+        """Puts what is trained into train mode, everything else into eval mode."""
+        self.workspace.train_only(self.cache.parts, norms=self.plan.norms)
+
     def prepare(self) -> None:
-        """Zeroes statistics and optimizers, or sets them to what the client has kept."""
+        """Sets modes; zeroes statistics and optimizers, or sets them to what the client has kept."""
+        self.set_mode()
         self.cache.reset()
         self.cache.set_lr(self.lr)
         self.restore()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch._C import _functorch
 from torch._decomp import get_decompositions
+from torch._guards import TracingContext, tracing
 from torch.fx.experimental.proxy_tensor import make_fx as _make_fx
 
 foreach_copy_ = torch._foreach_copy_
@@ -28,10 +29,19 @@ def decompositions() -> Any:
 
 
 def compile_graph(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
-    """Compiles a graph by torch's inductor for inputs of these shapes (tens of seconds; its files are cached)."""
-    from torch._inductor.compile_fx import compile_fx
+    """Compiles a graph by torch's inductor for inputs of these shapes (tens of seconds; its files are cached).
 
-    compiled: Callable[..., Any] = compile_fx(graph, inputs)  # type: ignore[assignment]
+    The inputs may lie in one storage if they do not overlap: the compiler is given others, each in its own.
+    """
+    from torch._inductor.compile_fx import compile_fx
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())  # without one nothing is cached
+    with mode:
+        apart = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in inputs]
+    with tracing(TracingContext(mode)):
+        compiled: Callable[..., Any] = compile_fx(graph, apart)  # type: ignore[assignment]
     return compiled
 
 

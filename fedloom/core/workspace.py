@@ -138,6 +138,7 @@ class Workspace:
         self._networks: dict[tuple[str, ...], list[Network]] = {}
         self._constants: dict[float, Tensor] = {}
         self._modes: dict[Hashable, tuple[list[tuple[nn.Module, bool]], list[tuple[nn.Parameter, bool]]]] = {}
+        self._in_mode: tuple[tuple[str, ...], bool] | None = None
         self.private = tuple(n for n, module in self.parts.named_modules() if getattr(module, "stays_local", False))
         """Paths inside shared parts that never leave a client: slow copies, queues."""
 
@@ -290,6 +291,7 @@ class Workspace:
 
         Without `norms`, batch-norm stays in eval mode everywhere: one sample has no variance.
         """
+        self._in_mode = paths, norms
         if (paths, norms) not in self._modes:
             self._modes[paths, norms] = self._mode(paths, norms)
         modules, parameters = self._modes[paths, norms]
@@ -299,6 +301,16 @@ class Workspace:
         for parameter, learns in parameters:
             if parameter.requires_grad is not learns:
                 parameter.requires_grad_(learns)
+
+    def expect_mode(self, paths: tuple[str, ...], *, norms: bool) -> None:
+        """The same before a fit whose steps another workspace may take: not again if it was the last thing done."""
+        if self._in_mode != (paths, norms):
+            self.train_only(paths, norms=norms)
+
+    def evaluate_only(self) -> None:
+        """Puts everything into eval mode."""
+        self._in_mode = None
+        self.parts.eval()
 
     def _mode(
         self, paths: tuple[str, ...], norms: bool

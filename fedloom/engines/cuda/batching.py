@@ -16,13 +16,13 @@ BATCH_NORMS = {"aten::native_batch_norm", "aten::_native_batch_norm_legit", "ate
 """Operations whose fourth and fifth arguments are running statistics."""
 
 
-def batched(graph: fx.GraphModule, shared: Sequence[bool]) -> Callable[..., Any]:
-    """The traced step as a function of blocks; inputs that are shared have no rows."""
+def batched(graph: fx.GraphModule, shared: Sequence[bool], fused: bool = False) -> Callable[..., Any]:
+    """The traced step as a function of blocks; inputs that are shared have no rows. `fused` is for a compiler."""
 
     changing = _changing(graph)
 
     def step(*inputs: Tensor) -> Any:
-        return _Batchable(graph, changing).run(*inputs)
+        return _Batchable(graph, changing, fused).run(*inputs)
 
     return torch.func.vmap(step, in_dims=tuple(None if common else 0 for common in shared))
 
@@ -30,10 +30,10 @@ def batched(graph: fx.GraphModule, shared: Sequence[bool]) -> Callable[..., Any]
 class _Batchable(fx.Interpreter):
     """Does a step's operations in ways that are fast when done for many clients at once."""
 
-    def __init__(self, graph: fx.GraphModule, changing: set[fx.Node]):
+    def __init__(self, graph: fx.GraphModule, changing: set[fx.Node], fused: bool):
         super().__init__(graph)
-        self._changing = changing
-        self._products = Products()
+        self._changing, self._fused = changing, fused
+        self._products = Products(fused)
 
     def run_node(self, n: fx.Node) -> Any:
         """One node: what it does may depend on what others do to its inputs."""
@@ -78,7 +78,7 @@ class _Batchable(fx.Interpreter):
 
     def _of(self, images: int) -> Products:
         """Knows the patches of this argument already, unless that may have changed."""
-        return Products() if self._may_change(images) else self._products
+        return Products(self._fused) if self._may_change(images) else self._products
 
     def _one_by_one(self, name: str, args: Any, kwargs: Any) -> list[Any]:
         """An operation on lists, which vmap does not know, tensor by tensor."""

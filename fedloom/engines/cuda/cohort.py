@@ -14,14 +14,14 @@ from torch import Tensor, fx
 
 from fedloom.core.job import ENCODED, Job, Result, launch
 from fedloom.core.state import FlatState, State, copy_all_
-from fedloom.core.stepping import Steps
+from fedloom.core.stepping import Eager, Steps
 from fedloom.core.torch_internals import contexts_open
 from fedloom.core.workspace import Rows, Workspace
 from fedloom.engines.cuda.batching import batched
 from fedloom.engines.cuda.graphs import Recorder
 from fedloom.engines.cuda.lane import Lane, NewWorkspace, Shared, StepFunction, largest
 from fedloom.engines.cuda.schedule import Piece, pieces
-from fedloom.engines.cuda.tracing import Function, compiled_rows, trace
+from fedloom.engines.cuda.tracing import Function, compiled, trace
 from fedloom.engines.recording import refuse_rebound_parts, touched, undone
 
 
@@ -40,26 +40,33 @@ class Coroutine:
         """Continues until the next pause or the end."""
         assert self._work is not None
         self._work.parent = getcurrent()
-        with torch.set_grad_enabled(torch.is_grad_enabled()):
-            self._work.switch()
+        _switch(self._work.switch)
 
     def pause(self) -> None:
         """Called by the work itself: returns to the caller of `begin` or `resume`, until it resumes."""
         assert self._work is not None
         assert self._work.parent is not None
-        with torch.set_grad_enabled(torch.is_grad_enabled()):
-            self._work.parent.switch()
+        _switch(self._work.parent.switch)
 
     def cancel(self) -> None:
         """Ends work that is paused."""
         while self._work is not None and not self._work.dead:
             self._work.parent = getcurrent()
             try:
-                with torch.set_grad_enabled(torch.is_grad_enabled()):
-                    self._work.throw(GreenletExit)
+                _switch(self._work.throw, GreenletExit)
             except Exception:  # nobody waits for what its clean-up raises
                 pass
         self._work = None
+
+
+def _switch(switch: Callable[..., object], *args: object) -> None:
+    """Goes elsewhere and comes back; whether gradients are recorded belongs to the thread, and is restored."""
+    before = torch.is_grad_enabled()
+    try:
+        switch(*args)
+    finally:
+        if torch.is_grad_enabled() is not before:
+            torch.set_grad_enabled(before)
 
 
 class Slot:
@@ -78,11 +85,7 @@ class Slot:
     def run(self, steps: Steps) -> State:
         """Waits until the cohort has taken the steps."""
         if not steps.plan.sizes or _inside_a_context(steps.workspace):
-            steps.prepare()
-            for row in steps.plan.steps(steps.workspace.device):
-                steps.step(row)
-            return steps.means()
-        refuse_rebound_parts(steps.workspace)
+            return Eager().run(steps)
         self.steps = steps
         self.work.pause()
         error, self.error = self.error, None
@@ -200,6 +203,7 @@ class Cohort(Lane):
     def _serve_group(self, number: int, group: list[Steps]) -> None:
         """Takes the steps of clients from this slot on."""
         self._prepare(number, group)
+        group[0].set_mode()
         try:
             row = next(group[0].plan.steps(group[0].workspace.device))
             able = self.can_capture(group[0], row)
@@ -244,6 +248,7 @@ class Cohort(Lane):
     def _eagerly(self, number: int, steps: Steps) -> None:
         """One client's steps; what they raise is its own error, and ends its work alone."""
         slot = self._slots[number]
+        steps.set_mode()
         try:
             for row in steps.plan.steps(steps.workspace.device):
                 steps.step(row)
@@ -331,12 +336,12 @@ class Cohort(Lane):
             return None
         key = (*_kind(first, piece), clients, "compiled")
         if key not in self.shared.functions:
-            function = self._vectorised(group, piece)
-            assert function is not None
+            common = [self._rows.block(tensor, 2) is None for tensor in touched(first)]
+            function = batched(self._traced(first, piece), [*common, False], fused=True)
             rows = torch.from_numpy(piece.rows([steps.plan for steps in group])[0]).to(first.workspace.device)
             with self._undone(first, clients):
                 inputs = [self._all(tensor, clients) for tensor in touched(first)]
-                self.shared.functions[key] = compiled_rows(function, [*inputs, rows])
+                self.shared.functions[key] = compiled(function, [*inputs, rows])
         return self.shared.functions[key]
 
     @contextmanager

@@ -197,7 +197,6 @@ class _Captured:
 
     def run(self, steps: Steps) -> State:
         """Takes the steps as CUDA graphs."""
-        refuse_rebound_parts(steps.workspace)
         steps.prepare()
         if steps.plan.sizes:
             self._lane.run(steps)

@@ -11,9 +11,13 @@ Sizes = Sequence[int]
 
 
 class Products:
-    """Convolutions of a step, forward and backward; patches are laid out once for both."""
+    """Convolutions of a step, forward and backward; patches are laid out once for both.
 
-    def __init__(self) -> None:
+    `fused` is for a compiler, which makes one operation of many that would take long one by one.
+    """
+
+    def __init__(self, fused: bool = False) -> None:
+        self._fused = fused
         self._known: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor]] = {}
 
     @staticmethod
@@ -38,7 +42,8 @@ class Products:
         to_input = to_weight = None
         if wanted[0]:
             patches = (rows @ _as_patches(weight)).unflatten(0, (len(x), *gradient.shape[2:]))
-            to_input = _overlaid(patches.unflatten(3, (*weight.shape[2:], -1)), x.shape[2:], stride, padding)
+            overlay = _overlaid if self._fused else _overlaid_in_place
+            to_input = overlay(patches.unflatten(3, (*weight.shape[2:], -1)), x.shape[2:], stride, padding)
         if wanted[1]:
             patches = self._patches(x, weight, stride, padding).flatten(0, 2)
             height, width = weight.shape[2:]
@@ -74,7 +79,7 @@ def _overlaid(patches: Tensor, image: Sizes, stride: Sizes, padding: Sizes) -> T
     """Images of which patches [images, rows, columns, kernel's rows, its columns, channels] are added up.
 
     A sum over the kernel's places, which a compiler makes one operation of: col2im, pixel by pixel, takes several times
-    as long. Uncompiled it takes more memory and time than sums in place would.
+    as long.
     """
     exact = torch.promote_types(patches.dtype, torch.float32)
     (top, left), (rows, columns) = padding, image
@@ -86,6 +91,18 @@ def _overlaid(patches: Tensor, image: Sizes, stride: Sizes, padding: Sizes) -> T
         part = pad(place, frame).to(exact)
         total = part if total is None else total + part
     assert total is not None
+    return total[:, top : top + rows, left : left + columns].permute(0, 3, 1, 2).to(patches.dtype)
+
+
+def _overlaid_in_place(patches: Tensor, image: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
+    """The same by sums in place: fewer and smaller operations, which no compiler can join."""
+    exact = torch.promote_types(patches.dtype, torch.float32)
+    count, down, across, height, width, channels = patches.shape
+    (top, left), (rows, columns) = padding, image
+    total = patches.new_zeros((count, rows + 2 * top, columns + 2 * left, channels), dtype=exact)
+    for i, j in product(range(height), range(width)):
+        place = total[:, i : i + stride[0] * down : stride[0], j : j + stride[1] * across : stride[1]]
+        place.add_(patches[:, :, :, i, j])
     return total[:, top : top + rows, left : left + columns].permute(0, 3, 1, 2).to(patches.dtype)
 
 

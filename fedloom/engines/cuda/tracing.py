@@ -4,7 +4,6 @@ A step touches nothing but its workspace's memory (recording.py sees to that), s
 tensors can be traced and done to another's.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -49,37 +48,3 @@ def compiled(function: Function, inputs: Sequence[Tensor]) -> Function:
     except Exception as error:  # it fails in many ways, none of which should end a run
         warnings.warn(f"engine.compile: a training step runs uncompiled: {error}", stacklevel=2)
         return function
-
-
-def compiled_rows(function: Function, inputs: Sequence[Tensor]) -> Function:
-    """The same for a function of many clients' tensors, which are columns of one matrix with a row for each client.
-
-    They are given to the compiler as matrices: of those it knows that they do not overlap, of others it does not.
-    """
-    forms = [(tensor.shape, tensor.stride()) for tensor in inputs]
-
-    def of_matrices(*matrices: Tensor) -> Any:
-        return function(*(_from_matrix(m, *form) for m, form in zip(matrices, forms, strict=True)))
-
-    fast = compiled(of_matrices, [_as_matrix(tensor) for tensor in inputs])
-    return lambda *tensors: fast(*map(_as_matrix, tensors))
-
-
-def _in_columns(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether a tensor's rows are dense and have others' between them."""
-    return len(shape) > 2 and stride[0] > math.prod(shape[1:]) and shape[0] > 1
-
-
-def _as_matrix(tensor: Tensor) -> Tensor:
-    if not _in_columns(tensor.shape, tensor.stride()):
-        return tensor
-    return tensor.as_strided((len(tensor), tensor[0].numel()), (tensor.stride(0), 1))
-
-
-def _from_matrix(matrix: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
-    if not _in_columns(shape, stride):
-        return matrix
-    order = sorted(range(1, len(shape)), key=lambda dim: -stride[dim])
-    return matrix.view(len(matrix), *(shape[dim] for dim in order)).permute(
-        0, *(1 + order.index(dim) for dim in range(1, len(shape)))
-    )
