@@ -31,6 +31,7 @@ from benchmarks.contest.table import report
 
 RESULTS = gpu.ROOT / "benchmarks" / "results"
 MARK = "cuda and not slow"
+HOUR = 3600
 GROUP = 40
 """Tests of one pytest process: what a stop in the middle repeats at most."""
 
@@ -152,7 +153,9 @@ def run_group(names: list[str], limit: float) -> dict[str, Any] | None:
         file = Path(folder) / "found.xml"
         words = ["-o", "junit_family=xunit1", f"--junitxml={file}", *names]
         try:
-            done = subprocess.run(pytest(*words), cwd=gpu.ROOT, capture_output=True, text=True, timeout=limit)
+            done = subprocess.run(
+                pytest(*words), cwd=gpu.ROOT, capture_output=True, text=True, timeout=min(limit, HOUR)
+            )
         except subprocess.TimeoutExpired:
             return None
         if not file.exists():
