@@ -8,6 +8,8 @@ from benchmarks.contest.whole import EVERY
 from benchmarks.contest.works import WORKS
 
 Result = dict[str, Any]
+PHASES = ("started", "imports", "loading", "building", "training", "evaluation")
+"""Of a whole training; the rest is checkpoints, records and the end of the process."""
 COLUMNS = {
     "s/round": 9, "× plain": 9, "× pfl": 9, "fastest–slowest": 17, "client steps/s": 16, "img/s": 10, "GPU GB": 8,
     "warm-up s": 11, "floor s": 9, "% floor": 9, "loss": 8,
@@ -158,7 +160,7 @@ def whole_table(found: Result) -> list[str]:
     work = WORKS["P"].scaled(found["scale"])
     columns = {
         "whole s": 10, "imports": 9, "loading": 9, "building": 10, "first round at": 16, "training": 10,
-        "evaluation": 12, "s/round": 9, "accuracy": 10,
+        "evaluation": 12, "other": 8, "s/round": 9, "accuracy": 10,
     }  # fmt: skip
     names = {name: max(len(name) + 12, 24) for name in found["whole"]}
     widths = [max(names.values()), *columns.values()]
@@ -172,13 +174,16 @@ def whole_table(found: Result) -> list[str]:
             lines.append(name.ljust(widths[0]) + "  " + reason(runs))
             continue
         for cache, result in runs.items():
-            cells = [
-                f"{name}, {cache} cache" if len(runs) > 1 else name, number(result["whole"], 1),
-                number(result["imports"], 1), number(result["loading"], 1), number(result["building"], 1),
-                number(result["first round"], 1), number(result["training"], 1), number(result["evaluation"], 1),
-                number(result["median"], 4), number(result["accuracy"], 3),
-            ]  # fmt: skip
-            lines.append(row(cells, widths))
+            cells = {
+                "whole s": number(result["whole"], 1),
+                **{phase: number(result[phase], 1) for phase in PHASES},
+                "first round at": number(result["first round"], 1),
+                "other": number(result["whole"] - sum(result[phase] for phase in PHASES), 1),
+                "s/round": number(result["median"], 4),
+                "accuracy": number(result["accuracy"], 3),
+            }
+            title = f"{name}, {cache} cache" if len(runs) > 1 else name
+            lines.append(row([title, *(cells[column] for column in columns)], widths))
     pfl = median(found.get("works", {}).get("P", {}).get("pfl"))
     if pfl:
         lines.append(
