@@ -121,11 +121,11 @@ class Part:
 
 def contest(found: dict[str, Any], options: argparse.Namespace, save: Callable[[], object]) -> list[str]:
     """Adds to `found` what it does not have yet; returns the titles of what there was no time for."""
-    told = {"scale": options.scale, "device": options.device}
-    if other := {name: found[name] for name in told if found.get(name, told[name]) != told[name]}:
-        raise SystemExit(f"--resume: what is there was measured with {other}, not with {told}")
+    setting = {"scale": options.scale, "device": options.device}
+    if other := {name: found[name] for name in setting if found.get(name, setting[name]) != setting[name]}:
+        raise SystemExit(f"--resume: what is there was measured with {other}, not with {setting}")
     found.setdefault("commands", []).append(sys.argv[1:])
-    found |= told
+    found |= setting
     deadline = perf_counter() + (options.time or float("inf"))
     waiting = [part for part in parts(found, options) if part.missing(options.retry)]
     while waiting:
