@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint layers types unit slow clean
+.PHONY: demo test lint layers types unit slow gpu clean
 
 demo: $(VENV)/.user
 	$(BIN)/fedloom compare demo
@@ -27,6 +27,10 @@ unit: $(VENV)/.dev
 slow: $(VENV)/.dev
 	$(BIN)/pytest -m slow
 	$(BIN)/python -m benchmarks.fuzz --inputs 50000
+
+# Tests and benchmarks that need a GPU; results in benchmarks/results. Continues where it stopped: make gpu GPU="--time 560"
+gpu: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.gpu_suite $(GPU)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,10 +1,11 @@
 """Many clients on one GPU: `lanes` beside a plain loop, other libraries and the floor, as ratios of one run.
 
-    python -m benchmarks.gpu [--works A B C D E] [--only plain 'lanes*'] [--pfllib PATH] [--methods] [--clients1000]
-    python -m benchmarks.gpu --device cpu --scale 0.01 --rounds 1        a trial: inline stands in for lanes
+    python -m benchmarks.gpu [--works A B C D E P Q] [--only plain 'lanes*'] [--pfllib PATH] [--pfl FOLDER] [--whole]
+    python -m benchmarks.gpu --json found.json --resume --time 560     the rest of what such a file has not yet
+    python -m benchmarks.gpu --device cpu --scale 0.01 --rounds 1      a trial: inline stands in for lanes
 
 Each contestant is a process of its own, one after another; its first rounds do not count (captures, compilation) and
-are told apart as `warm-up`, figures are medians of the others. Evaluation is not counted.
+are reported as `warm-up`, figures are medians of the others. Evaluation is not counted, except with `--whole`.
 """
 
 import argparse
@@ -14,45 +15,71 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
+import numpy as np
+
+from benchmarks.contest.ours import engine
 from benchmarks.contest.table import median, report
+from benchmarks.contest.whole import EVERY
 from benchmarks.contest.works import WORKS, Work
 
 METHODS = ("fedavg", "fedcrl", "fedcrc", "repper", "ditto")
+WHOLE = ("auto", "lanes-bf16-compile")
+SHORT = 10
+"""Times as many rounds are measured where a round has a few clients out of many."""
+LEAST = 20
+"""Seconds that must be left for another contestant to be started."""
+UNFINISHED = 3
+"""Exit code when `--time` was over before all contestants were measured."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--works", nargs="*", choices=list(WORKS), default=list(WORKS), metavar="LETTER")
     parser.add_argument(
         "--only", nargs="+", metavar="NAME",
-        help="plain, pfllib, fluke, flower, inline, or patterns; "
+        help="plain, pfllib, pfl, fluke, flower, inline, auto, or patterns; "
         "lanes-PRECISION[-cl][-compile][-deterministic][-cohortK][@N]; B:NAME is for work B alone",
     )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=5, help="that count; 3 at most for all but lanes")
-    parser.add_argument("--warmup", type=int, default=3, help="rounds before them; 1 for all but lanes")
-    parser.add_argument("--lanes", type=int, help="how many; the engine's own choice if not given")
-    parser.add_argument("--scale", type=float, default=1, help="of every work's images, for a trial")
+    parser.add_argument(
+        "--rounds", type=int, default=5,
+        help="that count; 3 at most for all but fedloom on a GPU; 10 times as many in P and Q, whose rounds are short",
+    )  # fmt: skip
+    parser.add_argument("--warmup", type=int, default=3, help="rounds before them; 1 for all but fedloom on a GPU")
+    parser.add_argument("--lanes", type=int, help="number of lanes; the engine's own choice if not given")
+    parser.add_argument("--scale", type=float, default=1, help="of every work's images or clients, for a trial")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--pfllib", metavar="PATH", help="a clone of github.com/TsingZ0/PFLlib")
+    parser.add_argument("--pfl", metavar="FOLDER", help="pfl-research, by pip install --target FOLDER --no-deps pfl …")
+    parser.add_argument("--whole", nargs="*", metavar="NAME", help="also: work P from start to end, of these variants")
     parser.add_argument("--methods", action="store_true", help="also: time per image of other methods beside FedAvg")
     parser.add_argument("--clients1000", action="store_true", help="also: GPU memory with 100 and 1,000 clients")
     parser.add_argument("--variant", default="lanes-tf32", metavar="NAME", help="of lanes, for those two")
     parser.add_argument("--limit", type=float, default=240, help="seconds that one contestant may take")
+    parser.add_argument("--time", type=float, help="seconds for all; exit code 3 if contestants are left")
     parser.add_argument("--json", type=Path, metavar="FILE", help="written anew after every contestant")
+    parser.add_argument("--resume", action="store_true", help="measure only what the file of --json does not have")
+    parser.add_argument("--retry", action="store_true", help="with --resume: also what failed or was skipped")
     parser.add_argument("--show", type=Path, metavar="FILE", help="print such a file's tables and end")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     for only in options.only or ():
         if only[1:2] == ":" and only[0] not in options.works:
             parser.error(f"--only {only}: {only[0]} is none of --works {' '.join(options.works)}")
+    if options.whole == []:
+        options.whole = list(WHOLE)
+    if options.resume and not options.json:
+        parser.error("--resume: say which file: --json FILE")
     return options
 
 
@@ -61,68 +88,166 @@ def main() -> None:
     if options.show:
         print(report(json.loads(options.show.read_text())))
         return
-    shared = {name: getattr(options, name) for name in ("device", "scale", "lanes", "pfllib")}
-    if shared["pfllib"]:
-        shared["pfllib"] = str(Path(shared["pfllib"]).resolve())
-    found: dict[str, Any] = {"command": sys.argv[1:], "scale": options.scale, "works": {}, "methods": {}, "crowd": {}}
-    found["floor"] = part("floor", {"kind": "floor", "works": options.works, **shared}, options)
-    for letter in options.works:
-        results = found["works"][letter] = {}
-        for name in contestants(WORKS[letter], options):
-            spec = {"kind": "work", "work": letter, "name": name, **rounds(name, options), **shared}
-            results[name] = part(f"{letter} {name}", spec, options)
-            keep(found, options)
-    for method in METHODS if options.methods else ():
-        spec = {"kind": "work", "work": "A", "name": options.variant, "method": method, **shared}
-        found["methods"][method] = part(method, spec | rounds(options.variant, options), options)
-        keep(found, options)
-    for method, clients in ((m, c) for m in ("fedavg", "local") for c in (100, 1000) if options.clients1000):
-        spec = {"kind": "crowd", "method": method, "clients": clients, "name": options.variant, **shared}
-        found["crowd"][f"{method}, {clients}"] = part(f"{method}, {clients} clients", spec, options)
-        keep(found, options)
+    found: dict[str, Any] = {}
+    if options.resume and options.json.exists():
+        found = json.loads(options.json.read_text())
+
+    def save() -> None:
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1))
+
+    left = contest(found, options, save)
     print(report(found))
+    if left:
+        print(f"left, for --resume: {', '.join(left)}", file=sys.stderr)
+        raise SystemExit(UNFINISHED)
+
+
+@dataclass
+class Part:
+    """One measurement: where its result goes, and how it is made within some seconds."""
+
+    title: str
+    results: dict[str, Any]
+    name: str
+    measure: Callable[[float], dict[str, Any]]
+    runs: int = 1
+    """Processes that it starts, each of which may take `--limit` seconds."""
+
+    def missing(self, retry: bool) -> bool:
+        result = self.results.get(self.name)
+        return result is None or (retry and ("failed" in result or "skipped" in result))
+
+
+def contest(found: dict[str, Any], options: argparse.Namespace, save: Callable[[], object]) -> list[str]:
+    """Adds to `found` what it does not have yet; returns the titles of what there was no time for."""
+    setting = {"scale": options.scale, "device": options.device}
+    if other := {name: found[name] for name in setting if found.get(name, setting[name]) != setting[name]}:
+        raise SystemExit(f"--resume: what is there was measured with {other}, not with {setting}")
+    found.setdefault("commands", []).append(sys.argv[1:])
+    found |= setting
+    deadline = perf_counter() + (options.time or float("inf"))
+    waiting = [part for part in parts(found, options) if part.missing(options.retry)]
+    while waiting:
+        remaining = deadline - perf_counter()
+        if remaining < LEAST:
+            break
+        part, start = waiting[0], perf_counter()
+        limit = part.runs * options.limit
+        result = part.measure(min(limit, remaining))
+        if "failed" in result and remaining < limit and deadline - perf_counter() < 1:
+            break  # it had less time than --limit gives it
+        part.results[part.name] = result
+        say(part.title, result, perf_counter() - start)
+        save()
+        waiting.pop(0)
+    return [part.title for part in waiting]
+
+
+def parts(found: dict[str, Any], options: argparse.Namespace) -> Iterator[Part]:
+    """All measurements that the options ask for, in order."""
+    shared = {name: getattr(options, name) for name in ("device", "scale", "lanes", "pfllib", "pfl")}
+    for library in ("pfllib", "pfl"):
+        shared[library] = shared[library] and str(Path(shared[library]).resolve())
+
+    def contestant(title: str, results: dict[str, Any], name: str, spec: dict[str, Any]) -> Part:
+        return Part(title, results, name, lambda limit: in_folder(spec | shared, limit))
+
+    yield contestant("floor", found, "floor", {"kind": "floor", "works": list(WORKS)})
+    for letter in options.works:
+        work, results = WORKS[letter], found.setdefault("works", {}).setdefault(letter, {})
+        for name in contestants(work, options):
+            spec = {"kind": "work", "work": letter, "name": name, **rounds(name, options, work)}
+            yield contestant(f"{letter} {name}", results, name, spec)
+    for method in METHODS if options.methods else ():
+        spec = {"kind": "work", "work": "A", "name": options.variant, "method": method}
+        spec |= rounds(options.variant, options, WORKS["A"])
+        yield contestant(method, found.setdefault("methods", {}), method, spec)
+    for method, clients in ((m, c) for m in ("fedavg", "local") for c in (100, 1000) if options.clients1000):
+        spec = {"kind": "crowd", "method": method, "clients": clients, "name": options.variant}
+        yield contestant(f"{method}, {clients} clients", found.setdefault("crowd", {}), f"{method}, {clients}", spec)
+    for name in options.whole or ():
+        results = found.setdefault("whole", {})
+        measure = partial(whole, name, options)
+        yield Part(f"P from start to end, {name}", results, name, measure, runs=2)
 
 
 def contestants(work: Work, options: argparse.Namespace) -> list[str]:
     """Those of the work, or those that were asked for (a variant of lanes need not be one of the work's)."""
     usual = ["plain", *work.peers, "inline", *work.variants]
     if not options.only:
-        return usual if options.pfllib else [name for name in usual if name != "pfllib"]
+        return [name for name in usual if name not in ("pfllib", "pfl") or getattr(options, name)]
     here = [only.removeprefix(f"{work.letter}:") for only in options.only if only[1:2] != ":" or only[0] == work.letter]
-    asked = [name for name in here if name.startswith("lanes-") and "*" not in name]
+    asked = [name for name in here if (name == "auto" or name.startswith("lanes-")) and "*" not in name]
     return list(dict.fromkeys([n for n in usual if any(fnmatch(n, pattern) for pattern in here)] + asked))
 
 
-def rounds(name: str, options: argparse.Namespace) -> dict[str, int]:
+def rounds(name: str, options: argparse.Namespace, work: Work) -> dict[str, int]:
     """Lanes capture on several lanes as clients come to them; the others have nothing to prepare, and are slow."""
-    if name.startswith("lanes"):
-        return {"warmup": max(1, options.warmup), "rounds": options.rounds}
-    return {"warmup": 1, "rounds": min(3, options.rounds)}
+    many = SHORT if work.per_round else 1
+    if name == "auto" or name.startswith("lanes"):
+        return {"warmup": max(1, options.warmup), "rounds": many * options.rounds}
+    return {"warmup": 1, "rounds": many * min(3, options.rounds)}
 
 
-def keep(found: dict[str, Any], options: argparse.Namespace) -> None:
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+def say(title: str, result: dict[str, Any], seconds: float) -> None:
+    figure = median(result)
+    what = f"{figure:.4f} s a round" if figure else result.get("skipped") or result.get("failed") or "done"
+    print(f"[{seconds:6.1f} s] {title}: {what}", file=sys.stderr, flush=True)
 
 
-def part(title: str, spec: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """One measurement in its own process; whatever goes wrong there is its result."""
-    start = perf_counter()
+def whole(name: str, options: argparse.Namespace, limit: float) -> dict[str, Any]:
+    """Work P from a process's start to its end: with empty compile caches and, if it compiles, once more with those.
+
+    `limit` is for both together.
+    """
+    work = WORKS["P"].scaled(options.scale)
+    deadline = perf_counter() + limit
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="fedloom-benchmark-") as folder:
-        result = in_process(spec, Path(folder), options.limit)
-    seconds = median(result)
-    what = f"{seconds:.3f} s a round" if seconds else result.get("skipped") or result.get("failed") or "done"
-    print(f"[{perf_counter() - start:6.1f} s] {title}: {what}", file=sys.stderr, flush=True)
-    return result
+        images = Path(folder) / "images.npz"
+        dataset, _ = work.federation()
+        of = {"train": ~dataset.test, "test": dataset.test}
+        arrays = {f"x_{part}": dataset.images[which].numpy() for part, which in of.items()}
+        np.savez(images, **arrays, **{f"y_{part}": dataset.labels[which].numpy() for part, which in of.items()})
+        values = {
+            "data": {"name": str(images), "clients": work.clients, "partition": "iid", "split": "common"},
+            "training": {"rounds": work.total_rounds},
+            "evaluation": {"every": EVERY},
+            "engine": engine(name, options.device, options.lanes),
+        }
+        caches = {
+            variable: str(Path(folder) / "cache" / variable.lower())
+            for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")
+        }
+        for cache in ("cold", "warm") if "compile" in name else ("cold",):
+            inside = Path(folder) / cache
+            inside.mkdir()
+            recipe = work.recipe(**values, out=str(inside / "run"))
+            spec = {"recipe": recipe, "began": time(), "device": options.device}
+            result = in_process(spec, inside, deadline - perf_counter(), "whole", caches)
+            if "failed" in result:
+                return result
+            found[cache] = result | {"whole": time() - spec["began"]}
+    return found
 
 
-def in_process(spec: dict[str, Any], folder: Path, limit: float) -> dict[str, Any]:
+def in_folder(spec: dict[str, Any], limit: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="fedloom-benchmark-") as folder:
+        return in_process(spec, Path(folder), limit)
+
+
+def in_process(
+    spec: dict[str, Any], folder: Path, limit: float, module: str = "part", variables: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """One measurement in its own process; whatever goes wrong there is its result."""
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     if spec["device"] == "cpu":  # a trial: threads of several programs would wait for each other
         environment["OMP_NUM_THREADS"] = "1"
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    command = [sys.executable, "-m", "benchmarks.contest.part", json.dumps(spec), str(folder / "result")]
+    environment |= variables or {}
+    command = [sys.executable, "-m", f"benchmarks.contest.{module}", json.dumps(spec), str(folder / "result")]
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True

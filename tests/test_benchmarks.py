@@ -1,6 +1,7 @@
 """Every benchmark at its smallest, and who takes part in one."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import cpu, fuzz, gpu, hostile, memory, net, scale, soak, wire
-from benchmarks.contest import crowd
+from benchmarks import cpu, fuzz, gpu, gpu_suite, hostile, memory, net, overhead, scale, soak, wire
+from benchmarks.contest import crowd, ours, whole
 from benchmarks.contest.part import measure
+from benchmarks.contest.peers import MissingError
 from benchmarks.contest.table import crowd_table
 from benchmarks.contest.works import WORKS
 from benchmarks.gpu import arguments, contestants
@@ -92,16 +94,119 @@ def test_fuzz_gives_every_format_its_least_number(tmp_path):
     assert found["a"] == 10_000 and found["b"] > 2.5 * found["c"] and sum(found.values()) == 10**6
 
 
-def test_gpu_measures_on_a_cpu_and_shows_its_file_again(monkeypatch, capfd, tmp_path):
-    def here(spec, folder, limit):
-        return {"skipped": "not here"} if spec["kind"] == "floor" else measure(spec)
+def in_this_process(spec, folder, limit, module="part", variables=None):
+    if module == "whole":
+        return whole.run(spec)
+    return {"skipped": "not here"} if spec["kind"] == "floor" else measure(spec)
 
-    monkeypatch.setattr(gpu, "in_process", here)
+
+def test_gpu_measures_on_a_cpu_and_shows_its_file_again(monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr(gpu, "in_process", in_this_process)
     words = f"--device cpu --scale 0.001 --rounds 1 --works A --only plain lanes-tf32 --json {tmp_path}/found.json"
     lines = printed(monkeypatch, capfd, gpu, words)
     assert float(row(lines, "plain")[1]) == 1
     assert float(row(lines, "lanes-tf32")[0]) > 0
     assert printed(monkeypatch, capfd, gpu, f"--show {tmp_path}/found.json") == lines
+
+
+@pytest.mark.parametrize(("letter", "parameters"), [("P", 1_626_442), ("Q", 1_206_590)])
+def test_gpu_samples_clients_in_works_p_and_q(monkeypatch, capfd, letter, parameters):
+    work = WORKS[letter]
+    assert sum(p.numel() for p in work.network().parameters()) == parameters
+    assert abs(sum(work.sizes()) / work.clients / (work.images / work.per_round) - 1) < 0.02
+    monkeypatch.setattr(gpu, "in_process", in_this_process)
+    monkeypatch.setattr(gpu, "SHORT", 1)
+    words = f"--device cpu --scale 0.001 --rounds 1 --warmup 1 --works {letter} --only plain auto lanes-tf32-cohort7"
+    lines = printed(monkeypatch, capfd, gpu, words)
+    assert all(float(row(lines, name)[0]) > 0 for name in ("plain", "auto", "lanes-tf32-cohort7"))
+
+
+def test_the_clients_of_work_q_are_uneven_and_always_the_same():
+    sizes = WORKS["Q"].sizes()
+    assert len(sizes) == 3400 and 100 < sum(sizes) / 3400 < 200
+    assert max(sizes) > 3 * min(sizes) and sizes == WORKS["Q"].sizes()
+
+
+def test_a_variant_is_an_engine_section():
+    assert ours.engine("auto", "cuda", None) == {"name": "auto"}
+    tuned = {"name": "lanes", "device": "cuda", "precision": "tf32", "compile": True, "cohort": 50, "workers": 2}
+    assert ours.engine("lanes-tf32-compile-cohort50@2", "cuda", None) == tuned
+
+
+def test_gpu_resumes_contestant_by_contestant(monkeypatch, capfd, tmp_path):
+    measured = []
+
+    def result(spec, folder, limit):
+        measured.append(spec.get("name", spec["kind"]))
+        if spec["kind"] == "floor" or spec["name"] == "auto":
+            return {"failed": "out of memory"}
+        return {"seconds": [1.0], "steps": 1, "images": 1, "memory": None, "warmup": 1.0, "loss": None}
+
+    monkeypatch.setattr(gpu, "in_process", result)
+    words = f"--works P --pfl somewhere --json {tmp_path}/found.json --resume --only plain"
+    printed(monkeypatch, capfd, gpu, words)
+    lines = printed(monkeypatch, capfd, gpu, f"{words} pfl auto")
+    assert measured == ["floor", "plain", "pfl", "auto"]  # none of them twice
+    assert row(lines, "pfl")[:3] == ["1.000", "1.00", "1.00"]  # × plain, × pfl
+    printed(monkeypatch, capfd, gpu, f"{words} pfl auto --retry")
+    assert measured[4:] == ["floor", "auto"]
+    with pytest.raises(SystemExit) as stopped:
+        printed(monkeypatch, capfd, gpu, f"{words} lanes-tf32 --time 1")
+    assert stopped.value.code == gpu.UNFINISHED and measured[6:] == []
+    assert "left, for --resume: P lanes-tf32" in capfd.readouterr().err
+    with pytest.raises(SystemExit, match="was measured with {'scale': 1}"):
+        printed(monkeypatch, capfd, gpu, f"{words} --scale 0.1")
+
+
+def test_gpu_times_a_whole_training(monkeypatch, capfd):
+    monkeypatch.setattr(gpu, "in_process", in_this_process)
+    words = "--device cpu --scale 0.002 --works --whole auto lanes-bf16-compile"
+    lines = printed(monkeypatch, capfd, gpu, words)
+    assert "3 rounds, evaluation of 20 test images every 10 rounds" in "".join(lines)
+    names = ["auto"], ["lanes-bf16-compile,", "cold", "cache"], ["lanes-bf16-compile,", "warm", "cache"]
+    for name in names:
+        seconds, *_, accuracy = row(lines, *name)
+        assert float(seconds) > 0 and 0 <= float(accuracy) <= 1
+
+
+def test_gpu_skips_pfl_research_where_it_is_not(tmp_path):
+    spec = {"kind": "work", "work": "P", "name": "pfl", "scale": 0.001, "device": "cpu", "warmup": 1, "rounds": 1}
+    for folder, why in ((None, "no --pfl FOLDER"), (str(tmp_path), "holds no pfl")):
+        with pytest.raises(MissingError, match=why):
+            measure(spec | {"pfl": folder})
+
+
+@pytest.mark.skipif("FEDLOOM_PFL" not in os.environ, reason="needs pfl-research in the folder $FEDLOOM_PFL")
+def test_gpu_has_pfl_research_train_work_p(tmp_path):
+    spec = {"kind": "work", "work": "P", "name": "pfl", "scale": 0.001, "device": "cpu", "warmup": 1, "rounds": 2}
+    found = gpu.in_process(spec | {"pfl": os.environ["FEDLOOM_PFL"], "lanes": None}, tmp_path, limit=60)
+    assert len(found["seconds"]) == 2 and found["steps"] == 10 and 0 < found["loss"] < 5
+
+
+def test_gpu_suite_keeps_tests_and_benchmarks_of_a_commit(monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr(gpu, "in_process", lambda spec, folder, limit: {"skipped": "not here"})
+    words = f"--commit 0123456789abcdef --results {tmp_path} --mark 'not cuda' --tests tests/losses/test_cosines.py"
+    lines = printed(monkeypatch, capfd, gpu_suite, f"{words} -- --device cpu --works P --only plain")
+    assert lines[1].startswith("tests: ") and " passed, in " in lines[1] and "failed" not in lines[1]
+    assert row(lines, "plain") == ["skipped:", "not", "here"]
+    found = json.loads((tmp_path / "0123456789ab.json").read_text())
+    assert found["machine"]["torch"] == torch.__version__ and len(found["calls"]) == 1
+    assert {test["outcome"] for test in found["tests"].values()} == {"passed"}
+
+
+def test_gpu_suite_says_what_is_left(monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr(gpu_suite, "collected", lambda options: (["tests/test_a.py::test_a"], []))
+    words = f"--commit 0123456789abcdef --results {tmp_path} --time 1"
+    with pytest.raises(SystemExit) as stopped:
+        printed(monkeypatch, capfd, gpu_suite, words)
+    assert stopped.value.code == gpu.UNFINISHED
+    assert "not done, run it again: 1 tests" in capfd.readouterr().err
+
+
+def test_overhead_holds_an_engine_against_a_plain_loop(monkeypatch, capfd):
+    lines = printed(monkeypatch, capfd, overhead, "--clients 4 --rounds 1 --workers 1 --engines processes")
+    assert row(lines, "plain")[3:] == ["1.00", "0"]
+    assert float(row(lines, "processes")[1]) > 0
 
 
 def test_gpu_counts_the_clients_of_a_crowd(monkeypatch):

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.contest.plain import CLIENTS, network
-from benchmarks.contest.works import SHAPE, Work
+from benchmarks.contest.works import Work
 
 
 def training_flops(work: Work) -> float:
@@ -17,7 +17,7 @@ def training_flops(work: Work) -> float:
     On tensors without values (`meta`): nothing is computed. Convolutions and matrix products are counted.
     """
     client = CLIENTS[work.method](work, network(work).to("meta"), [], "meta")
-    x = torch.empty(work.batch * work.views, *SHAPE, device="meta")
+    x = torch.empty(work.batch * work.views, *work.shape, device="meta")
     y = torch.zeros(work.batch, dtype=torch.int64, device="meta")
     with FlopCounterMode(display=False) as counter:
         client.loss(x, y).backward()

@@ -1,4 +1,4 @@
-"""fedloom itself: `inline` (eager), and `lanes` in its variants.
+"""fedloom itself: `inline` (eager), `auto` (all defaults), and `lanes` in its variants.
 
 `lanes-bf16-cl-compile@8` has 8 lanes; `lanes-tf32-cohort25@2` two cohorts of 25 clients.
 """
@@ -16,7 +16,9 @@ PRECISIONS = ("float32", "tf32", "bf16")
 
 
 def engine(name: str, device: str, lanes: int | None) -> dict[str, Any]:
-    """A recipe's engine section. A trial on a CPU takes `inline` for every variant."""
+    """A recipe's engine section. A trial on a CPU takes `inline` for every variant of lanes."""
+    if name == "auto":
+        return {"name": "auto", "device": "cpu"} if device == "cpu" else {"name": "auto"}
     if name == "inline" or device == "cpu":
         return {"name": "inline", "device": device}
     variant, _, count = name.partition("@")
@@ -25,7 +27,9 @@ def engine(name: str, device: str, lanes: int | None) -> dict[str, Any]:
     known = {"cl", "compile", "deterministic", *(f"cohort{size}" for size in cohorts)}
     if kind != "lanes" or precision not in PRECISIONS or set(flags) - known:
         kinds = "|".join(PRECISIONS)
-        raise SystemExit(f"'{name}' is no contestant: lanes-({kinds})[-cl][-compile][-deterministic][-cohortK][@N]")
+        raise SystemExit(
+            f"'{name}' is no contestant: auto, inline, lanes-({kinds})[-cl][-compile][-deterministic][-cohortK][@N]"
+        )
     section: dict[str, Any] = {"name": "lanes", "device": device, "precision": precision}
     section |= {"channels_last": True} if "cl" in flags else {}
     section |= {"cohort": cohorts[0]} if cohorts else {}
@@ -36,6 +40,8 @@ def engine(name: str, device: str, lanes: int | None) -> dict[str, Any]:
 
 def precision(name: str) -> str:
     """Whose floor a contestant is held against; torch's defaults (TF32 in convolutions) count as tf32."""
+    if name == "auto":
+        return "float32"
     return next((p for p in PRECISIONS if name.startswith(f"lanes-{p}")), "tf32")
 
 
@@ -51,19 +57,16 @@ def run(work: Work, name: str, device: str, lanes: int | None, warmup: int, roun
         records.append(record)
 
     with tempfile.TemporaryDirectory(prefix="fedloom-benchmark-") as folder:
-        recipe = Recipe.parse(
-            {
-                "method": work.method,
-                "model": {"name": work.model, **dict(work.options)},
-                "training": {"rounds": warmup + rounds, "batch_size": work.batch, "optimizer": {"lr": work.lr}},
-                "evaluation": {"every": 10**6, "clients": 1},
-                "storage": {"personal_models": False},
-                "engine": engine(name, device, lanes),
-                "out": str(Path(folder) / "run"),
-            }
+        values = work.recipe(
+            training={"rounds": warmup + rounds},
+            evaluation={"every": 10**6, "clients": 1},
+            storage={"personal_models": False},
+            engine=engine(name, device, lanes),
+            out=str(Path(folder) / "run"),
         )
-        Experiment(recipe, task=task, on_round=on_round).run()
-    steps, images = steps_and_images([len(s) for s in task.federation.train], work.batch, drop_last=False)
+        Experiment(Recipe.parse(values, trust_code=True), task=task, on_round=on_round).run()
+    draws = work.draws(task, warmup + rounds)[warmup:]
+    steps, images = steps_and_images(task, draws, work.batch, drop_last=False)
     # Synchronised and with all bookkeeping, as a check on train_seconds; without the last, which evaluates.
     between = [after - before for before, after in pairwise(ends)][warmup - 1 : -1]
     return {

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contest import crowd, floor, ours, peers, plain
+from benchmarks.contest import crowd, floor, ours, peers, pfl_research, plain
 from benchmarks.contest.works import WORKS
 from fedloom import Recipe
 from fedloom.studies.cost import passes
@@ -24,6 +24,8 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         return plain.run(work, device, warmup, rounds)
     if name == "pfllib":
         return peers.pfllib(work, device, warmup, rounds, spec["pfllib"])
+    if name == "pfl":
+        return pfl_research.run(work, device, warmup, rounds, spec["pfl"])
     if name in peers.PEERS:
         return peers.PEERS[name](work, device, warmup, rounds)
     if method := spec.get("method"):

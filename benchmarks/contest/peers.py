@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.contest.plain import client_tensors, network
-from benchmarks.contest.works import CLASSES, Clock, Work, steps_and_images
+from benchmarks.contest.works import Clock, Work, steps_and_images
 from fedloom import Task
 
 AT_ONCE = 8
@@ -38,8 +38,7 @@ def needs(*modules: str) -> None:
 
 
 def told(work: Work, task: Task, *, drop_last: bool, **values: Any) -> dict[str, Any]:
-    sizes = [len(samples) for samples in task.federation.train]
-    steps, images = steps_and_images(sizes, work.batch, drop_last=drop_last)
+    steps, images = steps_and_images(task, [list(range(work.clients))], work.batch, drop_last=drop_last)
     return {"steps": steps, "images": images} | values
 
 
@@ -108,7 +107,7 @@ def write_npz(task: Task, folder: Path) -> None:
 def pfllib_options(work: Work, device: str, last_round: int, model: torch.nn.Module) -> SimpleNamespace:
     """What its main.py would have parsed: the defaults, and our batch size, learning rate and network."""
     return SimpleNamespace(
-        model=model, device=device, dataset="bench", num_classes=CLASSES, algorithm="FedAvg", goal="bench",
+        model=model, device=device, dataset="bench", num_classes=work.classes, algorithm="FedAvg", goal="bench",
         batch_size=work.batch, local_learning_rate=work.lr, local_epochs=1, num_clients=work.clients,
         global_rounds=last_round, eval_gap=10**6, learning_rate_decay=False, learning_rate_decay_gamma=0.99,
         join_ratio=1.0, random_join_ratio=False, few_shot=0, time_select=False, time_threthold=10_000,
@@ -144,7 +143,7 @@ def fluke(work: Work, device: str, warmup: int, rounds: int) -> dict[str, Any]:
 
     task = work.task()
     loaders = [
-        FastDataLoader(*client_tensors(task, c), num_labels=CLASSES, batch_size=work.batch, shuffle=True)
+        FastDataLoader(*client_tensors(task, c), num_labels=work.classes, batch_size=work.batch, shuffle=True)
         for c in range(work.clients)
     ]
     clock, watch = Clock(device), Watch()
@@ -158,7 +157,7 @@ def fluke(work: Work, device: str, warmup: int, rounds: int) -> dict[str, Any]:
     }  # fmt: skip
     algorithm = FedAVG(
         work.clients,
-        DataSplitter(DummyDataContainer(loaders, [None] * work.clients, None, CLASSES)),
+        DataSplitter(DummyDataContainer(loaders, [None] * work.clients, None, work.classes)),
         DDict(client=DDict(client), server=DDict(weighted=True), model=network(work)),
     )
     algorithm.set_callbacks(watch)

@@ -4,11 +4,12 @@ A client holds a list of (image, label) pairs, floats on the CPU, normalised bef
 shuffles them, picks them one by one and drops the remainder; a batch goes `.to(device)`; an eager model and a
 torch.optim.SGD per client; zero_grad, backward, step; the server averages parameters by sample counts. torch's flags
 are its defaults (TF32 in convolutions, float32 in matrix products). Left out, to its advantage: PFLlib reads a client's
-file anew in every round, and SupCon's views are usually made per sample on the CPU (here: by fedloom's batched
-functions, on the device).
+file anew in every round, SupCon's views are usually made per sample on the CPU (here: by fedloom's batched functions,
+on the device), and where clients are sampled only those that are drawn get a model.
 """
 
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 from torch.utils.data import DataLoader
 
-from benchmarks.contest.works import LIGHT, SHAPE, Clock, Work, steps_and_images
+from benchmarks.contest.works import LIGHT, Clock, Work, steps_and_images
 from fedloom import Task
+from fedloom.core.rng import Dropout
 from fedloom.data.augment import parse_augment
 from fedloom.losses import layerwise_contrastive, supcon
 from fedloom.methods.fedintr import FedIntR
@@ -105,10 +107,14 @@ CLIENTS: dict[str, type[Client]] = {"fedavg": Client, "repper": SupConClient, "f
 
 
 def network(work: Work) -> nn.Module:
-    """The network that the work trains, from the same initial values everywhere."""
+    """The network that the work trains, from the same initial values everywhere, with torch's own dropout."""
     torch.manual_seed(0)
     model = work.network()
-    return Tapped(model, (), SHAPE, FedIntR.width) if work.method == "fedintr" else model
+    for module in [*model.modules()]:
+        for name, inner in module.named_children():
+            if isinstance(inner, Dropout):
+                setattr(module, name, nn.Dropout(inner.p))
+    return Tapped(model, (), work.shape, FedIntR.width) if work.method == "fedintr" else model
 
 
 def client_tensors(task: Task, client: int) -> tuple[Tensor, Tensor]:
@@ -131,25 +137,27 @@ def average(server: nn.Module, clients: list[Client]) -> None:
 def run(work: Work, device: str, warmup: int, rounds: int) -> dict[str, Any]:
     """All rounds, timed."""
     task = work.task()
-    held = [list(zip(*client_tensors(task, c), strict=True)) for c in range(work.clients)]
+    draws = work.draws(task, warmup + rounds)
+    held = {c: list(zip(*client_tensors(task, c), strict=True)) for drawn in draws for c in drawn}
     clock = Clock(device)
     server = network(work).to(device)
-    clients = [CLIENTS[work.method](work, server, samples, device) for samples in held]
+    clients = {c: CLIENTS[work.method](work, server, samples, device) for c, samples in held.items()}
     losses: list[Tensor] = []
 
-    def round() -> None:
+    def round(drawn: list[int]) -> None:
         losses.clear()
-        for client in clients:
+        chosen = [clients[c] for c in drawn]
+        for client in chosen:
             client.receive(server)
-        for client in clients:
+        for client in chosen:
             losses.extend(client.train())
-        average(server, clients)
+        average(server, chosen)
 
-    for _ in range(warmup):
-        round()
+    for drawn in draws[:warmup]:
+        round(drawn)
     warm = clock.now() - clock.begin
-    seconds = [clock.time(round) for _ in range(rounds)]
-    steps, images = steps_and_images([len(samples) for samples in held], work.batch, drop_last=True)
+    seconds = [clock.time(partial(round, drawn)) for drawn in draws[warmup:]]
+    steps, images = steps_and_images(task, draws[warmup:], work.batch, drop_last=True)
     return {
         "seconds": seconds,
         "warmup": warm,

@@ -4,13 +4,16 @@ import statistics
 from typing import Any
 
 from benchmarks.contest.ours import precision
+from benchmarks.contest.whole import EVERY
 from benchmarks.contest.works import WORKS
 
 Result = dict[str, Any]
-HEAD = [
-    "", "s/round", "× plain", "fastest–slowest", "client steps/s", "img/s", "GPU GB", "warm-up s", "floor s", "% floor",
-    "loss",
-]  # fmt: skip
+PHASES = ("started", "imports", "loading", "building", "training", "evaluation")
+"""Of a whole training; the rest is checkpoints, records and the end of the process."""
+COLUMNS = {
+    "s/round": 9, "× plain": 9, "× pfl": 9, "fastest–slowest": 17, "client steps/s": 16, "img/s": 10, "GPU GB": 8,
+    "warm-up s": 11, "floor s": 9, "% floor": 9, "loss": 8,
+}  # fmt: skip
 
 
 def median(result: Result | None) -> float | None:
@@ -33,17 +36,20 @@ def reason(result: Result) -> str:
 def report(found: Result) -> str:
     """All tables."""
     lines = [heading(found)]
-    for letter, contestants in found["works"].items():
-        lines += ["", *work_table(letter, contestants, found)]
+    for letter, contestants in found.get("works", {}).items():
+        if contestants:
+            lines += ["", *work_table(letter, contestants, found)]
     if found.get("methods"):
         lines += ["", *methods_table(found["methods"])]
     if found.get("crowd"):
         lines += ["", *crowd_table(found["crowd"])]
+    if found.get("whole"):
+        lines += ["", *whole_table(found)]
     return "\n".join(lines)
 
 
 def heading(found: Result) -> str:
-    floor = found["floor"]
+    floor = found.get("floor", {"skipped": "not measured yet"})
     if "rates" not in floor:
         return f"no floor: {reason(floor)}"
     rates = ", ".join(f"{name} {rate / 1e12:.1f}" for name, rate in floor["rates"].items())
@@ -51,28 +57,36 @@ def heading(found: Result) -> str:
 
 
 def work_table(letter: str, contestants: dict[str, Result], found: Result) -> list[str]:
-    work, floor = WORKS[letter].scaled(found["scale"]), found["floor"]
+    work, floor = WORKS[letter].scaled(found["scale"]), found.get("floor", {})
     flops = floor.get("flops", {}).get(letter)
     title = f"{letter}: {work.title}; {work.images:,} images a round"
     if found["scale"] != 1:
         title += f" (scaled by {found['scale']:g}, batch {work.batch})"
-    plain = median(contestants.get("plain"))
-    widths = [max([24, *(len(name) + 2 for name in contestants)]), 9, 9, 17, 16, 10, 8, 11, 9, 9, 8]
-    lines = [title, row(HEAD, widths)]
+    plain, pfl = (median(contestants.get(name)) for name in ("plain", "pfl"))
+    columns = {name: width for name, width in COLUMNS.items() if name != "× pfl" or "pfl" in contestants}
+    widths = [max([24, *(len(name) + 2 for name in contestants)]), *columns.values()]
+    lines = [title, row(["", *columns], widths)]
     for name, result in contestants.items():
         seconds = median(result)
         if seconds is None:
             lines.append(name.ljust(widths[0]) + "  " + reason(result))
             continue
         floor_s = None if flops is None else flops * result["images"] / work.views / floor["rates"][precision(name)]
-        cells = [
-            name, number(seconds, 3), number(plain and plain / seconds, 2),
-            f"{min(result['seconds']):.3f}–{max(result['seconds']):.3f}",
-            number(result["steps"] / seconds), number(result["images"] / seconds), number(result["memory"], 2),
-            number(result["warmup"], 1), number(floor_s, 4), number(floor_s and 100 * floor_s / seconds, 1),
-            number(result["loss"], 3),
-        ]  # fmt: skip
-        lines.append(row(cells, widths))
+        digits = 4 if seconds < 0.1 else 3
+        cells = {
+            "s/round": number(seconds, digits),
+            "× plain": number(plain and plain / seconds, 2),
+            "× pfl": number(pfl and pfl / seconds, 2),
+            "fastest–slowest": f"{min(result['seconds']):.{digits}f}–{max(result['seconds']):.{digits}f}",
+            "client steps/s": number(result["steps"] / seconds),
+            "img/s": number(result["images"] / seconds),
+            "GPU GB": number(result["memory"], 2),
+            "warm-up s": number(result["warmup"], 1),
+            "floor s": number(floor_s, 4),
+            "% floor": number(floor_s and 100 * floor_s / seconds, 1),
+            "loss": number(result["loss"], 3),
+        }
+        lines.append(row([name, *(cells[column] for column in columns)], widths))
     lines += notes(contestants, plain)
     if flops is not None:
         each = ", ".join(f"{name} {flops * work.images / rate:.4f} s" for name, rate in floor["rates"].items())
@@ -138,4 +152,42 @@ def crowd_table(crowd: dict[str, Result]) -> list[str]:
             number(result["memory"], 2), number(result["allocated"], 2), number(result["resident"], 2),
         ]  # fmt: skip
         lines.append(row(cells, widths))
+    return lines
+
+
+def whole_table(found: Result) -> list[str]:
+    """Seconds of a whole training by what they went into."""
+    work = WORKS["P"].scaled(found["scale"])
+    columns = {
+        "whole s": 10, "imports": 9, "loading": 9, "building": 10, "first round at": 16, "training": 10,
+        "evaluation": 12, "other": 8, "s/round": 9, "accuracy": 10,
+    }  # fmt: skip
+    names = {name: max(len(name) + 12, 24) for name in found["whole"]}
+    widths = [max(names.values()), *columns.values()]
+    lines = [
+        f"P from start to end: {work.total_rounds:,} rounds, evaluation of {work.shared_test:,} test images every "
+        f"{EVERY} rounds; seconds",
+        row(["", *columns], widths),
+    ]
+    for name, runs in found["whole"].items():
+        if "cold" not in runs:
+            lines.append(name.ljust(widths[0]) + "  " + reason(runs))
+            continue
+        for cache, result in runs.items():
+            cells = {
+                "whole s": number(result["whole"], 1),
+                **{phase: number(result[phase], 1) for phase in PHASES},
+                "first round at": number(result["first round"], 1),
+                "other": number(result["whole"] - sum(result[phase] for phase in PHASES), 1),
+                "s/round": number(result["median"], 4),
+                "accuracy": number(result["accuracy"], 3),
+            }
+            title = f"{name}, {cache} cache" if len(runs) > 1 else name
+            lines.append(row([title, *(cells[column] for column in columns)], widths))
+    pfl = median(found.get("works", {}).get("P", {}).get("pfl"))
+    if pfl:
+        lines.append(
+            f"pfl-research was not run that long: {work.total_rounds:,} of its rounds at their median are "
+            f"{pfl * work.total_rounds:,.0f} s, start and evaluation not counted"
+        )
     return lines

@@ -2,26 +2,32 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedloom import Task, objectives
+from fedloom import Recipe, Task, objectives
+from fedloom.core import trusted_code
 from fedloom.data import Dataset, Federation, federate
 from fedloom.data.augment import parse_augment
-from fedloom.models import Factory, SplitModel, build
+from fedloom.experiment.sampling import Sampling
+from fedloom.models import Factory, Shape, SplitModel, build
 
-CLASSES, SHAPE, TESTED = 10, (3, 32, 32), 16
+TESTED, CHUNK = 16, 50_000
+DROPOUT_CNN = f"{Path(__file__).resolve().with_name('network.py')}:DropoutCNN"
 LIGHT = ("crop:4", "flip")
 TRAINED = 0.75
 """The share of a client's images that it trains on, where sizes are drawn from Dir(0.1)."""
+SPREAD = 0.5
+"""Standard deviation of the logarithm of uneven clients' sizes: half of them have 0.63 to 1.24 of the mean."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A round of training. `images` are those that are trained on, of all clients together."""
+    """A round of training. `images` are those that are trained on in a round, of all its clients together."""
 
     letter: str
     title: str
@@ -34,34 +40,66 @@ class Work:
     lr: float = 0.01
     views: int = 1
     dirichlet: bool = False
+    per_round: int | None = None
+    """Clients that take part in a round, drawn anew for each; None: all of them."""
+    uneven: bool = False
+    """Sizes are drawn from a log-normal distribution; `images` is then what a round has on average."""
+    shared_test: int = 0
+    """Test images that all clients share; 0: each has a few of its own."""
+    shape: Shape = (3, 32, 32)
+    classes: int = 10
+    total_rounds: int = 0
+    """Rounds of the whole training that the work is a round of."""
     variants: tuple[str, ...] = ()
     """fedloom's contestants, besides `inline`."""
     peers: tuple[str, ...] = ()
     """Other libraries that are asked to do it."""
 
+    @property
+    def taking_part(self) -> int:
+        """Clients in a round."""
+        return self.per_round or self.clients
+
     def scaled(self, scale: float) -> "Work":
-        """A smaller one of the same kind, for a trial."""
-        each = max(4, round(self.images * scale / self.clients))
-        return replace(self, images=each * self.clients, batch=min(self.batch, each)) if scale != 1 else self
+        """A smaller one of the same kind, for a trial: smaller clients, or, where clients are sampled, fewer."""
+        if scale == 1:
+            return self
+        if self.per_round is None:
+            each = max(4, round(self.images * scale / self.clients))
+            return replace(self, images=each * self.clients, batch=min(self.batch, each))
+        per_round = max(2, round(self.per_round * scale))
+        return replace(
+            self,
+            clients=max(2 * per_round, round(self.clients * scale)),
+            per_round=per_round,
+            images=self.images // self.per_round * per_round,
+            shared_test=max(TESTED, round(self.shared_test * scale)),
+            total_rounds=max(2, round(self.total_rounds * scale)),
+        )
 
     def network(self) -> SplitModel:
         """The network, freshly initialised."""
-        return build(self.model, shape=SHAPE, classes=CLASSES, **dict(self.options))
+        return build(self.model, shape=self.shape, classes=self.classes, **dict(self.options))
+
+    def recipe(self, **sections: Any) -> dict[str, Any]:
+        """The training as a recipe's values, without its data; sections are added to it."""
+        values: dict[str, Any] = {
+            "method": self.method,
+            "model": {"name": self.model, **dict(self.options)},
+            "training": {
+                "batch_size": self.batch,
+                "fraction": self.taking_part / self.clients,
+                "optimizer": {"lr": self.lr},
+            },
+        }
+        for name, section in sections.items():
+            values[name] = values.get(name, {}) | section if isinstance(section, dict) else section
+        return values
 
     def task(self) -> Task:
         """Learnable images made on the spot, and who holds which."""
-        if self.dirichlet:
-            dataset = synthetic(round(self.images / TRAINED))
-            least = min(10, max(1, len(dataset.images) // (20 * self.clients)))
-            split = f"pooled:{TRAINED}"
-            federation = federate(
-                dataset, clients=self.clients, partition="dirichlet:0.1", split=split, minimum=least, seed=0
-            )
-        else:
-            each = self.images // self.clients
-            dataset = synthetic(self.clients * (each + TESTED))
-            held = np.arange(len(dataset.images)).reshape(self.clients, -1)
-            federation = Federation(train=[h[:each] for h in held], test=[h[each:] for h in held])
+        trusted_code.allow(self.model)
+        dataset, federation = self.federation()
         return Task(
             dataset,
             federation,
@@ -70,31 +108,75 @@ class Work:
             views=parse_augment(LIGHT),
         )
 
+    def federation(self) -> tuple[Dataset, Federation]:
+        """The images and who holds which."""
+        if self.dirichlet:
+            dataset = self.synthetic(round(self.images / TRAINED))
+            least = min(10, max(1, len(dataset.images) // (20 * self.clients)))
+            split = f"pooled:{TRAINED}"
+            return dataset, federate(
+                dataset, clients=self.clients, partition="dirichlet:0.1", split=split, minimum=least, seed=0
+            )
+        if self.shared_test:
+            ends = np.cumsum(self.sizes())
+            dataset = self.synthetic(int(ends[-1]) + self.shared_test, test=self.shared_test)
+            *train, test = np.split(np.arange(len(dataset)), ends)
+            return dataset, Federation(train=train, test=[test] * self.clients)
+        each = self.images // self.clients
+        dataset = self.synthetic(self.clients * (each + TESTED))
+        held = np.arange(len(dataset.images)).reshape(self.clients, -1)
+        return dataset, Federation(train=[h[:each] for h in held], test=[h[each:] for h in held])
 
-def synthetic(count: int) -> Dataset:
-    """Ten patterns under noise, as bytes: uint8 [count, 3, 32, 32]."""
+    def sizes(self) -> list[int]:
+        """Training images of each client, where clients are sampled."""
+        mean = self.images // self.taking_part
+        if not self.uneven:
+            return [mean] * self.clients
+        drawn = np.random.default_rng(0).lognormal(np.log(mean) - SPREAD**2 / 2, SPREAD, self.clients)
+        return np.clip(drawn.round(), mean // 8, 4 * mean).astype(int).tolist()
+
+    def draws(self, task: Task, rounds: int) -> list[list[int]]:
+        """Who takes part in each of the first rounds: the clients that fedloom draws."""
+        sampling = Sampling(Recipe.parse(self.recipe(), trust_code=True), task, pooled=False)
+        return [sampling.draw(round) for round in range(1, rounds + 1)]
+
+    def synthetic(self, count: int, test: int = 0) -> Dataset:
+        """Images of this work's shape; the last `test` of them are a test set."""
+        return synthetic(count, self.shape, self.classes, test)
+
+
+def synthetic(count: int, shape: Shape = (3, 32, 32), classes: int = 10, test: int = 0) -> Dataset:
+    """A pattern for each class under noise, as bytes: uint8 [count, *shape]."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*size: int) -> torch.Tensor:
         return torch.randint(256, size, generator=generator, dtype=torch.int16)
 
-    labels = torch.randint(CLASSES, (count,), generator=generator)
-    images = (77 * draw(CLASSES, *SHAPE)[labels].int() + 179 * draw(count, *SHAPE).int()) >> 8
+    labels = torch.randint(classes, (count,), generator=generator)
+    patterns = 77 * draw(classes, *shape).int()
+    images = torch.empty(count, *shape, dtype=torch.uint8)
+    for some in torch.arange(count).split(CHUNK):
+        images[some] = ((patterns[labels[some]] + 179 * draw(len(some), *shape).int()) >> 8).to(torch.uint8)
     return Dataset(
         name="synthetic",
-        images=images.to(torch.uint8),
+        images=images,
         labels=labels,
-        test=torch.zeros(count, dtype=torch.bool),
-        classes=tuple(map(str, range(CLASSES))),
+        test=torch.arange(count) >= count - test,
+        classes=tuple(map(str, range(classes))),
     )
 
 
-def steps_and_images(sizes: list[int], batch: int, *, drop_last: bool) -> tuple[int, int]:
-    """Steps of an epoch and images that they see; fedloom joins a remainder of one to the batch before it."""
+def steps_and_images(task: Task, draws: list[list[int]], batch: int, *, drop_last: bool) -> tuple[float, float]:
+    """Steps of a round and images that they see, on average over rounds with these clients.
+
+    fedloom joins a remainder of one image to the batch before it.
+    """
+    sizes = [len(task.samples(client)) for drawn in draws for client in drawn]
     if drop_last:
-        return sum(size // batch for size in sizes), sum(size // batch * batch for size in sizes)
-    steps = sum(max(1, -(-size // batch) - (size % batch == 1)) for size in sizes)
-    return steps, sum(sizes)
+        steps, images = sum(size // batch for size in sizes), sum(size // batch * batch for size in sizes)
+    else:
+        steps, images = sum(max(1, -(-size // batch) - (size % batch == 1)) for size in sizes), sum(sizes)
+    return steps / len(draws), images / len(draws)
 
 
 class Clock:
@@ -121,6 +203,7 @@ class Clock:
 
 _SMALL = ("lanes-float32", "lanes-tf32", "lanes-bf16-cl-compile")
 _LARGE = ("lanes-bf16-cl",)
+_MANY = ("auto", "lanes-float32", "lanes-tf32", "lanes-tf32-compile", "lanes-bf16-compile")
 _CNN2 = (("dropout", 0.0),)
 
 WORKS = {
@@ -145,6 +228,16 @@ WORKS = {
         Work(
             "E", "10 clients, FedIntR's cnn3 with its regulariser, batch 512", 10, 51_200, 512, "cnn3",
             method="fedintr", variants=("lanes-float32", "lanes-tf32-cl", "lanes-bf16-cl", "lanes-tf32-cl-compile"),
+        ),
+        Work(
+            "P", "50 of 1,000 even clients of 50 images, CNN with dropout, batch 10 (pfl-research's CIFAR-10)",
+            1000, 2_500, 10, DROPOUT_CNN, lr=0.1, per_round=50, shared_test=10_000, total_rounds=1500,
+            variants=_MANY, peers=("pfl",),
+        ),
+        Work(
+            "Q", "10 of 3,400 uneven clients, CNN with dropout of 62 classes, 28×28×1, batch 20 (FLUTE, FedJAX)",
+            3400, 1_500, 20, DROPOUT_CNN, lr=0.1, per_round=10, uneven=True, shared_test=10_000,
+            shape=(1, 28, 28), classes=62, variants=_MANY,
         ),
     )
 }  # fmt: skip

@@ -224,7 +224,6 @@ def test_no_shape_and_no_branch_depends_on_values(channels):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("spec", [*ALL, "all"])
 def test_a_captured_augmentation_gives_what_an_eager_one_gives(spec):
     augment = parse_augment(ALL if spec == "all" else [spec])

@@ -100,7 +100,6 @@ def test_pushing_into_the_queue_reads_no_value_either():
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_captured_step_gives_what_an_eager_one_gives(loss):
     z = torch.randn(6, 8, device="cuda", requires_grad=True)
@@ -126,7 +125,6 @@ def test_a_captured_step_gives_what_an_eager_one_gives(loss):
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_captured_push_moves_the_pointer_at_every_replay():
     queue = torch.zeros(5, 2, device="cuda")
     pointer = torch.tensor(0, device="cuda")

@@ -7,7 +7,7 @@ import torch
 
 from fedloom.engines.cuda.capture import GraphMemory, capture
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+needs_gpu = pytest.mark.cuda
 
 
 class Graph:

@@ -15,7 +15,7 @@ from fedloom.core.signals import Interrupted
 from fedloom.engines.cuda import lanes as module
 from fedloom.methods import METHODS as REGISTRY
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+needs_gpu = pytest.mark.cuda
 METHODS = [*sorted(REGISTRY), "fedavg+ft"]
 
 
@@ -202,7 +202,6 @@ def test_no_more_lanes_than_the_longest_job_leaves_work_for():
 
 
 @needs_gpu
-@pytest.mark.cuda
 @pytest.mark.parametrize("method", ["fedavg", "fedcrl"])
 def test_lanes_stopped_and_resumed_equal_the_uninterrupted_run_in_deterministic_mode(method, tmp_path):
     def run(name, **options):
