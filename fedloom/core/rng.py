@@ -114,10 +114,16 @@ class Random:
         return drawn if (low, high) == (0.0, 1.0) else low + (high - low) * drawn
 
     def chosen(self, shape: Shape, p: float) -> Tensor:
-        """True with probability p."""
+        """True with probability p (rounded to a multiple of 2⁻¹⁶)."""
         if p >= 1:
             return torch.ones(tuple(shape), dtype=torch.bool, device=self.device)
-        return self.bits(shape) < round(p * 2**32) - 2**31
+        count = math.prod(shape)
+        if count <= SMALL:
+            return self.bits(shape) < round(p * 2**32) - 2**31
+        # 16 bits are enough for many numbers, and two of them come out of one hash.
+        bits, limit = self._hashed(-(-count // 2)), round(p * 2**16)
+        halves = torch.cat([(bits & 0xFFFF) < limit, ((bits >> 16) & 0xFFFF) < limit])
+        return halves[:count].view(tuple(shape))
 
     def integers(self, high: int, shape: Shape) -> Tensor:
         """Whole numbers from 0 to high − 1, int64."""

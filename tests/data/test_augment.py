@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedloom.core.errors import UserError
+from fedloom.core.rng import Random
 from fedloom.data.augment import Augment, crop, flip, grayscale, jitter, noise, parse_augment, resized_crop, sobel
 
 torch.set_num_threads(1)
@@ -15,17 +16,17 @@ torch.set_num_threads(1)
 ALL = ("crop:2", "flip", "jitter:0.4", "grayscale:0.2", "resized-crop:0.2", "noise:0.05")
 
 
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
+def seeded(seed=0, device="cpu"):
+    return Random.seeded(seed, device=device)
 
 
 def images(*shape, dtype=torch.float32):
-    return torch.rand(shape, generator=seeded(99), dtype=dtype)
+    return torch.rand(shape, generator=torch.Generator().manual_seed(99), dtype=dtype)
 
 
-def uniform(generator, size, dtype=torch.float64):
+def uniform(random, size, low, high):
     """What one number per sample, drawn from here, will be: the draws of the code under test, replayed."""
-    return torch.rand((size, 1, 1, 1), generator=generator, dtype=dtype).flatten().tolist()
+    return random.uniform((size, 1, 1, 1), low, high).flatten().tolist()
 
 
 def test_parameters_that_ask_for_nothing_give_the_image_back():
@@ -65,13 +66,13 @@ def test_flips_mirror_whole_samples_with_the_asked_frequency():
     assert mirrored.float().mean().item() == pytest.approx(0.3, abs=4 * math.sqrt(0.3 * 0.7 / 4000))
 
 
-def jittered_by_loops(x, strengths, p, generator):
+def jittered_by_loops(x, strengths, p, random):
     """Brightness, contrast, saturation and hue of each pixel in turn, with colorsys."""
     size = len(x)
     *mixes, hue = strengths
-    factors = [[max(0, 1 - s) + (1 + s - max(0, 1 - s)) * u for u in uniform(generator, size)] for s in mixes]
-    turns = [-hue + 2 * hue * u for u in uniform(generator, size)]
-    chosen = [u < p for u in uniform(generator, size)]
+    factors = [uniform(random, size, max(0, 1 - s), 1 + s) for s in mixes]
+    turns = uniform(random, size, -hue, hue)
+    chosen = random.chosen((size, 1, 1, 1), p).flatten().tolist()
     luma = np.array([0.299, 0.587, 0.114])
     out = x.copy()
     for i in range(size):
@@ -134,9 +135,9 @@ def test_resized_crop_equals_a_loop_over_pixels():
     x = images(size, 2, height, width, dtype=torch.float64)
     scale, ratio = (0.2, 0.9), (3 / 4, 4 / 3)
     draws = seeded(7)
-    areas = [scale[0] + (scale[1] - scale[0]) * u for u in uniform(draws, size)]
-    aspects = [math.exp(math.log(ratio[0]) + math.log(ratio[1] / ratio[0]) * u) for u in uniform(draws, size)]
-    lefts, tops = uniform(draws, size), uniform(draws, size)
+    areas = uniform(draws, size, *scale)
+    aspects = [math.exp(u) for u in uniform(draws, size, math.log(ratio[0]), math.log(ratio[1]))]
+    lefts, tops = ([(1 + u) / 2 for u in uniform(draws, size, -1, 1)] for _ in range(2))
     result = resized_crop(x, scale, ratio, seeded(7)).numpy()
     for i in range(size):
         across = min(width, math.sqrt(areas[i] * aspects[i] * height * width))
@@ -216,10 +217,12 @@ def test_each_sample_has_its_own_draw(spec):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_no_shape_and_no_branch_depends_on_values(channels):
     # Fake tensors have no values: reading one, or a shape made of one, raises.
-    generator = seeded()
-    with FakeTensorMode():
+    assert len(seeded().counters)  # they are made once for all, and must be real
+    with FakeTensorMode(allow_non_fake_inputs=True):
         x = torch.zeros(4, channels, 8, 8)
-        assert parse_augment(ALL)(x, generator).shape == x.shape
+        random = Random(x.device)
+        random.begin(torch.zeros(1, dtype=torch.int64))
+        assert parse_augment(ALL)(x, random).shape == x.shape
         assert sobel(x).shape == x.shape
 
 
@@ -227,27 +230,37 @@ def test_no_shape_and_no_branch_depends_on_values(channels):
 @pytest.mark.parametrize("spec", [*ALL, "all"])
 def test_a_captured_augmentation_gives_what_an_eager_one_gives(spec):
     augment = parse_augment(ALL if spec == "all" else [spec])
-    generator = torch.Generator("cuda").manual_seed(0)
+    random, key = Random(torch.device("cuda")), torch.zeros(1, dtype=torch.int64, device="cuda")
     x = torch.rand(16, 3, 8, 8, device="cuda")
+
+    def augmented():
+        random.begin(key)
+        return augment(x, random)
+
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        augment(x, generator)
+        augmented()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    graph.register_generator_state(generator)
     with torch.cuda.graph(graph):
-        captured, edges = augment(x, generator), sobel(x)
+        captured, edges = augmented(), sobel(x)
     x.uniform_()
     results = []
-    for seed in (1, 2, 1):
-        generator.manual_seed(seed)
+    for value in (1, 2, 1):
+        key.fill_(value)
         graph.replay()
         results.append(captured.clone())
-    generator.manual_seed(1)
-    assert results[0].equal(augment(x, generator))
+    assert results[0].equal(augmented())
     assert results[0].equal(results[2])
     assert not results[0].equal(results[1])
     assert edges.equal(sobel(x))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("spec", [*ALL, "all"])
+def test_a_gpu_augments_as_a_cpu_does(spec):
+    augment, x = parse_augment(ALL if spec == "all" else [spec]), images(16, 3, 8, 8)
+    torch.testing.assert_close(augment(x.cuda(), seeded(3, "cuda")).cpu(), augment(x, seeded(3)), rtol=0, atol=1e-4)
 
 
 def test_a_spec_is_a_name_with_or_without_a_value():

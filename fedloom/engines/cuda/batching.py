@@ -130,7 +130,7 @@ def _in_place(target: Any) -> bool:
 def _at_once(target: Any, args: Any, kwargs: Any) -> list[Tensor] | None:
     """An operation on lists, on the blocks themselves: number by number it makes no difference whose they are.
 
-    None if it is another kind of operation, or if a tensor beside the lists (a learning rate) has a row for each client.
+    None if it is another kind of operation, or if a tensor beside the lists (a learning rate) has a row per client.
     """
     if target._schema.name.removeprefix("aten::_foreach_").rstrip("_") not in ELEMENTWISE:
         return None

@@ -5,7 +5,7 @@ A method knows nothing of it: each client's code runs by itself, as a greenlet, 
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 
 import torch
@@ -52,10 +52,8 @@ class Coroutine:
         """Ends work that is paused."""
         while self._work is not None and not self._work.dead:
             self._work.parent = getcurrent()
-            try:
+            with suppress(Exception):  # nobody waits for what its clean-up raises
                 _switch(self._work.throw, GreenletExit)
-            except Exception:  # nobody waits for what its clean-up raises
-                pass
         self._work = None
 
 

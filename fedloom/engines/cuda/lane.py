@@ -137,7 +137,7 @@ class Lane:
         width: int,
         undo: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Takes `count` steps of one kind, as many at once as a graph has. `step` is asked for where none is captured."""
+        """Takes `count` steps of one kind, as many at once as a graph has; `step` makes the function to capture."""
         for many in UNROLL:
             while count >= many:
                 self._replay((key, many), step, many, clients, width, undo)

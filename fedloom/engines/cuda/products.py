@@ -7,7 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fedloom.core.torch_internals import rebatched, unbatched, vmap_level
+
 Sizes = Sequence[int]
+SMALL_PRODUCT, LONG_SUM = 64 * 128, 4096
+"""Entries of a product that leaves most of a GPU idle, and terms of their sums from which on it takes long."""
 
 
 class Products:
@@ -42,13 +46,14 @@ class Products:
         to_input = to_weight = None
         if wanted[0]:
             patches = (rows @ _as_patches(weight)).unflatten(0, (len(x), *gradient.shape[2:]))
-            overlay = _overlaid if self._fused else _overlaid_in_place
-            to_input = overlay(patches.unflatten(3, (*weight.shape[2:], -1)), x.shape[2:], stride, padding)
+            added = _overlaid if self._fused else _overlaid_at_once
+            to_input = added(patches.unflatten(3, (*weight.shape[2:], -1)), x.shape[2:], stride, padding)
         if wanted[1]:
             patches = self._patches(x, weight, stride, padding).flatten(0, 2)
             height, width = weight.shape[2:]
             seen = height * width * x.shape[1]
-            to_weight = (rows.t() @ patches)[:, :seen].unflatten(1, (height, width, -1)).permute(0, 3, 1, 2)
+            product = _long_product(rows, patches, len(x))
+            to_weight = product[:, :seen].unflatten(1, (height, width, -1)).permute(0, 3, 1, 2)
         return to_input, to_weight, rows.sum(0) if wanted[2] else None
 
     def _patches(self, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes) -> Tensor:
@@ -58,6 +63,15 @@ class Products:
             height, width = weight.shape[2:]
             self._known[key] = x, _aligned(_windows(x, (height, width), stride, padding).flatten(3))
         return self._known[key][1]
+
+
+def _long_product(rows: Tensor, patches: Tensor, images: int) -> Tensor:
+    """rowsᵀ · patches; image by image where the result is small and its sums are long, to keep a GPU busy."""
+    small = rows.shape[1] * patches.shape[1] <= SMALL_PRODUCT
+    if not small or len(rows) < LONG_SUM or len(rows) // images < LONG_SUM // 16:
+        return rows.t() @ patches
+    each: Tensor = rows.unflatten(0, (images, -1)).transpose(1, 2) @ patches.unflatten(0, (images, -1))
+    return each.sum(0)
 
 
 def _windows(x: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
@@ -94,8 +108,14 @@ def _overlaid(patches: Tensor, image: Sizes, stride: Sizes, padding: Sizes) -> T
     return total[:, top : top + rows, left : left + columns].permute(0, 3, 1, 2).to(patches.dtype)
 
 
-def _overlaid_in_place(patches: Tensor, image: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
-    """The same by sums in place: fewer and smaller operations, which no compiler can join."""
+def _overlaid_at_once(patches: Tensor, image: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
+    """The same without a compiler: by one kernel on a GPU, else by sums in place."""
+    all_rows = unbatched(patches)
+    if all_rows is not None and all_rows.is_cuda:  # inside vmap
+        from fedloom.engines.cuda.kernels import overlay
+
+        images = overlay(all_rows.flatten(0, 1), image, stride, padding).unflatten(0, all_rows.shape[:2])
+        return rebatched(images, vmap_level(patches)).permute(0, 3, 1, 2)
     exact = torch.promote_types(patches.dtype, torch.float32)
     count, down, across, height, width, channels = patches.shape
     (top, left), (rows, columns) = padding, image

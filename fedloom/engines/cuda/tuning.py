@@ -36,7 +36,7 @@ def tune(setup: Setup, settings: EngineSettings, parameters: int, free: int) -> 
     clients = settings.cohort or (1 if settings.deterministic else _together(setup, parameters, free))
     if settings.deterministic and clients > 1:
         raise UserError(
-            f"engine.cohort = {clients}: with engine.deterministic a lane takes one client at a time; remove one of them"
+            f"engine.cohort = {clients}: with engine.deterministic a lane takes one client at a time; remove one"
         )
     if settings.workers:
         return Tuning(settings.workers, clients)
