@@ -1,6 +1,7 @@
 """The application that commands add themselves to, and how they speak: tables on stdout, progress on stderr."""
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -80,6 +81,9 @@ def watching() -> Iterator[Any]:
     from fedloom.report.progress import RunProgress
 
     shown: list[RunProgress] = []
+    hints = _Hints(logging.INFO)
+    logger = logging.getLogger("fedloom.engines")
+    level = logger.level
 
     def start(recipe: "Recipe", title: str | None = None) -> RunProgress:
         for progress in shown:
@@ -88,6 +92,8 @@ def watching() -> Iterator[Any]:
         shown.append(RunProgress(title, recipe.training.rounds, err))
         return shown[-1]
 
+    logger.addHandler(hints)
+    logger.setLevel(logging.INFO)
     try:
         yield start
     except Interrupted as stopped:
@@ -96,8 +102,18 @@ def watching() -> Iterator[Any]:
         say(str(stopped), err)
         raise typer.Exit(stopped.exit_code) from None
     finally:
+        logger.removeHandler(hints)
+        logger.setLevel(level)
         for progress in shown:
             progress.stop()
+
+
+class _Hints(logging.Handler):
+    """Prints what the engine has chosen; warnings have a handler of their own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno == logging.INFO:
+            say(record.getMessage(), err)
 
 
 def show(summaries: "list[Summary]", as_json: bool, value: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ class EngineSettings(Section):
         ge=1,
         le=1024,
         description="worker processes (default: one per core), Ray workers (default: all that the cluster holds), or "
-        "lanes (default: 8, 4 for large networks)",
+        "lanes (default: 8, 4 for large networks, 1 or 2 where steps are vectorised over clients)",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where the engine can use one")
     precision: Literal["float32", "tf32", "bf16"] = Field(
@@ -46,10 +46,10 @@ class EngineSettings(Section):
     compile: bool = Field(False, description="lanes: torch.compile for training steps; pays off in long runs")
     cohort: int | None = Field(
         None,
-        ge=2,
+        ge=1,
         le=1024,
-        description="lanes: so many clients take their training steps together, as one operation for all; for many "
-        "clients of much the same size",
+        description="lanes: number of clients vectorised per training step; chosen by the clients' sizes, the network's "
+        "size and free memory unless given; 1 takes them one by one",
     )
     client_timeout: float | None = Field(
         None,
@@ -111,6 +111,14 @@ class Engine(ABC):
     @abstractmethod
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Does the jobs; yields their results in the same order, failures too. Give the longest first."""
+
+    def choice(self) -> dict[str, int]:
+        """Settings that it has chosen itself; a resumed run uses them again."""
+        return {}
+
+    def hints(self) -> list[str]:
+        """What it chose, and what the user could change to make it faster."""
+        return []
 
     def close(self) -> None:
         """Gives back what it holds."""

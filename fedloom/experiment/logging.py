@@ -13,12 +13,15 @@ from fedloom.core.errors import UserError
 from fedloom.experiment.records import RoundRecord
 
 LOGGER = logging.getLogger("fedloom")
+HINTS = logging.getLogger("fedloom.engines")
+"""What the engine has chosen; shown by the command line."""
 
 
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
     """Warnings go to this file (made at the first of them) and to stderr, or where the user has logging go."""
     to_file = logging.FileHandler(path, delay=True, encoding="utf-8")
+    to_file.setLevel(logging.WARNING)
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handlers: list[logging.Handler] = [to_file]
     if not LOGGER.hasHandlers():

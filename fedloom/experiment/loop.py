@@ -27,12 +27,19 @@ from fedloom.experiment.build import make_task, task_facts
 from fedloom.experiment.checkpoint import Checkpoints, CheckpointSchedule
 from fedloom.experiment.client_store import ClientStore
 from fedloom.experiment.evaluation import Answer, Evaluator, refuse_unknown_part
-from fedloom.experiment.logging import Writers, logging_to, refuse_missing
+from fedloom.experiment.logging import HINTS, Writers, logging_to, refuse_missing
 from fedloom.experiment.middleware import EncodeMessages, RecordMessages, ValidateResults
 from fedloom.experiment.records import RoundRecord, Summary
-from fedloom.experiment.resume import checked_notes, ended, fingerprint, refuse_other_data, tell_other_versions
+from fedloom.experiment.resume import (
+    checked_notes,
+    ended,
+    fingerprint,
+    refuse_other_data,
+    tell_other_versions,
+    with_choice,
+)
 from fedloom.experiment.round import Round
-from fedloom.experiment.run_folder import CLIENTS, SUMMARY, TASK, RunFolder, holds_run, without_nan
+from fedloom.experiment.run_folder import CLIENTS, ENGINE, SUMMARY, TASK, RunFolder, holds_run, without_nan
 from fedloom.experiment.sampling import Sampling
 from fedloom.experiment.summary import summary_of
 from fedloom.experiment.trust import Trust
@@ -87,8 +94,9 @@ class Experiment:
             return summary
         self.history = []
         budget = self.recipe.storage.memory_mb * 2**20
+        settings = with_choice(self.recipe.engine, out) if resume else self.recipe.engine
         with (
-            self._make_engine(self.setup, self.recipe.engine) as engine,
+            self._make_engine(self.setup, settings) as engine,
             closing(RunFolder(out, resume=resume)) as self.folder,
             logging_to(self.folder.path / "log.txt"),
             closing(ClientStore(budget // 2, inside=self.folder.path)) as self.memory,
@@ -120,6 +128,10 @@ class Experiment:
                 self.folder.write_json(TASK, task_facts(self.task, self._fingerprint))
                 # where it lay is not part of an experiment; with the recipe, last, the folder holds a run
                 self.folder.describe(self.recipe.with_(out=None).to_yaml())
+            if choice := engine.choice():
+                self.folder.write_json(ENGINE, {"name": engine.name, **choice})
+            for hint in engine.hints():
+                HINTS.info(hint)
             for round in range(len(self.history) + 1, self.recipe.training.rounds + 1):
                 if interrupts.asked is not None:
                     self._stop(interrupts.asked)

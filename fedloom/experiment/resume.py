@@ -12,11 +12,12 @@ from typing_extensions import TypedDict
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
-from fedloom.core.reading import CHECKED, conforming
+from fedloom.core.reading import CHECKED, conforming, read_json
 from fedloom.core.task import Task
+from fedloom.engines import EngineSettings, engine_class
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.records import ROUND, RoundRecord, Summary
-from fedloom.experiment.run_folder import finished, holds_run, stored_values, stored_versions, versions
+from fedloom.experiment.run_folder import ENGINE, finished, holds_run, stored_values, stored_versions, versions
 from fedloom.trust.ledger import LedgerFile
 
 FREE = ("engine", "storage", "out", "log", "data.dir", "sweep.parallel")
@@ -65,6 +66,25 @@ class RunNotes(TypedDict):
     seconds: Annotated[float, Field(ge=0)]
     history: list[RoundRecord]
     ledger: LedgerFile
+
+
+@with_config(CHECKED)
+class EngineChoice(TypedDict):
+    """engine.json: what the engine chose itself."""
+
+    name: str
+    workers: Annotated[int, Field(ge=1, le=1024)]
+    cohort: Annotated[int, Field(ge=1, le=1024)]
+
+
+def with_choice(settings: EngineSettings, folder: Path) -> EngineSettings:
+    """The engine settings of a resumed run: what the same engine chose before, where the recipe leaves it open."""
+    if not (folder / ENGINE).exists() or settings.workers is not None or settings.cohort is not None:
+        return settings
+    chosen = read_json(folder / ENGINE, EngineChoice, f"remove {ENGINE}: the engine then chooses again")
+    if chosen["name"] != engine_class(settings).name:
+        return settings
+    return settings.model_copy(update={"workers": chosen["workers"], "cohort": chosen["cohort"]})
 
 
 def checked_notes(checkpoint: Checkpoint, folder: Path) -> RunNotes:

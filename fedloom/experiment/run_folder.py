@@ -24,7 +24,7 @@ from fedloom.experiment.lock import RunLock
 from fedloom.experiment.records import ROUND, SUMMARISED, ClientRow, RoundRecord, Summary, TaskFacts
 
 RECIPE, METRICS, SUMMARY, VERSIONS = "recipe.yaml", "metrics.jsonl", "summary.json", "versions.json"
-CLIENTS, TASK = "clients.jsonl", "task.json"
+CLIENTS, TASK, ENGINE = "clients.jsonl", "task.json", "engine.json"
 REPEAT = "repeat the run with its recipe.yaml"
 FORMAT = 2
 """Of run folders. Version 0.1 wrote format 1, without this number in versions.json."""

@@ -4,7 +4,6 @@ One thread gives the GPU all its work and waits only for results, so that lanes 
 """
 
 import gc
-import logging
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -24,12 +23,11 @@ from fedloom.engines.cuda import connections
 from fedloom.engines.cuda.cohort import Cohort
 from fedloom.engines.cuda.graphs import Graphs
 from fedloom.engines.cuda.lane import Lane, Shared
-from fedloom.engines.cuda.tuning import Tuning, free_memory, tune
+from fedloom.engines.cuda.tuning import Tuning, faster, free_memory, tune
 from fedloom.engines.ordered import ordered
 
 AHEAD = 3
 """Batches of jobs per lane that are given out before the result that is waited for."""
-log = logging.getLogger("fedloom")
 
 
 class Batch:
@@ -112,6 +110,15 @@ class Lanes(Engine):
             why = "engine.device is 'cpu'" if self.settings.device == "cpu" else "torch sees none"
             raise UserError(f"engine.name = 'lanes' needs an NVIDIA GPU, and {why}; use engine.name = 'processes'")
         return torch.device("cuda", torch.cuda.current_device())
+
+    def choice(self) -> dict[str, int]:
+        """Lanes, and clients that each takes at a time."""
+        return {"workers": self.tuning.lanes, "cohort": self.tuning.clients}
+
+    def hints(self) -> list[str]:
+        """What was chosen, and what a lower precision would gain."""
+        name = torch.cuda.get_device_name(self.device)
+        return [f"engine: {self.tuning} on {name}, {self.settings.precision}", *faster(self.settings)]
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Gives jobs to lanes, the least occupied first; yields results in their order."""

@@ -65,3 +65,15 @@ def _together(setup: Setup, parameters: int, free: int) -> int:
 def free_memory(device: torch.device) -> int:
     """Bytes that are free on a GPU."""
     return int(torch.cuda.mem_get_info(device)[0])
+
+
+GAINS = {"tf32": 1.3, "bf16 and engine.compile=true": 2.5}
+"""Times as fast as float32, on works P and B (benchmarks/README.md)."""
+
+
+def faster(settings: EngineSettings) -> list[str]:
+    """What a lower precision, which is the user's decision, would gain."""
+    if settings.precision != "float32" or settings.deterministic:
+        return []
+    gains = [f"engine.precision={name} about {gain:g} times" for name, gain in GAINS.items()]
+    return [f"with other digits it would be faster: {', '.join(gains)} (docs/engines.md)"]
