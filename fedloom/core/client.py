@@ -14,8 +14,8 @@ from fedloom.core.fit import Features, FitResult, FitSpec, StaleValueError, code
 from fedloom.core.optimizers import descend_
 from fedloom.core.rng import Random, key, permutation
 from fedloom.core.state import Parts, State, as_paths, copies
-from fedloom.core.stepping import StepCache, Steps
-from fedloom.core.workspace import Workspace
+from fedloom.core.step_cache import StepCache
+from fedloom.core.workspace import Steps, Workspace
 
 
 class Client:

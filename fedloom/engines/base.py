@@ -48,7 +48,7 @@ class EngineSettings(Section):
         None,
         ge=1,
         le=1024,
-        description="lanes: number of clients vectorised per training step; chosen by the clients' sizes, the network's "
+        description="lanes: number of clients vectorised per training step; chosen by clients' sizes, network "
         "size and free memory unless given; 1 takes them one by one",
     )
     client_timeout: float | None = Field(

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedloom.core.state import tensors_of
-from fedloom.core.stepping import Steps, distinct
-from fedloom.core.workspace import Workspace
+from fedloom.core.step_cache import distinct
+from fedloom.core.workspace import Steps, Workspace
 
 HOST_READS = {
     f"aten::{name}"

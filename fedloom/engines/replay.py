@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_leaves
 from fedloom.core.batches import Row
 from fedloom.core.job import Job, Result, handle
 from fedloom.core.state import State
-from fedloom.core.stepping import Steps
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.workspace import Setup, Steps, Workspace
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.recording import NoPythonReads, Watch, refuse_rebound_parts, storage, touched, undone
 

@@ -14,9 +14,9 @@ from torch import Tensor, fx
 
 from fedloom.core.job import ENCODED, Job, Result, launch
 from fedloom.core.state import FlatState, State, copy_all_
-from fedloom.core.stepping import Eager, Steps
+from fedloom.core.step_cache import Rows
 from fedloom.core.torch_internals import contexts_open
-from fedloom.core.workspace import Rows, Workspace
+from fedloom.core.workspace import Eager, Steps, Workspace
 from fedloom.engines.cuda.batching import batched
 from fedloom.engines.cuda.graphs import Recorder
 from fedloom.engines.cuda.lane import Lane, NewWorkspace, Shared, StepFunction, largest

@@ -11,8 +11,7 @@ from torch import Tensor, fx
 
 from fedloom.core.job import Job, Result, launch
 from fedloom.core.state import FlatState, State
-from fedloom.core.stepping import Steps
-from fedloom.core.workspace import Workspace
+from fedloom.core.workspace import Steps, Workspace
 from fedloom.engines.cuda.graphs import Feed, Recorder, Work
 from fedloom.engines.cuda.tracing import Function, compiled, trace
 from fedloom.engines.recording import CaptureError, check, refuse_rebound_parts, touched, undone

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx
 
 from fedloom.core.batches import Row
-from fedloom.core.stepping import Steps
 from fedloom.core.torch_internals import compile_graph, decompositions, make_fx
+from fedloom.core.workspace import Steps
 from fedloom.engines.recording import touched, undone
 
 Function = Callable[..., Any]

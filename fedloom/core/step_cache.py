@@ -1,20 +1,14 @@
-"""The steps of one call of `fit` or `steps`: what they write besides the parts, and how they are executed."""
+"""What the steps of one call of `fit` or `steps` read and write besides the parts, and memory of several clients."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from fedloom.core.batches import Plan, Row
 from fedloom.core.errors import UserError
 from fedloom.core.optimizers import Optimizer, OptimizerSettings
 from fedloom.core.state import State
-
-if TYPE_CHECKING:
-    from fedloom.core.workspace import Workspace
 
 Allocate = Callable[[Hashable, tuple[int, ...], torch.dtype], Tensor]
 """Zeros of a shape and dtype, under a name of their own."""
@@ -122,66 +116,31 @@ class StepCache:
         self.data = z, y
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Steps to be taken: a client's part of one call of `fit` or `steps`."""
+class Rows:
+    """Memory of several workspaces side by side: what one of them allocates is a row of a block for all of them."""
 
-    workspace: "Workspace"
-    cache: StepCache
-    step: Callable[[Row], None]
-    plan: Plan
-    lr: float
-    kept: State = field(default_factory=dict)
-    """Optimizer state from the client's last round, by the names of `cache.optimizer_state`."""
-    keep_as: str | None = None
+    def __init__(self, count: int):
+        self.count = count
+        self._blocks: dict[Hashable, Tensor] = {}
+        self._length: dict[int, int] = {}
+        self.names: dict[Hashable, dict[str, int]] = {}
+        """Positions of statistics, by call site."""
 
-    def set_mode(self) -> None:
-        """Puts what is trained into train mode, everything else into eval mode."""
-        self.workspace.train_only(self.cache.parts, norms=self.plan.norms)
+    def zeros(
+        self, name: Hashable, row: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """A row of the block of this name."""
+        if name not in self._blocks:
+            block = self._blocks[name] = torch.zeros(self.count, *shape, dtype=dtype, device=device)
+            self._length[block.untyped_storage().data_ptr()] = block.stride(0)
+        return self._blocks[name][row]
 
-    def prepare(self) -> None:
-        """Sets modes; zeroes statistics and optimizers, or sets them to what the client has kept."""
-        self.set_mode()
-        self.cache.reset()
-        self.cache.set_lr(self.lr)
-        self.restore()
-
-    def restore(self) -> None:
-        """Puts what the client has kept of its optimizers into place."""
-        if self.keep_as and self.kept:
-            for path, tensor in self.cache.optimizer_state(self.keep_as).items():
-                if (kept := self.kept.get(path)) is not None:
-                    if kept.shape != tensor.shape:
-                        raise UserError(f"{path} has {tuple(kept.shape)}, not {tuple(tensor.shape)}; begin a new run")
-                    tensor.copy_(kept)
-
-    def means(self) -> State:
-        """Means of what the steps noted; empty if none were taken."""
-        return self.cache.means(self.plan.samples) if self.plan.sizes else {}
-
-
-class Stepper(Protocol):
-    """How the steps of a fit are executed."""
-
-    fixed_memory: bool
-    """Whether steps are recorded, and read what they train on from the same memory every time."""
-
-    def run(self, steps: Steps) -> State:
-        """Takes the steps; returns the means of what they noted."""
-        ...
-
-
-class Eager:
-    """Calls the step, as plain PyTorch would."""
-
-    fixed_memory = False
-
-    def run(self, steps: Steps) -> State:
-        """One Python call per step."""
-        steps.prepare()
-        for row in steps.plan.steps(steps.workspace.device):
-            steps.step(row)
-        return steps.means()
+    def block(self, tensor: Tensor, count: int) -> Tensor | None:
+        """The first `count` workspaces' counterparts of a tensor of the first one; None if all of them share it."""
+        length = self._length.get(tensor.untyped_storage().data_ptr())
+        if length is None:
+            return None
+        return tensor.detach().as_strided((count, *tensor.shape), (length, *tensor.stride()))
 
 
 def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
