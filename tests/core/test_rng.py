@@ -79,15 +79,27 @@ def test_neighbouring_counters_say_nothing_about_each_other(value, lag):
     assert max(flipped(drawn[:-lag], drawn[lag:])) < DEVIATIONS
 
 
-@pytest.mark.parametrize("bit", range(64))
-def test_keys_that_differ_in_one_bit_have_nothing_in_common(bit):
-    first = step_keys(5, 1)[0]
-    one, other = bits(int(first)), bits(int(first ^ np.int64(np.uint64(1 << bit).view(np.int64))))
-    # The key's first word changes the place in a sequence: some of the same numbers come, elsewhere. At their places
-    # they are others.
-    assert not (one == other).any()
+@pytest.mark.parametrize("bit", range(56))
+def test_seeds_that_differ_in_one_bit_have_nothing_in_common(bit):
+    one, other = (bits(int(step_keys(seed, 1)[0])) for seed in (5, 5 ^ (1 << bit)))
     assert correlation(one, other) < DEVIATIONS
-    assert flipped(one, other)[0] < DEVIATIONS
+    assert max(flipped(one, other)) < DEVIATIONS
+
+
+def test_keys_that_share_their_second_word_have_nothing_in_common():
+    first, *others = step_keys(21, 40).tolist()
+    common = ~0xFFFFFFFF
+    for other in others:
+        one, same = bits(first, 20_000), bits(first & common | other & ~common, 20_000)
+        assert correlation(one, same) < DEVIATIONS
+        assert max(flipped(one, same)) < DEVIATIONS
+
+
+def test_hardly_any_two_keys_share_a_word():
+    """Where two share the first one, some bits of what they draw agree more often than by chance."""
+    words = np.concatenate([step_keys(key(0, 1, client), 400) for client in range(200)]).view(np.uint32).reshape(-1, 2)
+    for word in words.T:
+        assert len(word) - len(np.unique(word)) <= 6  # 0.75 expected
 
 
 def test_neighbouring_steps_of_a_fit_draw_independently():
@@ -111,11 +123,11 @@ def test_clients_rounds_and_seeds_draw_independently():
 
 
 def test_the_first_number_of_every_key_is_uniform_too():
-    """What one draw of each step is: over steps, over clients, over keys that count up."""
+    """What one draw of each step is: over steps, over clients."""
     steps = step_keys(7, 20_000)
     clients = np.concatenate([step_keys(key(0, 1, client), 1) for client in range(20_000)])
-    for chosen in (steps, clients, np.arange(20_000)):
-        first = torch.func.vmap(lambda k: _first(k), in_dims=0)(torch.from_numpy(chosen)[:, None]).numpy().ravel()
+    for chosen in (steps, clients):
+        first = torch.func.vmap(_first, chunk_size=500)(torch.from_numpy(chosen)[:, None]).numpy().ravel()
         assert stats.kstest(first, "uniform").pvalue > 1e-5
         assert correlation(first[:-1], first[1:]) < DEVIATIONS
 
@@ -129,7 +141,7 @@ def _first(k):
 def test_no_two_keys_give_the_same_sequence_not_even_shifted():
     width = 8
     seen = Counter()
-    for value in [*range(-20, 20), *step_keys(11, 60).tolist()]:
+    for value in [*step_keys(11, 60).tolist(), *(int(step_keys(seed, 1)[0]) for seed in range(100, 140))]:
         drawn = bits(value, 2000)
         windows = np.lib.stride_tricks.sliding_window_view(drawn, width)
         seen.update(window.tobytes() for window in np.ascontiguousarray(windows))
@@ -194,16 +206,26 @@ def test_integers_reach_both_ends(monkeypatch):
     assert random.integers(7, (2,)).tolist() == [0, 6]
 
 
+@pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("p", [0.0, 1e-3, 0.25, 0.5, 0.9, 1 - 1e-3, 1.0])
-def test_so_many_are_chosen(p):
-    drawn = keyed(int(step_keys(17, 1)[0])).chosen((N,), p)
+def test_so_many_are_chosen(p, small):
+    random = keyed(int(step_keys(17, 1)[0]))
+    drawn = torch.cat([random.chosen((1000,), p) for _ in range(200)]) if small else random.chosen((N,), p)
     assert drawn.dtype == torch.bool
+    assert drawn.shape == (N,)
     assert abs(drawn.float().mean().item() - p) <= DEVIATIONS * math.sqrt(p * (1 - p) / N)
+    if 0 < p < 1:
+        taken = drawn.numpy()
+        for lag in (1, 2, 1000, N // 2):
+            assert correlation(taken[:-lag], taken[lag:]) < DEVIATIONS
 
 
-@pytest.mark.parametrize("p", [1e-12, 1 - 1e-9, 1 - 1e-12, math.nextafter(1, 0)])
-def test_probabilities_beyond_32_bits_are_never_or_always(p):
-    assert keyed(1).chosen((100,), p).all().item() is (p > 0.5)
+@pytest.mark.parametrize("count", [100, 10_001])
+@pytest.mark.parametrize("p", [1e-12, 1 - 1e-12, math.nextafter(1, 0)])
+def test_probabilities_that_are_too_fine_are_never_or_always(p, count):
+    drawn = keyed(1).chosen((count,), p)
+    assert drawn.shape == (count,)
+    assert drawn.float().mean().item() == round(p)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-1.0, 1.0), (0.2, 0.9), (3.0, 7.0)])
@@ -242,15 +264,26 @@ def test_what_is_drawn_after_something_else_is_new(shapes):
 
 def test_draws_of_all_kinds_do_not_overlap(monkeypatch):
     random, spent = keyed(9), []
-    bits_of = random.bits
-    monkeypatch.setattr(random, "bits", lambda shape: spent.append(bits_of(shape)) or spent[-1])
+    for name in ("bits", "_hashed"):
+
+        def noted(argument, name=name, drawn=getattr(random, name)):
+            made = drawn(argument)
+            if name == "bits" or not (isinstance(argument, int) and argument == 4 * SMALL):
+                spent.append((name, made))
+            return made
+
+        monkeypatch.setattr(random, name, noted)
     random.uniform((4, 5))
     random.normal((3000,))
     random.chosen((2, SMALL), 0.5)
     random.integers(9, (SMALL,))
+    random.chosen((7,), 0.5)
     random.normal((2,))
-    everything = torch.cat([part.flatten() for part in spent])
-    assert len(everything) == 20 + 6000 + 2 * SMALL + SMALL + 4
+    # large draws come as `bits` and as what they are hashed from: one of them is enough
+    small = [made.flatten() for name, made in spent if name == "bits" and made.numel() <= SMALL]
+    large = [made for name, made in spent if name == "_hashed"]
+    everything = torch.cat([*small, *large])
+    assert len(everything) == 20 + 2 * 3000 + SMALL + SMALL + 7 + 2 * 2  # two numbers are chosen by one hash
     assert len(everything.unique()) == len(everything)
 
 
@@ -296,7 +329,7 @@ def everything(k):
     random.begin(k)
     return (
         random.bits((3, 5)), random.uniform((2000,)), random.uniform((7,), -0.5, 2.5), random.integers(10, (50,)),
-        random.chosen((64,), 0.3), random.bits((1500,)), random.normal((1100,)), random.normal((9,)),
+        random.chosen((64,), 0.3), random.chosen((1501,), 0.3), random.bits((1500,)), random.normal((1100,)), random.normal((9,)),
     )  # fmt: skip
 
 
