@@ -127,13 +127,18 @@ def test_a_users_mistake_found_by_a_client_is_told_without_a_traceback_from_ever
 # what is sent
 
 
+def rewrite(message, others, without=None):
+    tensors = {name: tensor for name, tensor in message.items() if name != without}
+    message.tensors = type(message.tensors).of(tensors | others)
+
+
 BAD = {
     "nan": (lambda m: m["model.head.bias"].fill_(math.nan), "'model.head.bias' has values that are not finite"),
     "inf": (lambda m: m["model.head.bias"][0].fill_(-math.inf), "'model.head.bias' has values that are not finite"),
-    "shape": (lambda m: m.tensors.update({"model.head.bias": torch.zeros(5)}), "[5], and torch.float32 [4] is"),
-    "dtype": (lambda m: m.tensors.update({"model.head.bias": torch.zeros(4).double()}), "is torch.float64 [4]"),
-    "missing": (lambda m: m.tensors.pop("model.head.bias"), "'model.head.bias' is missing"),
-    "extra": (lambda m: m.tensors.update({"model.tail": torch.zeros(1)}), "'model.tail' is not expected"),
+    "shape": (lambda m: rewrite(m, {"model.head.bias": torch.zeros(5)}), "[5], and torch.float32 [4] is"),
+    "dtype": (lambda m: rewrite(m, {"model.head.bias": torch.zeros(4).double()}), "is torch.float64 [4]"),
+    "missing": (lambda m: rewrite(m, {}, without="model.head.bias"), "'model.head.bias' is missing"),
+    "extra": (lambda m: rewrite(m, {"model.tail": torch.zeros(1)}), "'model.tail' is not expected"),
     "samples": (lambda m: setattr(m, "samples", -5), "with -5 samples"),
     "another's": (lambda m: setattr(m, "client", 1), "claims to be client 1"),
 }  # fmt: skip

@@ -1,11 +1,15 @@
 """Accuracy over clients: mean, spread, worst tenth and the figure of a run, against hand-made numbers."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from tiny import tiny_experiment
 
-from fedloom.core.scores import Answers, Scores
+from fedloom.core.scores import Answers, Scores, answers
+from fedloom.core.workspace import Workspace
 from fedloom.experiment.summary import pooled, spread, summarise
 
 
@@ -76,13 +80,33 @@ def test_the_figure_of_a_run_follows_the_rule(rule: str, figure: float) -> None:
 
 def test_answers_are_counted_per_class_and_per_client() -> None:
     answers = Answers(
-        labels=np.array([0, 0, 2, 1, 2]),
-        right=np.array([True, False, True, True, False]),
-        loss=np.array([0.5, 1.5, 0.25, 1.0, 2.0], np.float32),
+        labels=torch.tensor([0, 0, 2, 1, 2]),
+        right=torch.tensor([True, False, True, True, False]),
+        loss=torch.tensor([0.5, 1.5, 0.25, 1.0, 2.0]),
         classes=4,
+        clients=(7,),
+        sizes=(5,),
     )
-    assert answers.of(7) == Scores(7, [1, 1, 1, 0], [2, 1, 2, 0], 5.25)
-    first, second, third = answers.split(np.array([2, 2]))
-    assert first.of(0) == Scores(0, [1, 0, 0, 0], [2, 0, 0, 0], 2.0)
-    assert second.of(1) == Scores(1, [0, 0, 0, 0], [0, 0, 0, 0], 0.0)
-    assert third.of(2) == Scores(2, [0, 1, 1, 0], [0, 1, 2, 0], 3.25)
+    assert answers.scores() == [Scores(7, [1, 1, 1, 0], [2, 1, 2, 0], 5.25)]
+    assert replace(answers, clients=(3, 1, 2), sizes=(2, 0, 3)).scores() == [
+        Scores(3, [1, 0, 0, 0], [2, 0, 0, 0], 2.0),
+        Scores(1, [0, 0, 0, 0], [0, 0, 0, 0], 0.0),
+        Scores(2, [0, 1, 1, 0], [0, 1, 2, 0], 3.25),
+    ]
+
+
+def test_a_model_answers_for_all_clients_at_once_as_for_each() -> None:
+    workspace = Workspace(tiny_experiment("fedavg").setup)
+    workspace.evaluate_only()
+    tests = dict(enumerate([*workspace.setup.task.federation.test, np.empty(0, np.int64)]))
+
+    def scored(samples: dict[int, np.ndarray]) -> list[Scores]:
+        return answers(workspace, samples, workspace.parts.model).scores()
+
+    together = scored(tests)
+    assert [s.client for s in together] == list(tests)
+    for got, (client, samples) in zip(together, tests.items(), strict=True):
+        (alone,) = scored({client: samples})
+        assert (got.right, got.total) == (alone.right, alone.total)
+        assert got.loss == pytest.approx(alone.loss, rel=1e-5)
+        assert sum(got.total) == len(samples)

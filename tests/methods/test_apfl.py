@@ -66,7 +66,7 @@ def reference(v, w, alpha, network, batches, lr, adaptive=False):
 def test_a_round_is_the_paper_s_step_by_step(adaptive):
     run = ByHand(get("apfl", alpha=0.4, adaptive=adaptive), tiny_task(augment=(), norm=False), epochs=2)
     client = run.at_work(0)
-    perturb(client.personal)
+    perturb(client.personal, 0.3)
     v, w = parameters(client.personal), parameters(client.model)
     seen = watched(run.method, "step", client, lambda batch: (batch.x.clone(), batch.y.clone()))
     v, w, alpha = reference(v, w, 0.4, client.model, seen, 0.05, adaptive)

@@ -14,6 +14,7 @@ from fedloom.core.batches import Batch
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
 from fedloom.core.optimizers import Training
+from fedloom.core.rng import Random
 from fedloom.core.server import Server
 from fedloom.core.state import snapshot
 from fedloom.core.task import Dataset
@@ -152,7 +153,7 @@ def test_fedstyles_style_loss_is_a_mean_or_a_sum_over_anchors():
     for anchors in ("mean", "sum"):
         run = ByHand(get("fedstyle", anchors=anchors), task=replace(tiny_task(), objective=objectives.get("simclr")))
         index = torch.from_numpy(run.task.samples(0))[:6]
-        batch = Batch(run.lane.pixels, index, run.lane.generator, 2)
+        batch = Batch(run.lane.pixels, index, Random.seeded(0), 2)
         found[anchors] = float(run.method.style_loss(run.at_work(0), batch))
     assert found["sum"] == pytest.approx(12 * found["mean"], rel=1e-5)  # images and filtered copies
 
