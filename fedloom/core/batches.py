@@ -1,7 +1,7 @@
 """Batches: which samples each step of a fit takes, and the tensors that a loss reads of them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -18,25 +18,40 @@ Row = Tensor
 """What one step takes, int64: the key of its random numbers, then the positions of its samples, batch after batch."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
-    """The steps of a fit: positions of samples, how many of them each step takes, and a random key for each step."""
+    """The steps of a fit: which samples each takes, in a random order given by the seed, and its random key."""
 
-    index: np.ndarray
-    """int64 [batches, samples of all steps]: independent batches that each step gets."""
+    among: np.ndarray
+    """Positions of all samples, int64."""
     sizes: list[int]
-    keys: np.ndarray
-    """int64 [steps]"""
+    """Samples of each step."""
+    seed: int
+    epochs: int = 1
+    batches: int = 1
+    """Independent batches that each step gets."""
+    _drawn: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
-    def batches(self) -> int:
-        """Independent batches that each step gets."""
-        return len(self.index)
+    def index(self) -> np.ndarray:
+        """int64 [batches, samples of all steps]"""
+        return self._draw()[0]
+
+    @property
+    def keys(self) -> np.ndarray:
+        """int64 [steps]"""
+        return self._draw()[1]
+
+    def _draw(self) -> tuple[np.ndarray, np.ndarray]:
+        if self._drawn is None:
+            draw([self])
+        assert self._drawn is not None
+        return self._drawn
 
     @property
     def samples(self) -> int:
         """Samples of all steps, all batches counted."""
-        return self.index.size
+        return self.batches * self.epochs * len(self.among)
 
     @property
     def norms(self) -> bool:
@@ -66,13 +81,23 @@ class Plan:
             yield from torch.from_numpy(self.part(*run)).to(device)
 
 
+def draw(plans: Sequence[Plan]) -> None:
+    """Draws the orders and keys of several plans: of those of one shape in one go."""
+    alike: dict[tuple[int, int, int, int], list[Plan]] = {}
+    for plan in plans:
+        if plan._drawn is None:
+            alike.setdefault((len(plan.sizes), plan.batches, plan.epochs, len(plan.among)), []).append(plan)
+    for (steps, *shape), group in alike.items():
+        # the keys of the steps, then those that samples are sorted by
+        keys = step_keys(np.array([plan.seed for plan in group], np.uint64), steps + math.prod(shape))
+        orders = np.argsort(keys[:, steps:].reshape(len(group), *shape), kind="stable")
+        for plan, own, order in zip(group, keys, orders, strict=True):
+            plan._drawn = plan.among[order].reshape(plan.batches, -1 if steps else 0), own[:steps]
+
+
 def shuffled(samples: np.ndarray, size: int, seed: int, *, epochs: int = 1, batches: int = 1) -> Plan:
     """Every epoch in a new random order, cut into batches of exact sizes; `batches` independent ones a step."""
-    sizes = epochs * batch_sizes(len(samples), size)
-    shape = (batches, epochs, len(samples))
-    keys = step_keys(seed, len(sizes) + math.prod(shape))  # those of the steps, then those that samples are sorted by
-    order = np.argsort(keys[len(sizes) :].reshape(shape), kind="stable")
-    return Plan(samples[order].reshape(batches, -1 if sizes else 0), sizes, keys[: len(sizes)])
+    return Plan(samples, epochs * batch_sizes(len(samples), size), seed, epochs, batches)
 
 
 def batch_sizes(samples: int, size: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +18,7 @@ class StaleValueError(RuntimeError):
     """A step reads a Python value that a recorded step would keep from its first client."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class FitSpec:
     """The arguments of one call. Where a value is None, the recipe's `training` section decides."""
 
@@ -55,7 +56,17 @@ class FitResult(dict[str, Tensor]):
         self.lr = lr
 
 
-def code_of(function: Callable[..., Any]) -> Any:
+@dataclass(frozen=True, eq=False)
+class Code:
+    """A function's code, compared by identity: hashing code itself takes as long as its text."""
+
+    code: CodeType
+
+
+_known: dict[int, Code] = {}
+
+
+def code_of(function: Callable[..., Any]) -> Code:
     """Identifies a loss or a step by its code.
 
     Raises:
@@ -63,6 +74,8 @@ def code_of(function: Callable[..., Any]) -> Any:
     """
     plain = getattr(function, "__func__", function)
     code = getattr(plain, "__code__", None)
+    if (known := _known.get(id(code))) is not None:
+        return known
     if code is None:
         raise StaleValueError(f"{function!r} is no plain function or method: losses and steps must be")
     free = set(code.co_freevars) - {"__class__"}
@@ -71,4 +84,4 @@ def code_of(function: Callable[..., Any]) -> Any:
             f"{plain.__qualname__} closes over {', '.join(sorted(free))}: a recorded step would keep the first "
             "client's value. Make it a method, and what changes a part"
         )
-    return code
+    return _known.setdefault(id(code), Code(code))

@@ -19,7 +19,7 @@ Shape = Sequence[int]
 
 # The 32-bit mixer "lowbias32" by C. Wellons: xorshift, multiply, twice; its constants as signed numbers.
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B - 2**32
-STEP = 0x9E3779B97F4A7C15
+STEP = np.uint64(0x9E3779B97F4A7C15)
 """splitmix64's increment."""
 SMALL = 1024
 """Numbers of a small draw."""
@@ -35,17 +35,20 @@ def numpy_generator(*parts: object) -> np.random.Generator:
     return np.random.default_rng(key(*parts))
 
 
-def step_keys(seed: int, steps: int) -> np.ndarray:
-    """A 64-bit key for each of a fit's steps: splitmix64 from this seed on."""
-    z = np.arange(1, steps + 1, dtype=np.uint64) * np.uint64(STEP) + np.uint64(seed)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (z ^ (z >> np.uint64(31))).view(np.int64)
+def step_keys(seeds: np.ndarray, count: int) -> np.ndarray:
+    """int64 [seeds, count]: 64-bit keys from each of these seeds (uint64) on, by splitmix64."""
+    z: np.ndarray = np.arange(1, count + 1, dtype=np.uint64) * STEP + seeds[:, None]
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return z.view(np.int64)
 
 
 def permutation(seed: int, size: int) -> np.ndarray:
     """The numbers from 0 to size − 1 in a random order, given by this seed."""
-    return np.argsort(step_keys(seed, size), kind="stable")
+    return np.argsort(step_keys(np.array([seed], np.uint64), size)[0], kind="stable")
 
 
 class Random:
@@ -70,7 +73,7 @@ class Random:
     def seeded(cls, *parts: object, device: torch.device | str = "cpu") -> "Random":
         """Ready to draw, with a key out of anything that prints the same each time."""
         random = cls(torch.device(device))
-        random.begin(torch.from_numpy(step_keys(key(*parts), 1)).to(device))
+        random.begin(torch.from_numpy(step_keys(np.array([key(*parts)], np.uint64), 1)[0]).to(device))
         return random
 
     def begin(self, key: Tensor) -> None:

@@ -100,6 +100,10 @@ class Layout:
         """Buffers, with leading dimensions if asked for."""
         return {dtype: torch.zeros(*rows, size, dtype=dtype, device=device) for dtype, size in self.sizes.items()}
 
+    def empty(self, device: torch.device, rows: tuple[int, ...] = ()) -> dict[torch.dtype, Tensor]:
+        """Buffers to be filled whole, gaps included."""
+        return {dtype: torch.empty(*rows, size, dtype=dtype, device=device) for dtype, size in self.sizes.items()}
+
     def ranges(self, target: "Layout") -> list[tuple[torch.dtype, int, int, int]]:
         """(dtype, start here, start there, length) of what both have, neighbours joined."""
         if target not in self._ranges:

@@ -12,6 +12,7 @@ import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor, fx
 
+from fedloom.core.batches import draw
 from fedloom.core.job import ENCODED, Job, Result, launch
 from fedloom.core.state import FlatState, State, copy_all_
 from fedloom.core.step_cache import Rows
@@ -165,7 +166,7 @@ class Cohort(Lane):
         first = self.workspaces[0]
         if first.setup.codec.up is not None or first.setup.intercept is not None:
             return None
-        sent = FlatState(first.sent_layout, first.sent_layout.zeros(first.device, (jobs,)))
+        sent = FlatState(first.sent_layout, first.sent_layout.empty(first.device, (jobs,)))
         for i, workspace in enumerate(self.workspaces[:jobs]):
             workspace.outbox = sent.row(i)
         return sent
@@ -257,6 +258,7 @@ class Cohort(Lane):
 
     def _take_together(self, group: list[Steps]) -> None:
         plans = [steps.plan for steps in group]
+        draw(plans)
         order: list[Piece] = []
         for piece in pieces(plans):
             vectorised = piece.together and self._vectorised(group, piece) is not None

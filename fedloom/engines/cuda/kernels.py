@@ -11,26 +11,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+BLOCK = 1024
+
 
 @triton.jit
 def _add_up(
-    patches, out, rows, columns, down, across, channels, stride_y, stride_x, top, left,
+    patches, out, count, rows, columns, down, across, channels, stride_y, stride_x, top, left,
     height: tl.constexpr, width: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    pixel = tl.program_id(0).to(tl.int64)
-    channel = tl.program_id(1) * block + tl.arange(0, block)
-    inside = channel < channels
-    column, row, number = pixel % columns, (pixel // columns) % rows, pixel // (columns * rows)
+    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = place < count
+    channel, pixel = (place % channels).to(tl.int32), (place // channels).to(tl.int32)
+    column, row, number = pixel % columns, (pixel // columns) % rows, (pixel // (columns * rows)).to(tl.int64)
     total = tl.zeros((block,), dtype=tl.float32)
     for i in tl.static_range(height):
         y = row + top - i
         for j in tl.static_range(width):
             x = column + left - j
             fits = (y >= 0) & (x >= 0) & (y % stride_y == 0) & (x % stride_x == 0)
-            fits = fits & (y // stride_y < down) & (x // stride_x < across)
-            place = ((number * down + y // stride_y) * across + x // stride_x) * (height * width) + i * width + j
-            total += tl.load(patches + place * channels + channel, mask=inside & fits, other=0.0).to(tl.float32)
-    tl.store(out + pixel * channels + channel, total.to(out.dtype.element_ty), mask=inside)
+            fits = inside & fits & (y // stride_y < down) & (x // stride_x < across)
+            patch = (number * down + y // stride_y) * across + x // stride_x
+            source = (patch * (height * width) + (i * width + j)) * channels + channel
+            total += tl.load(patches + source, mask=fits, other=0.0).to(tl.float32)
+    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)
 
 
 def overlay(patches: Tensor, image: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> Tensor:
@@ -41,10 +44,8 @@ def overlay(patches: Tensor, image: Sequence[int], stride: Sequence[int], paddin
     count, down, across, height, width, channels = patches.shape
     rows, columns = image
     out = torch.empty(count, rows, columns, channels, dtype=patches.dtype, device=patches.device)
-    block = min(128, 1 << (channels - 1).bit_length())
-    grid = (count * rows * columns, -(-channels // block))
-    _add_up[grid](
-        patches.contiguous(), out, rows, columns, down, across, channels, *stride, *padding,
-        height=height, width=width, block=block,
+    _add_up[(-(-out.numel() // BLOCK),)](
+        patches.contiguous(), out, out.numel(), rows, columns, down, across, channels, *stride, *padding,
+        height=height, width=width, block=BLOCK,
     )  # fmt: skip
     return out

@@ -1,5 +1,6 @@
 """Convolutions as matrix products: for many small ones at once, each with its own weights, GPUs have nothing faster."""
 
+import math
 from collections.abc import Sequence
 from itertools import product
 
@@ -61,7 +62,8 @@ class Products:
         key = (id(x), (*weight.shape[2:], *stride, *padding))
         if key not in self._known:
             height, width = weight.shape[2:]
-            self._known[key] = x, _aligned(_windows(x, (height, width), stride, padding).flatten(3))
+            windows = _windows(x, (height, width), stride, padding)
+            self._known[key] = x, _aligned(windows.flatten(3)) if self._fused else _written(windows)
         return self._known[key][1]
 
 
@@ -136,6 +138,16 @@ def _apart(patches: Tensor, dim: int, stride: int) -> Tensor:
 
 def _as_patches(weight: Tensor) -> Tensor:
     return weight.permute(0, 2, 3, 1).flatten(1)
+
+
+def _written(windows: Tensor) -> Tensor:
+    """Windows as aligned rows, without a compiler: written once, zeros included."""
+    seen = math.prod(windows.shape[3:])
+    if seen % 8 == 0:
+        return windows.flatten(3)
+    rows = windows.new_zeros((*windows.shape[:3], seen + -seen % 8))
+    rows[..., :seen].unflatten(3, windows.shape[3:]).copy_(windows)
+    return rows
 
 
 def _aligned(rows: Tensor) -> Tensor:
