@@ -7,7 +7,6 @@ from torch.nn.functional import cross_entropy
 from fedloom.core.batches import shuffled
 from fedloom.core.client import Client, StaleValueError
 from fedloom.core.optimizers import OptimizerSettings, Training
-from fedloom.core.rng import step_keys
 from fedloom.core.state import copy_, snapshot
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.methods import get
@@ -58,7 +57,8 @@ def test_every_sample_trains_once_an_epoch_and_no_batch_is_a_single():
     for n in range(1, 70):
         plan = shuffled(np.arange(n) * 3, 16, seed=n)
         rows = list(plan.steps(torch.device("cpu")))
-        assert [row[0].item() for row in rows] == plan.keys.tolist() == step_keys(n, len(rows)).tolist()
+        assert [row[0].item() for row in rows] == plan.keys.tolist()
+        assert len(set(plan.keys.tolist())) == len(rows)
         batches = [row[1:] for row in rows]
         assert sorted(torch.cat(batches).tolist()) == [3 * i for i in range(n)]
         assert n == 1 or min(len(b) for b in batches) > 1

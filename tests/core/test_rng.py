@@ -13,10 +13,15 @@ import torch
 from scipy import stats
 
 from fedloom.core import rng
-from fedloom.core.rng import SMALL, Dropout, Random, key, numpy_generator, permutation, step_keys
+from fedloom.core.rng import SMALL, Dropout, Random, key, numpy_generator, permutation
 
 DEVIATIONS = 4.5
 N = 200_000
+
+
+def step_keys(seed, steps):
+    """Keys of the steps of one fit."""
+    return rng.step_keys(np.array([seed], np.uint64), steps)[0]
 
 
 def keyed(value, device="cpu"):
@@ -155,6 +160,7 @@ def test_step_keys_differ_within_and_between_fits():
     # one seed's keys are not another's, some steps later
     assert not set(step_keys(5, 500)) & set(step_keys(6, 500))
     assert (step_keys(5, 10) == step_keys(5, 500)[:10]).all()
+    assert (rng.step_keys(np.array([4, 5], np.uint64), 10) == [step_keys(4, 10), step_keys(5, 10)]).all()
     spread = np.unpackbits(many.view(np.uint8).reshape(-1, 8), axis=1).mean(0)
     assert abs(spread - 0.5).max() < DEVIATIONS * 0.5 / math.sqrt(len(many))
 
@@ -263,25 +269,29 @@ def test_what_is_drawn_after_something_else_is_new(shapes):
 
 
 def test_draws_of_all_kinds_do_not_overlap(monkeypatch):
-    random, spent = keyed(9), []
-    for name in ("bits", "_hashed"):
+    random, small, large = keyed(9), [], []
+    bits_of, hashed = random.bits, random._hashed
 
-        def noted(argument, name=name, drawn=getattr(random, name)):
-            made = drawn(argument)
-            if name == "bits" or not (isinstance(argument, int) and argument == 4 * SMALL):
-                spent.append((name, made))
-            return made
+    def noting_bits(shape):
+        made = bits_of(shape)
+        if made.numel() <= SMALL:  # large ones come from `_hashed` as they are
+            small.append(made.flatten())
+        return made
 
-        monkeypatch.setattr(random, name, noted)
+    def noting_hashes(count):
+        made = hashed(count)
+        if count != 4 * SMALL:  # what small draws are cut from
+            large.append(made)
+        return made
+
+    monkeypatch.setattr(random, "bits", noting_bits)
+    monkeypatch.setattr(random, "_hashed", noting_hashes)
     random.uniform((4, 5))
     random.normal((3000,))
     random.chosen((2, SMALL), 0.5)
     random.integers(9, (SMALL,))
     random.chosen((7,), 0.5)
     random.normal((2,))
-    # large draws come as `bits` and as what they are hashed from: one of them is enough
-    small = [made.flatten() for name, made in spent if name == "bits" and made.numel() <= SMALL]
-    large = [made for name, made in spent if name == "_hashed"]
     everything = torch.cat([*small, *large])
     assert len(everything) == 20 + 2 * 3000 + SMALL + SMALL + 7 + 2 * 2  # two numbers are chosen by one hash
     assert len(everything.unique()) == len(everything)
@@ -329,7 +339,8 @@ def everything(k):
     random.begin(k)
     return (
         random.bits((3, 5)), random.uniform((2000,)), random.uniform((7,), -0.5, 2.5), random.integers(10, (50,)),
-        random.chosen((64,), 0.3), random.chosen((1501,), 0.3), random.bits((1500,)), random.normal((1100,)), random.normal((9,)),
+        random.chosen((64,), 0.3), random.chosen((1501,), 0.3), random.bits((1500,)),
+        random.normal((1100,)), random.normal((9,)),
     )  # fmt: skip
 
 
