@@ -194,8 +194,8 @@ class Message(Mapping[str, Tensor]):
         """The first tensor that has a NaN or an infinity; on a GPU one question for all of them."""
         if self.finite:
             return None
-        flat = self.tensors.floating() if isinstance(self.tensors, FlatState) else []
-        if flat and all(bool(largest.isfinite()) for largest in magnitudes(flat)):
+        # A sum is finite only if all its terms are; one that overflows is looked at again, tensor by tensor.
+        if isinstance(self.tensors, FlatState) and all(math.isfinite(b.sum()) for b in self.tensors.floating()):
             return None
         numbers = self.numbers
         if not numbers or bool((finite := torch.stack(magnitudes(numbers.values())).isfinite()).all()):

@@ -7,7 +7,7 @@ replayed) is the workspace's stepper.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -198,6 +198,8 @@ class Workspace:
 
     def autocast(self) -> AbstractContextManager[None]:
         """What networks run under. Nothing is cached: a step may change weights and use them again."""
+        if not self.precision.bf16 and not torch.is_autocast_enabled(self.device.type):
+            return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision.bf16, cache_enabled=False)
 
     @cached_property
