@@ -15,7 +15,7 @@ from fedloom.core.message import Message
 from fedloom.core.optimizers import Training
 from fedloom.core.workspace import Setup
 from fedloom.engines import EngineSettings, Processes
-from fedloom.engines.crew import WorkerError
+from fedloom.engines.pool import WorkerError
 from fedloom.methods import Method, get
 from fedloom.trust.faults import FaultInjector, Faults
 
@@ -119,7 +119,7 @@ def test_a_hanging_client_is_left_after_its_time_and_only_it(start):
         assert kinds(results) == [None, "timed_out", None, None, None]
         assert "engine.client_timeout = 1 s" in results[1].error.why
         assert monotonic() - begun < 20
-        assert not any(w.batch for w in engine._workers)
+        assert not any(w.tasks for w in engine._workers)
 
 
 def test_a_worker_that_is_stopped_before_it_takes_its_job_is_replaced():
