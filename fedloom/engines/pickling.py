@@ -14,6 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+INLINE = 2**14
+"""Bytes up to which the contents of a tensor stay inside the pickle: they need no system calls of their own."""
+
 Array = np.ndarray[Any, Any]
 
 
@@ -27,10 +30,11 @@ def to_array(tensor: Tensor) -> tuple[Array, bool]:
 def to_tensor(contents: tuple[Array, bool]) -> Tensor:
     """Reverses `to_array`. The tensor shares the array's memory, which may be read-only."""
     array, bfloat16 = contents
-    with warnings.catch_warnings():
-        if not array.flags.writeable:
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+    if array.flags.writeable:
         tensor = torch.from_numpy(array)
+    else:
+        with warnings.catch_warnings(action="ignore"):  # that it is read-only
+            tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if bfloat16 else tensor
 
 
@@ -40,15 +44,22 @@ def to_new_tensor(contents: tuple[Array, bool]) -> Tensor:
 
 
 def send(to: socket.socket, value: object) -> None:
-    """Sends an object: the number of its parts and their sizes, the pickle, the tensors' contents."""
+    """Sends an object: the number of its parts and their sizes, the pickle, the contents of large tensors."""
     file = io.BytesIO()
-    buffers: list[pickle.PickleBuffer] = []
-    pickler = pickle.Pickler(file, protocol=5, buffer_callback=buffers.append)
+    large: list[memoryview] = []
+
+    def keep_inside(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes > INLINE:
+            large.append(raw)
+        return raw.nbytes <= INLINE
+
+    pickler = pickle.Pickler(file, protocol=5, buffer_callback=keep_inside)
     pickler.dispatch_table = {**copyreg.dispatch_table, Tensor: lambda tensor: (to_tensor, (to_array(tensor),))}
     pickler.dump(value)
-    parts = [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
-    to.sendall(np.array([len(parts), *(part.nbytes for part in parts)], np.int64).data)
-    for part in parts:
+    sizes = np.array([1 + len(large), file.tell(), *(part.nbytes for part in large)], np.int64)
+    to.sendall(sizes.tobytes() + file.getbuffer())
+    for part in large:
         to.sendall(part)
 
 

@@ -139,10 +139,8 @@ class Ray(WorkerPool[_Worker]):
         waiting = {worker.reply: worker for worker in self._workers if worker.reply is not None}
         if not waiting:
             return []
-        if timeout != 0:
-            limit = POLL if timeout is None else min(POLL, timeout)
-            self._ray.wait(list(waiting), num_returns=1, timeout=limit, fetch_local=False)
-        there = self._ray.wait(list(waiting), num_returns=len(waiting), timeout=0, fetch_local=False)[0]
+        limit = POLL if timeout is None else min(POLL, timeout)
+        there = self._ray.wait(list(waiting), timeout=limit, fetch_local=False)[0]  # one at a time
         reporting = [waiting.pop(reference) for reference in there]
         for worker in waiting.values():
             if worker.tasks and self._silent(worker):
