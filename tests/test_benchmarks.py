@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import cpu, fuzz, gpu, hostile, memory, net, scale, soak, wire
+from benchmarks import cpu, fuzz, gpu, hostile, memory, net, overhead, scale, soak, wire
 from benchmarks.contest import crowd
 from benchmarks.contest.part import measure
 from benchmarks.contest.table import crowd_table
@@ -50,6 +50,12 @@ def row(lines, *beginning):
     found = [cells for line in lines if tuple((cells := line.split())[: len(beginning)]) == beginning]
     assert len(found) == 1, lines
     return found[0][len(beginning) :]
+
+
+def test_overhead_compares_processes_with_inline(monkeypatch, capfd):
+    lines = printed(monkeypatch, capfd, overhead, "--methods fedavg --workers 1 --clients 3 --turns 1")
+    assert float(row(lines, "fedavg", "inline,", "1")[0]) > 0
+    assert float(row(lines, "fedavg", "processes,", "1")[0]) > 0
 
 
 def test_cpu_compares_the_engines(monkeypatch, capfd):

@@ -63,7 +63,7 @@ class Worker:
     ready: bool = False
     """whether it has started; time before that counts for no client"""
     tasks: list[Task] = field(default_factory=list)
-    """what it works on"""
+    """what it was sent and has not answered"""
     deadline: float | None = None
 
     @property
@@ -96,9 +96,13 @@ class WorkerPool(Engine, Generic[W]):
     def _start(self) -> W:
         """Starts a worker. The first thing that it reports is that it is ready."""
 
+    def _accepts(self, worker: W, job: Job) -> bool:
+        """Whether a worker can be sent this job now."""
+        return worker.ready and not worker.tasks
+
     @abstractmethod
     def _send(self, worker: W, jobs: list[Job]) -> None:
-        """Sends jobs to an idle worker. Raises WorkerLostError if they were not begun."""
+        """Sends jobs to a worker. Raises WorkerLostError if they cannot be sent."""
 
     @abstractmethod
     def _poll(self, timeout: float | None) -> Iterable[W]:
@@ -145,19 +149,22 @@ class WorkerPool(Engine, Generic[W]):
             self._workers.append(self._start())
 
     def _hand_out(self) -> None:
-        """Gives queued jobs to idle workers."""
+        """Sends queued jobs to workers, idle ones first."""
         self._fill()
-        for worker in [worker for worker in self._workers if worker.ready and not worker.tasks]:
-            if not self._queue:
-                return
+        for worker in sorted(self._workers, key=lambda worker: len(worker.tasks)):
+            if not self._queue or not self._accepts(worker, self._queue[0].job):
+                continue
             tasks = [self._queue.popleft() for _ in range(min(self.batch, len(self._queue)))]
             limit = self.settings.client_timeout if tasks[0].job.kind == "update" else None
-            worker.tasks, worker.deadline = tasks, monotonic() + limit if limit else None
             try:
                 self._send(worker, [task.job for task in tasks])
-            except WorkerLostError:  # while it was idle: not counted as an attempt
+            except WorkerLostError:  # these jobs were not begun, so that this is not an attempt
                 self._queue.extendleft(reversed(tasks))
-                self._remove(worker)
+                if not worker.tasks:  # a busy worker may have sent a result before it died
+                    self._remove(worker)
+                continue
+            worker.tasks += tasks
+            worker.deadline = monotonic() + limit if limit else None
 
     def _take_reports(self, timeout: float | None) -> None:
         """Takes results from workers, and replaces workers that are lost or late."""
@@ -170,9 +177,9 @@ class WorkerPool(Engine, Generic[W]):
             if not worker.ready:
                 worker.ready, self._failed_starts = True, 0
                 continue
-            for task, result in zip(worker.tasks, results, strict=True):
-                task.outcome = result
-            worker.tasks, worker.deadline = [], None
+            for result in results:
+                worker.tasks.pop(0).outcome = result
+            worker.deadline = None
         for worker in [worker for worker in self._workers if worker.late]:
             self._lose(worker, WorkerLostError("late"))
 
@@ -186,7 +193,9 @@ class WorkerPool(Engine, Generic[W]):
                     f"engine.name = '{self.name}': {TRIES} workers died before their first job ({lost}); "
                     "use engine.name = 'inline' to see what happens"
                 )
-        for task in reversed(worker.tasks):
+        begun, waiting = worker.tasks[: self.batch], worker.tasks[self.batch :]
+        self._queue.extendleft(reversed(waiting))
+        for task in reversed(begun):
             task.tries += 1
             if worker.late:
                 limit = f"engine.client_timeout = {self.settings.client_timeout:g} s"

@@ -22,6 +22,7 @@ import torch.multiprocessing as multiprocessing
 from fedloom.core.job import Job, Result, handle
 from fedloom.core.message import Message
 from fedloom.core.signals import ignore_in_worker
+from fedloom.core.state import nbytes
 from fedloom.core.workspace import Precision, Setup, Workspace
 from fedloom.engines.base import EngineSettings
 from fedloom.engines.pickling import receive, send
@@ -29,6 +30,10 @@ from fedloom.engines.pool import NO_MESSAGE, Worker, WorkerError, WorkerLostErro
 
 CRASHED = 70
 """Exit code of a worker that `faults.crash` ends."""
+QUICK = 0.01
+"""Seconds of a client behind which the worker's next job may wait: longer ones would keep it from idle workers."""
+SMALL = 2**15
+"""Bytes of a job that may wait, less than a socket holds: sending more would block while the worker sends a result."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -37,6 +42,8 @@ class _Worker(Worker):
     socket: socket.socket
     message: Message | None = None
     """the last one sent: usually all clients of a round get the same"""
+    quick: bool = False
+    """whether its last client was"""
 
 
 class Processes(WorkerPool[_Worker]):
@@ -62,6 +69,8 @@ class Processes(WorkerPool[_Worker]):
 
     def _start(self) -> _Worker:
         here, there = socket.socketpair()
+        # Holds a small model, where the system allows it: the worker need not wait until its result is read.
+        there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
         # A worker must close its copies of our sockets, or it would keep others from seeing the end of theirs.
         inherited = [here, *(worker.socket for worker in self._workers)] if self._forks else []
         context: Any = multiprocessing.get_context("fork" if self._forks else "spawn")
@@ -76,6 +85,16 @@ class Processes(WorkerPool[_Worker]):
             ) from error
         there.close()
         return _Worker(process=process, socket=here)
+
+    def _accepts(self, worker: _Worker, job: Job) -> bool:
+        """Also lets a small job wait behind a quick client: the worker starts it while its result is being read.
+
+        Not with a timeout, which counts from when a job is sent.
+        """
+        if super()._accepts(worker, job):
+            return True
+        small = job.message is worker.message and nbytes(job.memory or {}) + 8 * len(job.clients) < SMALL
+        return worker.quick and len(worker.tasks) < 2 and small and self.settings.client_timeout is None
 
     def _send(self, worker: _Worker, jobs: list[Job]) -> None:
         (job,) = jobs
@@ -99,6 +118,7 @@ class Processes(WorkerPool[_Worker]):
             self._kill(worker)
             code = worker.process.exitcode
             raise WorkerLostError("faults.crash" if code == CRASHED else _exit(code), code == CRASHED) from error
+        worker.quick = worker.ready and received[0].seconds < QUICK
         return received
 
     def _kill(self, worker: _Worker) -> None:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -181,7 +182,7 @@ def test_who_is_lost_after_a_long_pause_may_be_replaced():
     engine = object.__new__(Ray)
     worker = _Worker(actor=None, reply=None, ready=True)
     engine._ray, engine._workers = SimpleNamespace(kill=lambda actor: None, cluster_resources=dict), [worker]
-    engine.settings = EngineSettings(name="ray")
+    engine._queue, engine.settings = deque(), EngineSettings(name="ray")
     engine._none_ready_since = time.monotonic() - 10 * START
     engine._lose(worker, WorkerLostError("it died while the server was busy"))
     engine._check_start()
