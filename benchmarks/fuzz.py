@@ -141,15 +141,15 @@ def fuzz(
     pieces.sort(key=lambda piece: (piece[1], piece[0]))  # all formats from the beginning
     pieces.reverse()
     tallies = {name: Tally() for name in known}
-    crew = [start(context, seed, findings) for _ in range(workers)]
+    pool = [start(context, seed, findings) for _ in range(workers)]
     begun, shown, done, peak = monotonic(), monotonic(), 0, 0
-    while pieces or any(worker.piece for worker in crew):
-        for worker in crew:
+    while pieces or any(worker.piece for worker in pool):
+        for worker in pool:
             if worker.piece is None and pieces:
                 worker.piece, worker.since, worker.last = pieces.pop(), monotonic(), -1
                 worker.pipe.send(worker.piece)
-        ready = wait([worker.pipe for worker in crew if worker.piece], timeout=1)
-        for index, worker in enumerate(crew):
+        ready = wait([worker.pipe for worker in pool if worker.piece], timeout=1)
+        for index, worker in enumerate(pool):
             if worker.piece is None:
                 continue
             name, _, stop = worker.piece
@@ -175,13 +175,13 @@ def fuzz(
                 tallies[name].counts["other"] += 1  # those before it in the piece are not counted
                 if number + 1 < stop:
                     pieces.append((name, number + 1, stop))
-                crew[index] = start(context, seed, findings)
+                pool[index] = start(context, seed, findings)
         if monotonic() - shown > 15:
             shown = monotonic()
             other = sum(tally.counts["other"] for tally in tallies.values())
             rate = done / (shown - begun)
             print(f"{done:,} of {inputs:,} inputs, {rate:,.0f} a second, {other} findings", file=sys.stderr, flush=True)
-    for worker in crew:
+    for worker in pool:
         worker.pipe.send(None)
         worker.process.join(10)
     return tallies, peak

@@ -1,74 +1,80 @@
-"""One single-threaded worker process per core; data are shared, jobs and results travel as bytes.
+"""One single-threaded worker process per core. Data are shared; jobs and results are pickled.
 
-A worker that dies, or whose client takes too long, is replaced; what it worked on comes back as a failure.
+A worker that dies, or whose client takes too long, is replaced; the update that it worked on fails.
 """
 
 import os
 import pickle
 import signal
+import socket
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from threading import Timer
-from time import monotonic
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.multiprocessing as multiprocessing
 
-from fedloom.core.failures import Failure
 from fedloom.core.job import Job, Result, handle
-from fedloom.core.message import Message, MessageError
+from fedloom.core.message import Message
 from fedloom.core.signals import ignore_in_worker
+from fedloom.core.state import nbytes
 from fedloom.core.workspace import Precision, Setup, Workspace
 from fedloom.engines.base import EngineSettings
-from fedloom.engines.crew import Crew, Given, PoolWorker, WorkerError
+from fedloom.engines.pickling import receive, send
+from fedloom.engines.pool import NO_MESSAGE, Worker, WorkerError, WorkerLostError, WorkerPool, portable
 
 CRASHED = 70
-"""Exit code of a worker that the recipe's `faults` let crash."""
-READY = b"ready"
+"""Exit code of a worker that `faults.crash` ends."""
+QUICK = 0.01
+"""Seconds of a client behind which the worker's next job may wait: longer ones would keep it from idle workers."""
+SMALL = 2**15
+"""Bytes of a job that may wait, less than a socket holds: sending more would block while the worker sends a result."""
 
 
-@dataclass(kw_only=True)
-class _Worker(PoolWorker):
+@dataclass(kw_only=True, eq=False)
+class _Worker(Worker):
     process: BaseProcess
-    pipe: Connection
-    message: Message | None = None  # the last one sent: the whole round's clients usually get the same
+    socket: socket.socket
+    message: Message | None = None
+    """the last one sent: usually all clients of a round get the same"""
+    quick: bool = False
+    """whether its last client was"""
 
 
-class Processes(Crew[_Worker]):
+class Processes(WorkerPool[_Worker]):
     """Clients side by side on the cores of one machine; the same numbers as inline, bit for bit."""
 
     name: ClassVar[str] = "processes"
-    can_stop_clients: ClassVar[bool] = True
+    # An update of a dead worker is not repeated: its client fails, as a device that is switched off would.
+    retries_updates: ClassVar[bool] = False
 
     def __init__(self, setup: Setup, settings: EngineSettings):
         super().__init__(setup, settings)
-        self._count = settings.workers or cores()
+        self.size = settings.workers or cores()
         self._fill()
 
     def _fill(self) -> None:
-        """As many workers as there should be."""
-        if len(self._workers) == self._count:
-            return
-        # Forked workers have the data, the task and the method as they are, also one of a notebook.
-        forks = sys.platform == "linux" and fork_works()
-        if not forks:
-            self.setup.task.dataset.images.share_memory_()
-            self.setup.task.dataset.labels.share_memory_()
-        while len(self._workers) < self._count:
-            self._workers.append(self._hire(forks))
+        if len(self._workers) < self.size:
+            # Forked workers have the data, the task and the method as they are, also one of a notebook.
+            self._forks = sys.platform == "linux" and fork_works()
+            if not self._forks:
+                self.setup.task.dataset.images.share_memory_()
+                self.setup.task.dataset.labels.share_memory_()
+            super()._fill()
 
-    def _hire(self, forks: bool) -> _Worker:
-        context = multiprocessing.get_context("fork" if forks else "spawn")
-        here, there = context.Pipe()
-        ours = [here, *(worker.pipe for worker in self._workers)] if forks else []
-        arguments = (there, self.setup, self.precision, ours)
-        process = context.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
+    def _start(self) -> _Worker:
+        here, there = socket.socketpair()
+        # Holds a small model, where the system allows it: the worker need not wait until its result is read.
+        there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
+        # A worker must close its copies of our sockets, or it would keep others from seeing the end of theirs.
+        inherited = [here, *(worker.socket for worker in self._workers)] if self._forks else []
+        context: Any = multiprocessing.get_context("fork" if self._forks else "spawn")
+        process = context.Process(target=_serve, args=(there, self.setup, self.precision, inherited), daemon=True)
         try:
             with quiet_fork():
                 process.start()
@@ -78,107 +84,56 @@ class Processes(Crew[_Worker]):
                 f"({error}); define methods at the top of a module, or use engine.name = 'inline'"
             ) from error
         there.close()
-        return _Worker(process=process, pipe=here)
+        return _Worker(process=process, socket=here)
 
-    def _dismiss(self, worker: _Worker) -> int | None:
-        """Ends a worker, whatever it does; returns its exit code."""
-        self._workers.remove(worker)
+    def _accepts(self, worker: _Worker, job: Job) -> bool:
+        """Also lets a small job wait behind a quick client: the worker starts it while its result is being read.
+
+        Not with a timeout, which counts from when a job is sent.
+        """
+        if super()._accepts(worker, job):
+            return True
+        small = job.message is worker.message and nbytes(job.memory or {}) + 8 * len(job.clients) < SMALL
+        return worker.quick and len(worker.tasks) < 2 and small and self.settings.client_timeout is None
+
+    def _send(self, worker: _Worker, jobs: list[Job]) -> None:
+        (job,) = jobs
+        # A worker that is stopped in the middle of sending or receiving must not block the round.
+        worker.socket.settimeout(self.settings.client_timeout if job.kind == "update" else None)
+        new_message = None if job.message is worker.message else job.message
+        try:
+            send(worker.socket, (replace(job, message=NO_MESSAGE), new_message))
+        except OSError as error:
+            raise WorkerLostError(str(error)) from error
+        worker.message = job.message
+
+    def _poll(self, timeout: float | None) -> Iterable[_Worker]:
+        reporting = wait([worker.socket for worker in self._workers], timeout)
+        return [worker for worker in self._workers if worker.socket in reporting]
+
+    def _receive(self, worker: _Worker) -> list[Result]:
+        try:
+            received: list[Result] = receive(worker.socket)
+        except (EOFError, OSError) as error:
+            self._kill(worker)
+            code = worker.process.exitcode
+            raise WorkerLostError("faults.crash" if code == CRASHED else _exit(code), code == CRASHED) from error
+        worker.quick = worker.ready and received[0].seconds < QUICK
+        return received
+
+    def _kill(self, worker: _Worker) -> None:
         worker.process.kill()
         worker.process.join()
-        worker.pipe.close()
-        return worker.process.exitcode
-
-    def _give(self, worker: _Worker, batch: list[Given]) -> bool:
-        ((_, job),) = batch
-        data = job.to_bytes(with_message=job.message is not worker.message)
-        try:
-            with self._watched(worker, job):
-                worker.pipe.send_bytes(data)
-        except OSError:  # it died while it was idle: the job was not begun
-            self._dismiss(worker)
-            return False
-        worker.batch, worker.message, worker.deadline = batch, job.message, self._deadline(job)
-        return True
-
-    def _news(self) -> dict[int, Result]:
-        """Waits for workers; results and failures by turn."""
-        pending = [w for w in self._workers if w.batch or not w.ready]
-        deadlines = [w.deadline for w in pending if w.deadline is not None]
-        wait_for = max(0.0, min(deadlines) - monotonic()) if deadlines else None
-        talking = set(wait([w.pipe for w in pending], wait_for)) if pending else set()
-        done: dict[int, Result] = {}
-        for worker in pending:
-            if worker.pipe in talking:
-                done |= self._heard(worker)
-            elif worker.deadline is not None and monotonic() > worker.deadline:
-                done |= self._late(worker)
-        return done
-
-    def _heard(self, worker: _Worker) -> dict[int, Result]:
-        """A worker is ready, has a result, or is gone."""
-        try:
-            with self._watched(worker, worker.batch[0][1] if worker.batch else None):
-                answer = worker.pipe.recv_bytes()
-        except (EOFError, OSError):
-            return self._gone(worker)
-        if not worker.ready:
-            worker.ready, self._stillborn = True, 0
-            return {}
-        ((turn, job),) = worker.batch
-        try:
-            result = Result.from_bytes(answer)
-        except MessageError as error:
-            result = Result(job.client, error=Failure("invalid", str(error)))
-        worker.batch, worker.deadline = [], None
-        return {turn: result}
-
-    def _gone(self, worker: _Worker) -> dict[int, Result]:
-        if worker.deadline is not None and monotonic() > worker.deadline:
-            return self._late(worker)  # the watch ended it
-        code = self._dismiss(worker)
-        if not worker.batch:
-            self._note_stillborn(f"exit code {code}")
-            return {}
-        ((turn, job),) = worker.batch
-        # No update: nobody else can do it, and the result does not depend on where it is done.
-        if job.kind != "update" and self._retried(turn, job):
-            return {}
-        injected = code == CRASHED
-        why = "it crashed (faults.crash)" if injected else f"its worker process died ({_exit(code)}) and is replaced"
-        return {turn: Result(job.client, error=Failure("died", why, injected=injected))}
-
-    @contextmanager
-    def _watched(self, worker: _Worker, job: Job | None) -> Iterator[None]:
-        """Ends a worker that stops in the middle of talking, where there is a limit to a client's time."""
-        limit = self.settings.client_timeout
-        if limit is None or job is None or job.kind != "update":
-            yield
-            return
-        timer = Timer(limit, worker.process.kill)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def __exit__(self, *error: object) -> None:
-        if error[0] is not None:  # nobody waits for what workers are doing
-            for worker in self._workers:
-                worker.process.kill()
-        super().__exit__(*error)
+        worker.socket.close()
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Ends the workers; idle ones exit by themselves, so that what clients printed is written."""
+        idle = [worker for worker in self._workers if worker.ready and not worker.tasks]
+        for worker in idle:
+            worker.socket.close()
+        for worker in idle:
+            worker.process.join(5)
         super().close()
-        for worker in self._workers:
-            worker.pipe.close()
-        for worker in self._workers:
-            worker.process.join(0 if worker.batch else 5)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-        self._workers = []
 
 
 def _exit(code: int | None) -> str:
@@ -214,22 +169,20 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _serve(pipe: Connection, setup: Setup, precision: Precision, inherited: list[Connection]) -> None:
-    """A worker's life: a job in, a result out, until the pipe closes."""
-    for other in inherited:  # a copy left open here would keep this worker, or another, from seeing the end
+def _serve(server: socket.socket, setup: Setup, precision: Precision, inherited: list[socket.socket]) -> None:
+    """Runs jobs in a worker process until the engine closes the socket."""
+    for other in inherited:
         other.close()
     ignore_in_worker()
     torch.set_num_threads(1)
-    lane = Workspace(setup, precision=precision)
-    message: Message | None = None
-    try:
-        pipe.send_bytes(READY)
+    workspace = Workspace(setup, precision=precision)
+    message = NO_MESSAGE
+    with suppress(EOFError, OSError):
+        send(server, [])  # ready
         while True:
-            job = Job.from_bytes(pipe.recv_bytes(), known=message)
-            message = job.message
-            result = handle(lane, job)
+            job, new_message = receive(server)
+            message = message if new_message is None else new_message
+            result = handle(workspace, replace(job, message=message))
             if result.error is not None and result.error.kind == "died":  # an injected crash
                 os._exit(CRASHED)
-            pipe.send_bytes(result.to_bytes())
-    except (EOFError, OSError):
-        return
+            send(server, [portable(result)])

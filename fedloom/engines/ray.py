@@ -1,91 +1,79 @@
-"""Clients on a Ray cluster, or on a Ray of this machine's own: an actor is a worker, data are placed once per node.
+"""Clients on a Ray cluster, or on a Ray that is started on this machine. A worker is an actor.
 
-A worker that dies or falls silent, alone or with its node, is replaced, and another does its jobs: losing a machine is
-no client's fault. What comes back is copied out of the object store, so that the store stays small.
+Data are placed in the object store once per node. A worker that dies or falls silent, alone or with its node, is
+replaced, and another repeats its jobs: losing a machine is no client's fault.
 """
 
-import io
 import logging
 import os
-import pickle
 import secrets
 import signal
 import sys
 import threading
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from time import monotonic
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from fedloom.core.errors import UserError
-from fedloom.core.failures import Failure
 from fedloom.core.job import Job, Result
 from fedloom.core.message import Message
 from fedloom.core.signals import SIGNALS
 from fedloom.core.workspace import Precision, Setup
 from fedloom.engines.base import Engine, EngineSettings
-from fedloom.engines.crew import TRIES, Crew, Given, PoolWorker, WorkerError
 from fedloom.engines.cuda.lanes import Lanes
 from fedloom.engines.cuda.tuning import LANES
 from fedloom.engines.inline import Inline
+from fedloom.engines.pickling import to_array, to_new_tensor, to_tensor
+from fedloom.engines.pool import NO_MESSAGE, Worker, WorkerError, WorkerLostError, WorkerPool, portable
 from fedloom.engines.processes import cores
 
 POLL = 1.0
-"""Seconds after which silent workers are asked whether they are still there."""
+"""Seconds between heartbeats of a busy worker."""
 START = 300.0
-"""Seconds within which the first worker must be ready."""
-NOTHING = Message({})
+"""Seconds within which a worker must be ready."""
 log = logging.getLogger("fedloom")
-SMALL = 2**12
-"""Bytes up to which an array stays inside the pickle."""
-
-Parcel = list[np.ndarray]
 
 
-class Servant:
-    """What an actor holds: an engine of its own, lanes on a GPU."""
+class RayWorker:
+    """The actor: runs jobs in an engine, which is `lanes` on a GPU."""
 
-    def __init__(self, setup: Parcel, settings: EngineSettings):
+    def __init__(self, setup: tuple[type, Setup], settings: EngineSettings):
+        # Results are copied out of the object store where they are read, so that the store stays small.
+        import_ray().util.register_serializer(Tensor, serializer=to_array, deserializer=to_new_tensor)
         inner = settings.model_copy(update={"workers": None, "device": "cuda" if settings.worker_gpus else "cpu"})
-        self._engine: Engine = (Lanes if settings.worker_gpus else Inline)(unpack(setup)[1], inner)
+        self._engine: Engine = (Lanes if settings.worker_gpus else Inline)(setup[1], inner)
 
-    def work(self, jobs: Parcel, *messages: Parcel) -> Parcel:
-        """Does jobs; each comes without its message, which may be another's too."""
-        received = [Message(unpack(message)) for message in messages]
-        given = [replace(job, message=received[which]) for job, which in unpack(jobs)]
-        return pack([_sendable(result) for result in self._engine.run(given)])
+    def run(self, jobs: list[tuple[Job, int]], *messages: Message) -> list[Result]:
+        """Runs jobs; each comes without its message, and with the message's index."""
+        complete = [replace(job, message=messages[index]) for job, index in jobs]
+        return [portable(result) for result in self._engine.run(complete)]
 
-    def pulse(self) -> int:
-        """Answers while it works, in a thread of its own; its process."""
+    def heartbeat(self) -> int:
+        """Returns the process id, also while jobs run: it has its own thread."""
         return os.getpid()
 
 
-def _sendable(result: Result) -> Result:
-    error = None if result.error is None else replace(result.error, cause=None)
-    return replace(result, error=error, loss=None if result.loss is None else float(result.loss))
-
-
-@dataclass(kw_only=True)
-class _Worker(PoolWorker):
+@dataclass(kw_only=True, eq=False)
+class _Worker(Worker):
     actor: Any
-    pulse: Any
-    """what it was last asked, as a Ray reference; the first answer says that it is ready"""
-    answer: Any = None
-    heard: float
+    reply: Any
+    """reference to what it reports next: the first heartbeat, then the results of its jobs"""
+    heartbeat: Any = None
+    """reference to a heartbeat that was asked for and did not come yet"""
+    asked: float = 0.0
+    """when the last heartbeat was asked for or came, or the jobs were sent"""
 
 
-class Ray(Crew[_Worker]):
+class Ray(WorkerPool[_Worker]):
     """Clients side by side on the machines of a cluster; the same numbers as inline on CPUs, bit for bit."""
 
     name: ClassVar[str] = "ray"
-    can_stop_clients: ClassVar[bool] = True
+    retries_updates: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, settings: EngineSettings):
         if settings.worker_gpus and settings.client_timeout:
@@ -96,185 +84,122 @@ class Ray(Crew[_Worker]):
         self._ray = import_ray()
         super().__init__(setup, settings)
         self._undo.enter_context(connected(self._ray, settings))
-        self._count = settings.workers or self._room()
+        # Ray copies tensors; arrays it maps, read-only, from the object store.
+        self._ray.util.register_serializer(Tensor, serializer=to_array, deserializer=to_tensor)
+        self._undo.callback(self._ray.util.deregister_serializer, Tensor)
+        self.size = settings.workers or self._capacity()
         self.batch = 2 * LANES if settings.worker_gpus else 1
         # A method is pickled by its name: first the class, whole if it is a script's or a notebook's.
-        self._setup = self._ray.put(pack((setup.method.plain, setup)))
+        self._setup = self._ray.put((setup.method.plain, setup))
         self._placed: tuple[Message, Any] | None = None
-        resources = {"num_cpus": settings.worker_cpus, "num_gpus": settings.worker_gpus}
-        self._hire = self._ray.remote(
-            **resources,
+        self._actor = self._ray.remote(
+            num_cpus=settings.worker_cpus,
+            num_gpus=settings.worker_gpus,
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
-            concurrency_groups={"aside": 1},
-        )(Servant)
-        self._began = monotonic()
+            concurrency_groups={"heartbeat": 1},
+        )(RayWorker)
+        self._none_ready_since = monotonic()
         self._fill()
 
     def _precision(self) -> Precision:
-        """Of the server, here on a CPU; workers with GPUs have their own."""
+        """The server's, on this CPU; workers with GPUs have their own."""
         if self.settings.worker_gpus:
             return Precision(channels_last=self.settings.channels_last)
         return super()._precision()
 
-    def _room(self) -> int:
-        """Workers that the cluster has room for."""
+    def _capacity(self) -> int:
+        """Workers that fit into the cluster."""
         have, settings = self._ray.cluster_resources(), self.settings
-        room = int(have.get("CPU", 0) // settings.worker_cpus)
-        return max(1, min(room, int(have.get("GPU", 0) // settings.worker_gpus)) if settings.worker_gpus else room)
+        workers = int(have.get("CPU", 0) // settings.worker_cpus)
+        if settings.worker_gpus:
+            workers = min(workers, int(have.get("GPU", 0) // settings.worker_gpus))
+        return max(1, workers)
 
-    def _fill(self) -> None:
-        while len(self._workers) < self._count:
-            actor = self._hire.remote(self._setup, self.settings)
-            self._workers.append(_Worker(actor=actor, pulse=self._ask(actor), heard=monotonic()))
+    def _start(self) -> _Worker:
+        actor = self._actor.remote(self._setup, self.settings)
+        return _Worker(actor=actor, reply=_heartbeat(actor))
 
-    def _dismiss(self, worker: _Worker) -> None:
-        self._workers.remove(worker)
-        self._ray.kill(worker.actor)
-
-    def _give(self, worker: _Worker, batch: list[Given]) -> bool:
-        references: list[Any] = []
-        jobs: list[tuple[Job, int]] = []
-        for _, job in batch:
-            if not references or references[-1] is not self._place(job.message):
-                references.append(self._place(job.message))
-            jobs.append((replace(job, message=NOTHING), len(references) - 1))
-        worker.answer = worker.actor.work.remote(pack(jobs), *references)
-        worker.batch, worker.deadline, worker.heard = batch, self._deadline(batch[0][1]), monotonic()
-        return True
+    def _send(self, worker: _Worker, jobs: list[Job]) -> None:
+        messages: list[Any] = []
+        sent: list[tuple[Job, int]] = []
+        for job in jobs:
+            if not messages or messages[-1] is not self._place(job.message):
+                messages.append(self._place(job.message))
+            sent.append((replace(job, message=NO_MESSAGE), len(messages) - 1))
+        worker.reply, worker.asked = worker.actor.run.remote(sent, *messages), monotonic()
 
     def _place(self, message: Message) -> Any:
-        """Where the message is in the object store: the whole round's clients usually get the same."""
+        """Puts a message into the object store once: usually all clients of a round get the same."""
         if self._placed is None or self._placed[0] is not message:
-            self._placed = message, self._ray.put(pack(message.tensors))
+            self._placed = message, self._ray.put(message)
         return self._placed[1]
 
-    def _news(self) -> dict[int, Result]:
-        """Looks up at least every POLL seconds: nothing is waited for without a limit."""
-        pending = {(w.answer if w.batch else w.pulse): w for w in self._workers if w.batch or not w.ready}
-        deadlines = [w.deadline - monotonic() for w in pending.values() if w.deadline is not None]
-        limit = max(0.0, min(POLL, *deadlines)) if deadlines else POLL
-        self._ray.wait(list(pending), num_returns=1, timeout=limit, fetch_local=False)
-        there = self._ray.wait(list(pending), num_returns=len(pending), timeout=0, fetch_local=False)[0]
-        done: dict[int, Result] = {}
-        for reference in there:
-            done |= self._heard(pending.pop(reference), reference)
-        for worker in pending.values():
-            if worker.deadline is not None and monotonic() > worker.deadline:
-                done |= self._late(worker)
-            elif worker.batch and self._silent(worker):
-                done |= self._gone(worker, f"it was silent for engine.lost_after = {self.settings.lost_after:g} s")
-        self._refuse_waiting_for_ever()
-        return done
-
-    def _heard(self, worker: _Worker, reference: Any) -> dict[int, Result]:
-        """A worker is ready, has results, or is gone."""
-        errors = self._ray.exceptions
-        try:
-            answer = self._ray.get(reference, timeout=self.settings.lost_after)
-        except errors.RayTaskError:  # not a client's, which would be a result: the worker's own
-            raise
-        except errors.RayError as error:
-            lines = str(error).splitlines()  # what a worker could not begin for stands at the end
-            return self._gone(worker, f"{type(error).__name__}: {lines[0 if worker.ready else -1]}")
-        if not worker.ready:
-            worker.ready, worker.pulse, self._stillborn = True, None, 0
-            return {}
-        turns = [turn for turn, _ in worker.batch]
-        worker.batch, worker.answer, worker.deadline = [], None, None
-        return dict(zip(turns, unpack(answer, copy=True), strict=True))
+    def _poll(self, timeout: float | None) -> Iterable[_Worker]:
+        waiting = {worker.reply: worker for worker in self._workers if worker.reply is not None}
+        if not waiting:
+            return []
+        limit = POLL if timeout is None else min(POLL, timeout)
+        there = self._ray.wait(list(waiting), timeout=limit, fetch_local=False)[0]  # one at a time
+        reporting = [waiting.pop(reference) for reference in there]
+        for worker in waiting.values():
+            if worker.tasks and self._silent(worker):
+                silence = f"it was silent for engine.lost_after = {self.settings.lost_after:g} s"
+                self._lose(worker, WorkerLostError(silence))
+        self._check_start()
+        return reporting
 
     def _silent(self, worker: _Worker) -> bool:
-        """Whether a worker at work has not answered any question for too long."""
-        if worker.pulse is not None and self._ray.wait([worker.pulse], timeout=0)[0]:
-            worker.pulse, worker.heard = None, monotonic()
-        elif worker.pulse is None and monotonic() - worker.heard > POLL:
-            worker.pulse = self._ask(worker.actor)
-        return monotonic() - worker.heard > self.settings.lost_after
+        """Whether a heartbeat of a busy worker is overdue; asks for the next one if it is not."""
+        if worker.heartbeat is not None and self._ray.wait([worker.heartbeat], timeout=0)[0]:
+            worker.heartbeat, worker.asked = None, monotonic()
+        if worker.heartbeat is None and monotonic() - worker.asked > POLL:
+            worker.heartbeat, worker.asked = _heartbeat(worker.actor), monotonic()
+        return worker.heartbeat is not None and monotonic() - worker.asked > self.settings.lost_after
 
-    @staticmethod
-    def _ask(actor: Any) -> Any:
-        return actor.pulse.options(concurrency_group="aside").remote()
+    def _receive(self, worker: _Worker) -> list[Result]:
+        errors = self._ray.exceptions
+        try:
+            report = self._ray.get(worker.reply, timeout=self.settings.lost_after)
+        except errors.RayTaskError:  # an error of the worker: a client's would be a result
+            raise
+        except errors.RayError as error:
+            lines = str(error).splitlines()  # why a worker could not start is in the last line
+            raise WorkerLostError(f"{type(error).__name__}: {lines[0 if worker.ready else -1]}") from error
+        worker.reply = None
+        return report if worker.ready else []
 
-    def _gone(self, worker: _Worker, why: str) -> dict[int, Result]:
-        """A worker is lost: its jobs go to others, and are failures only when that was tried often enough."""
-        self._dismiss(worker)
-        if not worker.ready:
-            self._note_stillborn(why)
-            return {}
-        self._began = monotonic()  # before, nobody may have waited for long
-        log.warning(f"a Ray worker is lost and replaced, its work is done by another ({why})")
-        lost = f"{TRIES} Ray workers were lost with it, the last: {why}"
-        left = [(turn, job) for turn, job in reversed(worker.batch) if not self._retried(turn, job)]
-        return {turn: Result(job.client, error=Failure("died", lost)) for turn, job in left}
+    def _lose(self, worker: _Worker, lost: WorkerLostError) -> None:
+        if worker.ready and not worker.late:
+            log.warning(f"a Ray worker is lost and replaced, another repeats its jobs ({lost})")
+        if worker.ready:
+            self._none_ready_since = monotonic()
+        super()._lose(worker, lost)
 
-    def _refuse_waiting_for_ever(self) -> None:
+    def _kill(self, worker: _Worker) -> None:
+        with suppress(Exception):  # the cluster may be gone
+            self._ray.kill(worker.actor)
+
+    def _check_start(self) -> None:
+        """Raises WorkerError if no worker has been ready for too long."""
         if any(worker.ready for worker in self._workers):
-            self._began = monotonic()
-        elif monotonic() - self._began > START:
+            self._none_ready_since = monotonic()
+        elif monotonic() - self._none_ready_since > START:
             raise WorkerError(
                 f"engine.name = 'ray': no worker was ready within {START:g} s; engine.worker_cpus = "
                 f"{self.settings.worker_cpus:g} and engine.worker_gpus = {self.settings.worker_gpus:g} must be free on "
                 f"some node, and the cluster has {self._ray.cluster_resources()}"
             )
 
-    def close(self) -> None:
-        """Ends the workers, and Ray if it was started here."""
-        for worker in list(self._workers):
-            with suppress(Exception):  # the cluster may be gone
-                self._dismiss(worker)
-        super().close()
 
-
-def pack(value: Any) -> Parcel:
-    """An object for Ray's store: the pickle, then the arrays that it refers to, which a reader maps instead of copying.
-
-    What is mapped is read-only. It is pickle, for one's own machines: nothing here is for data from strangers.
-    """
-    from ray import cloudpickle  # also of methods that were written in a notebook
-
-    class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, value: Any) -> Any:
-            return _array(value) if type(value) is Tensor else cloudpickle.Pickler.reducer_override(self, value)
-
-    buffers: list[memoryview] = []
-
-    def keep_inside(buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes > SMALL:
-            buffers.append(raw)
-        return raw.nbytes <= SMALL
-
-    file = io.BytesIO()
-    pickler: Any = Pickler
-    pickler(file, protocol=5, buffer_callback=keep_inside).dump(value)
-    return [np.frombuffer(part, np.uint8) for part in (file.getbuffer(), *buffers)]
-
-
-def unpack(parcel: Parcel, *, copy: bool = False) -> Any:
-    """The inverse; with `copy` nothing of it stays in the store."""
-    data, *buffers = parcel
-    return pickle.loads(data.data, buffers=[buffer.copy() for buffer in buffers] if copy else buffers)
-
-
-def _array(tensor: Tensor) -> tuple[Any, ...]:
-    """How a tensor is pickled: NumPy has no bfloat16, whose bits travel as integers."""
-    flat = tensor.detach().cpu().contiguous(memory_format=torch.contiguous_format)
-    brief = flat.dtype == torch.bfloat16
-    return _tensor, ((flat.view(torch.int16) if brief else flat).numpy(), brief)
-
-
-def _tensor(array: np.ndarray, brief: bool) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if brief else tensor
+def _heartbeat(actor: Any) -> Any:
+    return actor.heartbeat.options(concurrency_group="heartbeat").remote()
 
 
 def import_ray() -> Any:
-    """The package, which reads its environment when it is imported: no telemetry, nobody without the token."""
-    if "ray" not in sys.modules:  # else Ray itself asks for a token, unless RAY_AUTH_MODE says otherwise
+    """Imports Ray with telemetry off and tokens required: it reads its environment when it is imported."""
+    if "ray" not in sys.modules:  # too late otherwise
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
@@ -288,7 +213,7 @@ def import_ray() -> Any:
 
 @contextmanager
 def connected(ray: Any, settings: EngineSettings) -> Iterator[None]:
-    """Connects to a cluster, or starts Ray here and ends it; one that this process uses already is left as it is."""
+    """Connects to a cluster, or starts and ends Ray on this machine; leaves a connection that exists as it is."""
     if ray.is_initialized():
         yield
         return
@@ -297,9 +222,9 @@ def connected(ray: Any, settings: EngineSettings) -> Iterator[None]:
         if settings.address is None:
             cpus = (settings.workers or cores()) * settings.worker_cpus
             options = {"address": "local", "num_cpus": max(1, round(cpus)), "include_dashboard": False}
-            _stay_here(undo, ray)
+            _isolate(undo, ray)
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:  # Ray sets its own, and Ctrl-C is ours
+            for number in SIGNALS:  # Ray installs its own handlers; restore ours
                 undo.callback(signal.signal, number, signal.getsignal(number))
         try:
             ray.init(log_to_driver=False, configure_logging=False, logging_level=logging.ERROR, **options)
@@ -314,16 +239,16 @@ def connected(ray: Any, settings: EngineSettings) -> Iterator[None]:
         ray.shutdown(wait_for_processes=True)
 
 
-def _stay_here(undo: ExitStack, ray: Any) -> None:
-    """A Ray of this machine's own listens on the loopback address alone, and has a token and a session of its own.
+def _isolate(undo: ExitStack, ray: Any) -> None:
+    """Makes the Ray that is started here listen on the loopback address only, with its own token and session.
 
-    Ray listens so by itself on systems where it knows no clusters; the switch for that works on others too. In a
-    session of its own it gets no signal that is sent to all of the program at once: a round can be finished.
+    Ray does so by itself on systems where it supports no clusters; that switch works on others too. In its own session
+    it does not get the signals sent to the program's process group, so that the round can be finished.
     """
     constants = ray._private.ray_constants
     undo.callback(setattr, constants, "ENABLE_RAY_CLUSTER", constants.ENABLE_RAY_CLUSTER)
     constants.ENABLE_RAY_CLUSTER = False
-    if ray._private.utils.detect_fate_sharing_support():  # else Ray ends what is left behind by its process group
+    if ray._private.utils.detect_fate_sharing_support():  # else Ray ends its processes by their group
         services = ray._private.services
         undo.callback(setattr, services, "ConsolePopen", services.ConsolePopen)
         services.ConsolePopen = partial(services.ConsolePopen, start_new_session=True)
@@ -335,5 +260,5 @@ def _stay_here(undo: ExitStack, ray: Any) -> None:
 
 @cache
 def _token() -> str:
-    """Of this process's own Rays: Ray reads it once."""
+    """Returns the token of every Ray that this process starts: Ray reads it once."""
     return secrets.token_hex(32)

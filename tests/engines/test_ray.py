@@ -10,15 +10,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import ray
-import torch
 from safetensors.torch import load_file
 from tiny import same_state, tiny_run, tiny_task, without_times
 
@@ -29,7 +28,8 @@ from fedloom.core.message import Message
 from fedloom.core.optimizers import Training
 from fedloom.core.workspace import Setup
 from fedloom.engines import EngineSettings, Inline
-from fedloom.engines.ray import START, Ray, _token, _Worker, connected, import_ray, pack, unpack
+from fedloom.engines.pool import WorkerLostError
+from fedloom.engines.ray import START, Ray, _heartbeat, _token, _Worker, connected, import_ray
 from fedloom.experiment.loop import Experiment
 from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods import Method, get
@@ -81,9 +81,9 @@ def results(engine, jobs, strike=None):
     struck = []
 
     def wait_and_strike():
-        while not (busy := [w for w in engine._workers if w.batch]):
+        while not (busy := [w for w in engine._workers if w.tasks]):
             time.sleep(0.02)
-        struck.append(ray.get(engine._ask(busy[0].actor), timeout=60))
+        struck.append(ray.get(_heartbeat(busy[0].actor), timeout=60))
         os.kill(struck[0], strike)
 
     thread = threading.Thread(target=wait_and_strike if strike else lambda: None)
@@ -180,12 +180,12 @@ def test_a_signal_to_the_programs_group_does_not_reach_ray():
 def test_who_is_lost_after_a_long_pause_may_be_replaced():
     """Time in which nobody waited for workers is none in which none was ready."""
     engine = object.__new__(Ray)
-    worker = _Worker(actor=None, pulse=None, heard=0, ready=True)
+    worker = _Worker(actor=None, reply=None, ready=True)
     engine._ray, engine._workers = SimpleNamespace(kill=lambda actor: None, cluster_resources=dict), [worker]
-    engine.settings = EngineSettings(name="ray")
-    engine._began = time.monotonic() - 10 * START
-    engine._gone(worker, "it died while the server was busy")
-    engine._refuse_waiting_for_ever()
+    engine._queue, engine.settings = deque(), EngineSettings(name="ray")
+    engine._none_ready_since = time.monotonic() - 10 * START
+    engine._lose(worker, WorkerLostError("it died while the server was busy"))
+    engine._check_start()
 
 
 def test_a_node_that_is_killed_changes_no_number(tmp_path):
@@ -196,7 +196,7 @@ def test_a_node_that_is_killed_changes_no_number(tmp_path):
         run = fedloom_run([*fields, *slow, "--engine=ray", f"--ray-address={head}", "--out=killed"], env)
         try:
             limit = time.monotonic() + 120
-            while not any(b"ray::Servant.work" in cmdline(p) for p in descendants(second.pid)):
+            while not any(b"ray::RayWorker.run" in cmdline(p) for p in descendants(second.pid)):
                 assert run.poll() is None and time.monotonic() < limit, run.stderr.read()
                 time.sleep(0.05)
             os.killpg(second.pid, signal.SIGKILL)
@@ -264,18 +264,3 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch):
 def test_one_client_cannot_be_stopped_where_a_worker_runs_lanes():
     with pytest.raises(UserError, match="engine.client_timeout = 5: with engine.worker_gpus = 1"):
         Ray(setup_of(), EngineSettings(name="ray", worker_gpus=1, client_timeout=5))
-
-
-def test_a_parcel_holds_its_tensors_as_read_only_arrays():
-    value = {"a": torch.arange(5000.0), "b": torch.tensor([1.5, 2], dtype=torch.bfloat16), "c": torch.tensor(3)}
-    value |= {"last": torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last), "n": None}
-    parcel = pack(value)
-    assert len(parcel) == 2 and np.shares_memory(parcel[1], value["a"].numpy())
-    for array in parcel:
-        array.flags.writeable = False
-    mapped, copied = unpack(parcel), unpack(parcel, copy=True)
-    for name in ("a", "b", "c", "last"):
-        assert mapped[name].dtype == value[name].dtype and torch.equal(mapped[name], value[name])
-    assert np.shares_memory(mapped["a"].numpy(), value["a"].numpy())
-    copied["a"].zero_()
-    assert value["a"].sum() > 0

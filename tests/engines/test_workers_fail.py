@@ -15,7 +15,7 @@ from fedloom.core.message import Message
 from fedloom.core.optimizers import Training
 from fedloom.core.workspace import Setup
 from fedloom.engines import EngineSettings, Processes
-from fedloom.engines.crew import WorkerError
+from fedloom.engines.pool import WorkerError
 from fedloom.methods import Method, get
 from fedloom.trust.faults import FaultInjector, Faults
 
@@ -32,6 +32,13 @@ class _Suicidal(Method, abstract=True):
         if client.id == 1 and not os.path.exists("shot"):
             open("shot", "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Returning(Method, abstract=True):
+    """Keeps a large tensor."""
+
+    def update(self, client):
+        client.optimizers["optim.x"] = torch.arange(2_000_000.0)
 
 
 class _Hanging(Method, abstract=True):
@@ -82,6 +89,34 @@ def test_a_worker_killed_in_a_round_costs_one_client_and_is_replaced():
         assert len(before & {w.process.pid for w in engine._workers}) == 1
 
 
+def test_a_job_that_waits_behind_a_dying_client_is_done_by_another_worker(monkeypatch):
+    monkeypatch.setattr("fedloom.engines.processes.QUICK", 60)
+    with engine_of(_Suicidal(), workers=1) as engine:
+        waiting = []
+        lose = engine._lose
+        engine._lose = lambda worker, lost: (waiting.append(len(worker.tasks)), lose(worker, lost))
+        results = list(engine.run(jobs(engine, [0, 2, 1, 3, 4])))
+    assert kinds(results) == [None, None, "died", None, None]
+    assert [r.client for r in results] == [0, 2, 1, 3, 4]
+    assert waiting == [2]
+
+
+def test_with_a_timeout_no_job_waits_in_a_worker():
+    with engine_of(get("fedavg"), workers=1, client_timeout=60) as engine:
+        for _ in engine.run(jobs(engine, range(6))):
+            assert len(engine._workers[0].tasks) <= 1
+
+
+def test_large_jobs_and_results_do_not_block_each_other():
+    """More than sockets hold, in both directions at once."""
+    with engine_of(_Returning(), workers=1) as engine:
+        state = engine.server_workspace.initial
+        large = {"optim.x": torch.arange(2_000_000.0)}
+        for memory in (None, large):
+            todo = [Job("update", 1, Message(state), client=c % 4, memory=memory) for c in range(20)]
+            assert kinds(engine.run(todo)) == [None] * 20
+
+
 def test_workers_killed_while_idle_cost_nobody():
     with engine_of(get("fedavg")) as engine:
         expected = [r.message["model.head.weight"] for r in engine.run(jobs(engine, range(3)))]
@@ -119,7 +154,7 @@ def test_a_hanging_client_is_left_after_its_time_and_only_it(start):
         assert kinds(results) == [None, "timed_out", None, None, None]
         assert "engine.client_timeout = 1 s" in results[1].error.why
         assert monotonic() - begun < 20
-        assert not any(w.batch for w in engine._workers)
+        assert not any(w.tasks for w in engine._workers)
 
 
 def test_a_worker_that_is_stopped_before_it_takes_its_job_is_replaced():

@@ -1,0 +1,224 @@
+"""A pool of workers outside this process: hands out jobs, replaces workers that die or take too long."""
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import ClassVar, Generic, TypeVar
+
+from fedloom.core.errors import RunError
+from fedloom.core.failures import Failure
+from fedloom.core.job import Job, Result
+from fedloom.core.message import Message
+from fedloom.core.workspace import Setup
+from fedloom.engines.base import Engine, EngineSettings
+from fedloom.engines.ordered import ordered
+
+AHEAD = 4
+"""Jobs per place in a worker that are submitted before the oldest result is read."""
+TRIES = 3
+"""Attempts at a job whose workers are lost; workers in a row that may die before their first job."""
+NO_MESSAGE = Message({})
+"""Stands in a job for a message that its worker has, or gets separately."""
+
+
+class WorkerError(RunError):
+    """Workers cannot be kept alive."""
+
+
+class WorkerLostError(Exception):
+    """A worker died or does not answer; says why. `injected`: because the recipe's `faults` ask for it."""
+
+    def __init__(self, why: str, injected: bool = False):
+        super().__init__(why)
+        self.injected = injected
+
+
+@dataclass(eq=False)
+class Task:
+    """A submitted job."""
+
+    job: Job
+    wait: Callable[[], None]
+    """waits until a worker reports something"""
+    tries: int = 0
+    outcome: Result | None = None
+
+    def result(self) -> Result:
+        """Waits for the result."""
+        while self.outcome is None:
+            self.wait()
+        return self.outcome
+
+    def fail(self, failure: Failure) -> None:
+        """Makes a failure its result."""
+        self.outcome = Result(self.job.client, error=failure)
+
+
+@dataclass(kw_only=True, eq=False)
+class Worker:
+    """A worker process."""
+
+    ready: bool = False
+    """whether it has started; time before that counts for no client"""
+    tasks: list[Task] = field(default_factory=list)
+    """what it was sent and has not answered"""
+    deadline: float | None = None
+
+    @property
+    def late(self) -> bool:
+        """Whether its client has used up its time."""
+        return self.deadline is not None and monotonic() > self.deadline
+
+
+W = TypeVar("W", bound=Worker)
+
+
+class WorkerPool(Engine, Generic[W]):
+    """Base of the engines whose clients run in worker processes; subclasses start them and talk to them."""
+
+    can_stop_clients: ClassVar[bool] = True
+    retries_updates: ClassVar[bool]
+    """Whether another worker repeats an update that was lost with its worker, as it repeats an evaluation."""
+    size: int
+    """How many workers there should be."""
+    batch: int = 1
+    """Jobs that a worker takes at once."""
+
+    def __init__(self, setup: Setup, settings: EngineSettings):
+        super().__init__(setup, settings)
+        self._workers: list[W] = []
+        self._queue: deque[Task] = deque()
+        self._failed_starts = 0
+
+    @abstractmethod
+    def _start(self) -> W:
+        """Starts a worker. The first thing that it reports is that it is ready."""
+
+    def _accepts(self, worker: W, job: Job) -> bool:
+        """Whether a worker can be sent this job now."""
+        return worker.ready and not worker.tasks
+
+    @abstractmethod
+    def _send(self, worker: W, jobs: list[Job]) -> None:
+        """Sends jobs to a worker. Raises WorkerLostError if they cannot be sent."""
+
+    @abstractmethod
+    def _poll(self, timeout: float | None) -> Iterable[W]:
+        """Waits for workers to report something; returns them."""
+
+    @abstractmethod
+    def _receive(self, worker: W) -> list[Result]:
+        """Returns what a worker reports: the results of its jobs, or none if it is ready. Raises WorkerLostError."""
+
+    @abstractmethod
+    def _kill(self, worker: W) -> None:
+        """Ends a worker, busy or not."""
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Runs the jobs on the workers; yields results in the order of the jobs."""
+        try:
+            yield from ordered(jobs, self.submit, window=AHEAD * self.batch * self.size)
+        finally:
+            self.cancel()
+
+    def submit(self, job: Job) -> Task:
+        """Queues a job, and hands it out if a worker is idle."""
+        task = Task(job, self._wait)
+        self._queue.append(task)
+        self._take_reports(timeout=0)
+        if len(self._queue) >= self.batch:
+            self._hand_out()
+        return task
+
+    def cancel(self) -> None:
+        """Drops all jobs; replaces workers that are busy with one."""
+        self._queue.clear()
+        for worker in [worker for worker in self._workers if worker.tasks]:
+            self._remove(worker)
+
+    def _wait(self) -> None:
+        self._hand_out()
+        deadlines = [worker.deadline for worker in self._workers if worker.deadline is not None]
+        self._take_reports(timeout=max(0.0, min(deadlines) - monotonic()) if deadlines else None)
+        self._hand_out()
+
+    def _fill(self) -> None:
+        while len(self._workers) < self.size:
+            self._workers.append(self._start())
+
+    def _hand_out(self) -> None:
+        """Sends queued jobs to workers, idle ones first."""
+        self._fill()
+        for worker in sorted(self._workers, key=lambda worker: len(worker.tasks)):
+            if not self._queue or not self._accepts(worker, self._queue[0].job):
+                continue
+            tasks = [self._queue.popleft() for _ in range(min(self.batch, len(self._queue)))]
+            limit = self.settings.client_timeout if tasks[0].job.kind == "update" else None
+            try:
+                self._send(worker, [task.job for task in tasks])
+            except WorkerLostError:  # these jobs were not begun, so that this is not an attempt
+                self._queue.extendleft(reversed(tasks))
+                if not worker.tasks:  # a busy worker may have sent a result before it died
+                    self._remove(worker)
+                continue
+            worker.tasks += tasks
+            worker.deadline = monotonic() + limit if limit else None
+
+    def _take_reports(self, timeout: float | None) -> None:
+        """Takes results from workers, and replaces workers that are lost or late."""
+        for worker in self._poll(timeout):
+            try:
+                results = self._receive(worker)
+            except WorkerLostError as lost:
+                self._lose(worker, lost)
+                continue
+            if not worker.ready:
+                worker.ready, self._failed_starts = True, 0
+                continue
+            for result in results:
+                worker.tasks.pop(0).outcome = result
+            worker.deadline = None
+        for worker in [worker for worker in self._workers if worker.late]:
+            self._lose(worker, WorkerLostError("late"))
+
+    def _lose(self, worker: W, lost: WorkerLostError) -> None:
+        """Replaces a worker. Its jobs go back to the front of the queue, or fail."""
+        self._remove(worker)
+        if not worker.ready:
+            self._failed_starts += 1
+            if self._failed_starts >= TRIES:
+                raise WorkerError(
+                    f"engine.name = '{self.name}': {TRIES} workers died before their first job ({lost}); "
+                    "use engine.name = 'inline' to see what happens"
+                )
+        begun, waiting = worker.tasks[: self.batch], worker.tasks[self.batch :]
+        self._queue.extendleft(reversed(waiting))
+        for task in reversed(begun):
+            task.tries += 1
+            if worker.late:
+                limit = f"engine.client_timeout = {self.settings.client_timeout:g} s"
+                task.fail(Failure("timed_out", f"no answer within {limit}; its worker is replaced"))
+            elif task.tries < TRIES and (self.retries_updates or task.job.kind != "update"):
+                self._queue.appendleft(task)
+            else:
+                lost_with_it = "its worker process" if task.tries == 1 else f"each of {task.tries} workers"
+                why = f"{lost_with_it} died ({lost}) and is replaced"
+                task.fail(Failure("died", why, injected=lost.injected))
+
+    def _remove(self, worker: W) -> None:
+        self._workers.remove(worker)
+        self._kill(worker)
+
+    def close(self) -> None:
+        """Ends the workers."""
+        for worker in list(self._workers):
+            self._remove(worker)
+        super().close()
+
+
+def portable(result: Result) -> Result:
+    """Returns the result without what belongs to the worker's process: the exception, and a loss on its device."""
+    error = None if result.error is None else replace(result.error, cause=None)
+    return replace(result, error=error, loss=None if result.loss is None else float(result.loss))
