@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from fedloom.core.job import Job, Result, handle
+from fedloom.core.job import Job, Result, launch
 from fedloom.engines.base import Engine
 
 
@@ -16,4 +16,4 @@ class Inline(Engine):
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Each job in turn, eagerly, in the server's workspace."""
         for job in jobs:
-            yield handle(self.server_workspace, job)
+            yield launch(self.server_workspace, job).read()
