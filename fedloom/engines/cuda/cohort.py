@@ -110,6 +110,7 @@ class Cohort(Lane):
         self._rows = Rows(slots + 1)
         self._slots = [Slot() for _ in range(slots + 1)]
         self._sent: FlatState | None = None
+        self._jobs = 0
         super().__init__(new_workspace, recorder, shared)
         first = self.workspaces[0]
         self._parts, self._received = (
@@ -127,6 +128,7 @@ class Cohort(Lane):
 
     def launch(self, jobs: Sequence[Job]) -> list[Result]:
         """Does jobs at once; the longest first, so that the others finish one after another."""
+        self._jobs = len(jobs)
         slots = self._slots[: len(jobs)]
         sent = self._sent = self._outboxes(len(jobs)) if jobs[0].kind == "update" else None
         try:
@@ -157,7 +159,7 @@ class Cohort(Lane):
 
     def largest(self, results: Sequence[Result]) -> Tensor | None:
         """The same in one operation."""
-        if self._sent is None or any(result.error is not None for result in results):
+        if self._sent is None or len(results) != self._jobs or any(result.error is not None for result in results):
             return super().largest(results)
         return largest(self._sent.floating(), (len(results),))
 
@@ -204,17 +206,16 @@ class Cohort(Lane):
         self._prepare(number, group)
         group[0].set_mode()
         try:
-            row = next(group[0].plan.steps(group[0].workspace.device))
-            able = self.can_capture(group[0], row)
+            able = self.can_capture(group[0])
         except torch.OutOfMemoryError:
             raise
         except Exception:  # a step raises: alone it is raised where it belongs
             able = False
-        if able and number == 0:
-            self._take_together(group)
+        if able:
+            self._take_pieces(group)
         else:
-            for i, steps in enumerate(group, start=number):
-                self._eagerly(i, steps)
+            for steps in group:
+                self._guarded(steps, lambda steps=steps: _eagerly(steps))  # type: ignore[misc]
         self._keep_means(number, group)
 
     def _prepare(self, number: int, group: list[Steps]) -> None:
@@ -244,31 +245,41 @@ class Cohort(Lane):
         for i, slot in enumerate(self._slots[: len(group)]):
             slot.means = {name: column[i] for name, column in columns.items()}
 
-    def _eagerly(self, number: int, steps: Steps) -> None:
-        """One client's steps; what they raise is its own error, and ends its work alone."""
-        slot = self._slots[number]
-        steps.set_mode()
+    @staticmethod
+    def _guarded(steps: Steps, work: Callable[[], None]) -> bool:
+        """Does one client's steps, if none has failed; what they raise is its own error, and ends its work alone."""
+        slot = steps.workspace.stepper
+        assert isinstance(slot, Slot)
+        if slot.error is not None:
+            return False
         try:
-            for row in steps.plan.steps(steps.workspace.device):
-                steps.step(row)
+            work()
+            return True
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             slot.error = error
+            return False
 
-    def _take_together(self, group: list[Steps]) -> None:
+    def _take_pieces(self, group: list[Steps]) -> None:
+        """Takes clients' steps, together where they come to the same size."""
         plans = [steps.plan for steps in group]
         draw(plans)
         order: list[Piece] = []
         for piece in pieces(plans):
             vectorised = piece.together and self._vectorised(group, piece) is not None
             order += [piece] if vectorised or not piece.together else piece.one_by_one()
-        self.fill([piece.rows(plans) for piece in order])
-        for piece in order:
+        rows = [piece.rows(plans) for piece in order]
+        self.fill(rows)
+        position = 0
+        for piece, own in zip(order, rows, strict=True):
+            position += own.size
             if piece.together:
                 self._take_rows(group, piece)
-            else:
-                self._take_alone(group[piece.clients[0]], piece)
+                continue
+            steps = group[piece.clients[0]]
+            if not self._guarded(steps, lambda steps=steps, piece=piece: self._take_alone(steps, piece)):  # type: ignore[misc]
+                self.seek(position)  # past rows that were not taken
 
     def _take_rows(self, group: list[Steps], piece: Piece) -> None:
         """Steps of the first clients, as one operation for all of them."""
@@ -357,6 +368,12 @@ class Cohort(Lane):
 
 def _work(slot: Slot, workspace: Workspace, job: Job) -> None:
     slot.result = launch(workspace, job)
+
+
+def _eagerly(steps: Steps) -> None:
+    steps.set_mode()
+    for row in steps.plan.steps(steps.workspace.device):
+        steps.step(row)
 
 
 def _alike(one: Steps, other: Steps) -> bool:

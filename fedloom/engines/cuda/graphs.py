@@ -90,6 +90,10 @@ class Feed:
             staged = staged.pin_memory()  # torch's allocator keeps it until it has been copied
         self._block[: len(staged)].copy_(staged, non_blocking=True)
 
+    def seek(self, position: int) -> None:
+        """Continues from this value on."""
+        self._position.fill_(position)
+
     def take(self, *shape: int) -> Tensor:
         """The next values, in this shape."""
         count = int(np.prod(shape))

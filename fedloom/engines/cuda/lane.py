@@ -77,8 +77,7 @@ class Lane:
 
     def run(self, steps: Steps) -> None:
         """Takes one client's steps."""
-        row = next(steps.plan.steps(steps.workspace.device))
-        if not self.can_capture(steps, row):
+        if not self.can_capture(steps):
             for row in steps.plan.steps(steps.workspace.device):
                 steps.step(row)
             return
@@ -93,12 +92,12 @@ class Lane:
 
             self.take(key, step, count, 1, width, lambda: undone(steps))
 
-    def can_capture(self, steps: Steps, row: Tensor) -> bool:
+    def can_capture(self, steps: Steps) -> bool:
         """Whether a call's steps can be captured: checked once, on one step, which is undone."""
         site = steps.cache.site
         if site not in self.shared.checked and site not in self.shared.eager:
             try:
-                check(steps, row)
+                check(steps, next(steps.plan.steps(steps.workspace.device)))
                 self.shared.checked.add(site)
             except CaptureError as error:
                 self.shared.run_eagerly(steps, error)
@@ -126,6 +125,11 @@ class Lane:
             self._graphs.clear()
             self._feed = Feed(max(CAPACITY, 2 * needed), self.workspaces[0].device)
         self._feed.fill(rows)
+
+    def seek(self, position: int) -> None:
+        """Lets the next steps take their rows from this value on."""
+        assert self._feed is not None
+        self._feed.seek(position)
 
     def take(
         self,

@@ -165,7 +165,9 @@ class Lanes(Engine):
                 worker = lane.lane or self._make(lane)
                 with torch.cuda.stream(lane.stream):
                     lane.stream.wait_event(made)
-                    batch.launched(worker, worker.launch(batch.jobs))
+                    jobs, many = batch.jobs, worker.slots  # fewer, where memory ran out
+                    parts = [jobs[i : i + many] for i in range(0, len(jobs), many)]
+                    batch.launched(worker, [result for part in parts for result in worker.launch(part)])
                 results: list[Result] = batch.results or []
                 for result in results:
                     if result.message is not None and isinstance(result.message.tensors, FlatState):
