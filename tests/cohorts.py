@@ -1,4 +1,4 @@
-"""Lanes on a CPU, with a recorder that does as CUDA graphs do: work is recorded once and replayed in the same memory."""
+"""Lanes on a CPU, with a recorder that does as CUDA graphs do: work is recorded once, replayed in the same memory."""
 
 from itertools import groupby, islice
 

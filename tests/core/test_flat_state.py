@@ -9,10 +9,12 @@ import torch
 from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run, tiny_task
 from torch import nn
 
+from fedloom.core.job import Job, handle
 from fedloom.core.message import Message
 from fedloom.core.server import WeightedMean
 from fedloom.core.state import FlatState, Layout, Parts, nbytes, snapshot, under
 from fedloom.core.workspace import Precision, Workspace
+from fedloom.methods import METHODS as REGISTRY
 
 LAST = torch.channels_last
 
@@ -298,6 +300,31 @@ def test_deep_copies_of_flat_messages_stand_alone():
     twin = deepcopy(flat)
     flat.buffers[torch.float32].zero_()
     assert same(twin, tensors())
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_tensor_that_was_rebound_is_refused_or_sent(when):
+    """On every engine: what is sent, kept and loaded is the flat state, which does not have it."""
+
+    class Rebinding(REGISTRY["fedavg"]):
+        def update(self, client):
+            if when == "after":
+                super().update(client)
+            client.model.head.bias.data = torch.full_like(client.model.head.bias, 7.0)
+            if when == "before":
+                client.fit("model.extractor", self.loss)
+
+    try:
+        setup = replace(convolutional(), method=Rebinding())
+        workspace = Workspace(setup)
+        job = Job("update", 1, Message(workspace.downward()), client=0)
+        result = handle(workspace, job)
+        if result.error is None:
+            assert (result.message["model.head.bias"] == 7).all()
+        else:
+            assert "was rebound" in result.error.why
+    finally:
+        REGISTRY.pop("rebinding")
 
 
 # means

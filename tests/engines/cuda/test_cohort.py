@@ -1,60 +1,86 @@
 """Clients that take their steps together end where each of them ends alone: every method, on any machine."""
 
 import gc
+import warnings
 import weakref
 from dataclasses import replace
-from threading import Thread
 
 import pytest
 import torch
-from cohorts import CohortEngine, Recorder, check, close, cohort_of, same_run, updates
+from cohorts import LaneEngine, Recorder, check, close, lane_of, same_run, updates
 from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run_with_memory, tiny_task
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.functional import conv2d, cross_entropy
+from torch.nn.functional import cross_entropy
 
 from fedloom.core.failures import Failure
 from fedloom.core.job import Job, Result, perform
 from fedloom.core.message import Message
-from fedloom.core.workspace import Eager, Workspace
+from fedloom.core.state import FlatState
+from fedloom.core.workspace import Workspace
 from fedloom.data import Federation
-from fedloom.engines.cuda.batching import batched
 from fedloom.methods import METHODS as REGISTRY
 
 FedAvg = REGISTRY["fedavg"]
 
 
-@pytest.fixture
-def registry():
+@pytest.fixture(autouse=True)
+def _registry():
     before = dict(REGISTRY)
     yield
     REGISTRY.clear()
     REGISTRY.update(before)
 
 
+@pytest.fixture(autouse=True)
+def _no_fallback():
+    """Nothing is taken one by one or eagerly unless a test says so."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="a training step|training steps|engine.co")
+        yield
+
+
+def few_sizes(task):
+    """Batches of 16 and of 5 only: every size is traced anew, which takes its time."""
+    train = [samples[:size] for samples, size in zip(task.federation.train, (37, 32, 21), strict=False)]
+    return replace(task, federation=Federation(train, task.federation.test[:3]))
+
+
 def setup_of(method=None, **fields):
-    setup = tiny_experiment("fedavg", **fields).setup
+    setup = tiny_experiment("fedavg", **({"task": few_sizes(tiny_task(norm=False))} | fields)).setup
     return setup if method is None else replace(setup, method=method())
 
 
-def in_step_and_alone(method, **fields):
-    got = tiny_run_with_memory(method, engine="cohort-for-tests", workers=4, **fields)
+def of_size(setup, *sizes):
+    """The same setup, with clients of these sizes."""
+    train = [samples[:size] for samples, size in zip(tiny_task().federation.train, sizes, strict=False)]
+    task = replace(setup.task, federation=Federation(train, setup.task.federation.test[: len(sizes)]))
+    return replace(setup, task=task)
+
+
+def together_and_alone(method, slots=4, **fields):
+    got = tiny_run_with_memory(method, engine="lane-for-tests", workers=slots, **fields)
     same_run(got, tiny_run_with_memory(method, **fields))
-    assert not CohortEngine.last.refused
-    return CohortEngine.last
+    return LaneEngine.recorder
 
 
 @pytest.mark.parametrize("method", [*sorted(REGISTRY), "fedavg+ft", "fedavg+linear"])
 def test_every_method_ends_where_it_ends_alone(method):
+    task = few_sizes(tiny_task(norm=False))
+    recorder = together_and_alone(method, 3, training__rounds=2, training__fraction=1.0, task=task)
+    assert recorder.replays > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted(REGISTRY))
+def test_every_method_with_clients_of_all_sizes(method):
     fields = {"training__epochs": 2, "training__fraction": 1.0, "task": tiny_task(norm=False)}
-    device = in_step_and_alone(method, **fields)
-    assert method == "centralized" or device.replays > 3
-    assert not device.separated
+    assert together_and_alone(method, **fields).replays > 3
 
 
 @pytest.mark.parametrize("objective", ["simclr", "byol", "moco"])
 def test_unsupervised_objectives(objective):
-    fields = {"training__rounds": 2, "training__fraction": 1.0, "objective": objective, "task": tiny_task(norm=False)}
-    assert not in_step_and_alone("fedstyle", **fields).separated
+    task = few_sizes(tiny_task(norm=False))
+    fields = {"training__rounds": 2, "training__fraction": 1.0, "objective": objective, "task": task}
+    together_and_alone("fedavg+probe" if objective == "simclr" else "fedavg", 3, **fields)
 
 
 @pytest.mark.parametrize(
@@ -62,45 +88,131 @@ def test_unsupervised_objectives(objective):
     [("cnn2", {"dropout": 0.3}), ("cnn4", {"norm": True}), ("cnn4", {"norm": False, "flat": True})],
 )
 def test_convolutions_dropout_and_batch_norm(model, options):
-    task = replace(tiny_task(model, **options), dataset=tiny_dataset(shape=(1, 22, 22)))
+    task = few_sizes(replace(tiny_task(model, **options), dataset=tiny_dataset(shape=(1, 22, 22))))
     fields = {"task": task, "training__rounds": 2, "training__fraction": 1.0, "training__optimizer__lr": 0.01}
-    assert not in_step_and_alone("fedprox", **fields).separated
+    together_and_alone("fedprox", 3, **fields)
 
 
 @pytest.mark.parametrize("augment", [(), ("crop:1", "noise:0.05")])
 def test_channels_last(augment):
-    task = replace(tiny_task("cnn2", augment=augment, dropout=0.3), dataset=tiny_dataset(shape=(3, 16, 16)))
+    task = few_sizes(replace(tiny_task("cnn2", augment=augment, dropout=0.3), dataset=tiny_dataset(shape=(3, 16, 16))))
     fields = {"task": task, "training__rounds": 2, "training__fraction": 1.0, "engine__channels_last": True}
-    assert not in_step_and_alone("fedavg", **fields).separated
+    together_and_alone("fedavg", 3, **fields)
+
+
+@pytest.mark.parametrize("spec", ["flip", "jitter:0.4", "grayscale:0.2", "resized-crop:0.2"])
+def test_every_augmentation_is_each_clients_own(spec):
+    setup = of_size(setup_of(task=replace(tiny_task(augment=(spec,)), dataset=tiny_dataset(shape=(3, 8, 8)))), 32, 32)
+    check(setup, lane_of(setup, 2), updates(setup, range(2)))
 
 
 def test_adam_whose_state_is_kept():
     # without batch-norm, before which a bias has no gradient but rounding, which Adam makes as large as any
-    fields = {"task": tiny_task(norm=False), "training__epochs": 3, "training__fraction": 1.0}
+    fields = {"task": few_sizes(tiny_task(norm=False)), "training__epochs": 2, "training__fraction": 1.0}
     fields["training__optimizer"] = {"name": "adam", "lr": 0.003, "keep": True}
-    in_step_and_alone("fedrep", **fields)
+    together_and_alone("fedrep", 3, **fields)
 
 
 def test_alone_and_together_in_any_order():
-    setup = setup_of()
-    cohort = cohort_of(setup)
+    setup = setup_of(task=tiny_task())
+    cohort = lane_of(setup, 3)
     for round, clients in enumerate(([1], [0, 1, 2], [2, 0], [3], [4, 1, 5], [5, 5, 1], [0, 1, 2]), start=1):
         check(setup, cohort, updates(setup, clients, round))
 
 
-@pytest.mark.parametrize("stepper", [Eager, None])
-def test_features_that_outgrow_their_memory(stepper):
+def test_even_clients_are_one_graph():
+    setup, recorder = of_size(setup_of(), 32, 32, 32), Recorder()
+    cohort = lane_of(setup, 3, recorder)
+    for round in (1, 2, 3):
+        check(setup, cohort, updates(setup, range(3), round))
+    assert (recorder.recorded, recorder.replays) == (1, 3)
+
+
+def test_remainders_of_all_clients_are_one_graph():
+    setup, recorder = of_size(setup_of(), 21, 21, 21), Recorder()
+    cohort = lane_of(setup, 3, recorder)
+    for round in (1, 2, 3):
+        check(setup, cohort, updates(setup, range(3), round))
+    assert (recorder.recorded, recorder.replays) == (2, 4)  # 16 and 5 together, each captured when it came again
+    uneven = of_size(setup_of(), 21, 20, 19)
+    recorder = Recorder()
+    cohort = lane_of(uneven, 3, recorder)
+    for round in (1, 2, 3):
+        check(uneven, cohort, updates(uneven, range(3), round))
+    assert (recorder.recorded, recorder.replays) == (4, 8)  # 16 together; 5, 4 and 3 alone, in the row for that
+
+
+def test_clients_are_spread_over_two_cohorts():
+    """The second one takes what the first one has traced: with its statistics."""
+    setup = of_size(setup_of(training__epochs=2), 32, 21, 32)
+    one, other = lane_of(setup, 3), lane_of(setup, 3)
+    other.shared = one.shared
+    for round in (1, 2):
+        for cohort in (one, other):
+            check(setup, cohort, updates(setup, range(3), round))
+
+
+def test_every_client_has_its_own_learning_rate():
+    class Varying(FedAvg):
+        def update(self, client):
+            client.fit("model", self.loss, lr=0.2 / (1 + client.id + client.round))
+
+    setup, recorder = of_size(setup_of(Varying), 32, 32, 21), Recorder()
+    cohort = lane_of(setup, 3, recorder)
+    for round, clients in enumerate(([0, 1, 2], [2, 1, 0], [1, 2]), start=1):
+        check(setup, cohort, updates(setup, clients, round))
+
+
+def test_clients_that_come_to_different_calls():
+    class Diverging(FedAvg):
+        def update(self, client):
+            if client.id % 2:
+                client.fit("model.head", self.loss)
+            client.fit("model", self.loss)
+
+    setup = setup_of(Diverging)
+    cohort = lane_of(setup, 3)
+    for round, clients in enumerate(([0, 1, 2], [1, 2, 0], [2, 1]), start=1):
+        check(setup, cohort, updates(setup, clients, round))
+
+
+def test_a_client_without_steps_beside_others():
+    setup = setup_of()
+    task = setup.task
+    train = [task.federation.train[0], task.federation.train[1][:0], task.federation.train[2]]
+    setup = replace(setup, task=replace(task, federation=Federation(train, task.federation.test[:3])))
+    for clients in ([0, 1, 2], [1, 0, 2]):
+        check(setup, lane_of(setup, 3), updates(setup, clients))
+
+
+def test_a_method_that_changes_modes_itself():
+    """A client leaves its model in eval mode; the next one in its slot comes to a size that nobody has traced yet."""
+
+    class Evaluating(FedAvg):
+        def update(self, client):
+            super().update(client)
+            client.model.eval()
+            client.model.requires_grad_(False)
+
+    task = replace(tiny_task("cnn2", dropout=0.5), dataset=tiny_dataset(shape=(1, 16, 16)))
+    setup = of_size(setup_of(Evaluating, task=task), 32, 32, 21)
+    cohort = lane_of(setup, 2)
+    check(setup, cohort, updates(setup, [0, 1], 1))
+    check(setup, cohort, updates(setup, [0, 2], 2))
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_features_that_outgrow_their_memory(slots):
     setup = tiny_experiment("fedstyle", objective="simclr").setup
     message = Message(Workspace(setup).downward())
-    cohort = cohort_of(setup, **({} if stepper is None else {"stepper": stepper}))
-    for third in ((2,), (0, 1, 2), (3,)):  # lane 2's features need more memory than before, and are fewer again
+    cohort = lane_of(setup, slots)
+    for third in ((2,), (0, 1, 2), (3,)):  # slot 2's features need more memory than before, and are fewer again
         groups = enumerate([(0,), (1,), third])
         jobs = [Job("generalise", 1, message, client=i, clients=group, keep_model=True) for i, group in groups]
         check(setup, cohort, jobs)
 
 
-@pytest.mark.usefixtures("registry")
-def test_features_of_one_lane_grow():
+def test_features_of_one_client_grow():
     class Growing(FedAvg):
         def update(self, client):
             z, y = client.features()
@@ -112,14 +224,21 @@ def test_features_of_one_lane_grow():
             return cross_entropy(client.model.head(batch.x), batch.y)
 
     setup = setup_of(Growing)
-    cohort = cohort_of(setup, stepper=Eager)
+    cohort = lane_of(setup, 3)
     for round in (1, 2, 3):
         check(setup, cohort, updates(setup, range(3), round))
 
 
-@pytest.mark.usefixtures("registry")
 def test_what_is_noted_may_depend_on_the_size_of_a_batch():
     class Noting(FedAvg):
+        def update(self, client):
+            super().update(client)
+            means = client.fit("model", self.loss)
+            client.seen.copy_(means.get("small", torch.zeros(())))
+
+        def build(self, task):
+            return super().build(task) | {"seen": torch.zeros(())}
+
         def loss(self, client, batch):
             value = super().loss(client, batch)
             if batch.size < 16:
@@ -128,36 +247,33 @@ def test_what_is_noted_may_depend_on_the_size_of_a_batch():
 
     setup = setup_of(Noting)
     for clients in ((0, 1, 2), (0, 0)):
-        cohort = cohort_of(setup, len(clients))
+        cohort = lane_of(setup, len(clients))
         check(setup, cohort, updates(setup, clients))
 
 
-@pytest.mark.usefixtures("registry")
-def test_steps_that_cannot_be_recorded_are_taken_alone():
+def test_steps_that_cannot_be_captured_are_taken_eagerly():
     class Peeking(FedAvg):
         def loss(self, client, batch):
             value = super().loss(client, batch)
             return value * (2.0 if value.item() > 0 else 1.0)
 
-    setup, device = setup_of(Peeking), Recorder()
-    cohort = cohort_of(setup, stepper=Eager, device=device)
+    setup, recorder = setup_of(Peeking), Recorder()
+    cohort = lane_of(setup, 3, recorder)
     jobs = updates(setup, range(3))
-    for got, job in zip(cohort.attempt(jobs), jobs, strict=True):
-        assert same_state(got.message.tensors, perform(Workspace(setup), job).message.tensors)
-    assert "reads a tensor's value on the host" in str(device.refused[0])
+    with pytest.warns(UserWarning, match="runs eagerly.*reads a tensor's value on the host"):
+        results = cohort.launch(jobs)
+    for got, again, job in zip(results, cohort.launch(jobs), jobs, strict=True):  # named once
+        alone = dict(perform(Workspace(setup), job).message)
+        assert same_state(dict(got.message), alone)
+        assert same_state(dict(again.message), alone)
+    assert recorder.recorded == 0
 
 
-@pytest.mark.usefixtures("registry")
-@pytest.mark.parametrize("of", ["drawn", "counted", "written"])
-def test_steps_that_cannot_be_batched_are_taken_alone(of):
+@pytest.mark.parametrize("of", ["counted", "written"])
+def test_steps_that_cannot_be_vectorised_are_taken_one_by_one(of):
     class Odd(FedAvg):
         def loss(self, client, batch):
             return super().loss(client, batch) * (1 + self.odd(client, batch))
-
-        def drawn(self, client, batch):
-            return torch.bernoulli(
-                torch.full_like(batch.x[:, 0, 0, 0], 0.5), generator=client._workspace.generator
-            ).mean()
 
         def counted(self, client, batch):
             return torch.zeros(4).index_add_(0, batch.y, torch.ones_like(batch.y, dtype=torch.float)).square().mean()
@@ -168,14 +284,23 @@ def test_steps_that_cannot_be_batched_are_taken_alone(of):
             return out.mean()
 
     Odd.odd = getattr(Odd, of)
-    setup, device = setup_of(Odd), Recorder()
-    cohort = cohort_of(setup, device=device)
-    check(setup, cohort, updates(setup, range(3)))
-    assert device.separated
-    assert not device.refused
+    setup, recorder = setup_of(Odd), Recorder()
+    cohort = lane_of(setup, 3, recorder)
+    with pytest.warns(UserWarning, match="taken one by one"):
+        check(setup, cohort, updates(setup, range(3)))
+    check(setup, cohort, updates(setup, range(3), 2))
+    assert recorder.replays > 0
 
 
-@pytest.mark.usefixtures("registry")
+def test_random_numbers_of_a_method_are_each_clients_own():
+    class Drawing(FedAvg):
+        def loss(self, client, batch):
+            return super().loss(client, batch) * (1 + client.random.chosen((batch.size,), 0.5).float().mean())
+
+    setup = setup_of(Drawing)
+    check(setup, lane_of(setup, 3), updates(setup, range(3)))
+
+
 def test_a_client_that_raises_leaves_the_others_alone():
     class Failing(FedAvg):
         def update(self, client):
@@ -185,46 +310,90 @@ def test_a_client_that_raises_leaves_the_others_alone():
             super().update(client)
 
     setup = setup_of(Failing)
-    jobs = updates(setup, range(3))
-    cohort = cohort_of(setup)
-    for _ in range(2):  # and the cohort goes on with other jobs
-        first, failed, third = cohort.attempt(jobs)
-        assert "no more" in failed.error.why
-        for got, job in ((first, jobs[0]), (third, jobs[2])):
-            close(got.message.tensors, perform(Workspace(setup), job).message.tensors)
+    cohort = lane_of(setup, 3)
+    for clients in ([0, 1, 2], [1, 0, 2], [0, 1, 2]):  # and the cohort goes on with other jobs
+        jobs = updates(setup, clients)
+        for got, job in zip(cohort.launch(jobs), jobs, strict=True):
+            if job.client == 1:
+                assert "no more" in got.error.why
+                assert got.message is got.memory is None
+            else:
+                close(got.message, perform(Workspace(setup), job).message)
 
 
-@pytest.mark.usefixtures("registry")
-def test_a_step_that_raises_is_its_clients_failure():
+@pytest.mark.parametrize("clients", [(0, 1, 2), (1, 0, 2)])
+def test_a_step_of_one_client_that_raises_is_its_own_failure(clients):
+    class Failing(FedAvg):
+        def update(self, client):
+            loss = self.broken if client.id == 1 else self.loss
+            client.fit("model", loss)
+
+        def broken(self, client, batch):
+            return self.loss(client, batch) + client.no_such_part
+
+    cohort = lane_of(setup := setup_of(Failing), 3)
+    for _ in range(2):
+        jobs = updates(setup, clients)
+        for got, job in zip(cohort.launch(jobs), jobs, strict=True):
+            if job.client == 1:
+                assert "no part is called 'no_such_part'" in got.error.why
+            else:
+                close(got.message, perform(Workspace(setup), job).message)
+
+
+def test_a_step_of_all_clients_that_raises_is_everybodys_failure():
     class Failing(FedAvg):
         def loss(self, client, batch):
             return super().loss(client, batch) * client.size  # a value that a recording would keep
 
-    cohort = cohort_of(setup := setup_of(Failing))
-    assert all("Python values" in result.error.why for result in cohort.attempt(updates(setup, range(3))))
+    cohort = lane_of(setup := setup_of(Failing), 3)
+    assert all("Python values" in result.error.why for result in cohort.launch(updates(setup, range(3))))
 
 
-@pytest.mark.usefixtures("registry")
 def test_a_part_that_was_rebound_is_refused():
     class Rebinding(FedAvg):
         def update(self, client):
+            super().update(client)
             client.model.head.bias.data = client.model.head.bias + 1
             super().update(client)
 
-    cohort = cohort_of(setup := setup_of(Rebinding))
-    assert all("was rebound" in result.error.why for result in cohort.attempt(updates(setup, range(3))))
+    cohort = lane_of(setup := setup_of(Rebinding), 3)
+    assert all("was rebound" in result.error.why for result in cohort.launch(updates(setup, range(3))))
 
 
-def test_what_was_rebound_after_the_last_fit_does_not_outlive_its_client():
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_was_rebound_is_refused_or_sent(slots, when):
+    """Whenever it was: the flat state does not have it."""
+
+    class Rebinding(FedAvg):
+        def update(self, client):
+            if when == "after":
+                super().update(client)
+            client.model.head.bias.data = torch.full_like(client.model.head.bias, 7.0)
+            if when == "before":
+                client.fit("model.extractor", self.loss)
+
+    lane = lane_of(setup := setup_of(Rebinding), slots)
+    for got in lane.launch(updates(setup, range(slots))):
+        if got.error is not None:
+            assert "was rebound" in got.error.why
+        else:
+            assert (got.message["model.head.bias"] == 7).all()
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_what_was_rebound_after_the_last_fit_does_not_outlive_its_client(slots):
     class Rebinding(FedAvg):
         def update(self, client):
             super().update(client)
             client.model.head.bias.data = client.model.head.bias + 1
 
-    cohort = cohort_of(setup := setup_of(Rebinding))
-    cohort.attempt(updates(setup, range(3)))
+    cohort = lane_of(setup := setup_of(Rebinding), slots)
+    cohort.launch(updates(setup, range(slots)))
     message = Message(Workspace(setup).downward())
-    for got in cohort.attempt([Job("global", 2, message, clients=(client,)) for client in range(3)]):
+    for got in cohort.launch([Job("global", 2, message, clients=(client,)) for client in range(slots)]):
+        got.read()
         alone = perform(Workspace(setup), Job("global", 2, message, clients=(got.scores[0].client,)))
         assert got.scores[0].loss == pytest.approx(alone.scores[0].loss)
 
@@ -239,20 +408,60 @@ def test_what_is_open_around_a_fit_is_that_clients_alone(context):
             with context():
                 super().update(client)
 
-    cohort = cohort_of(setup := setup_of(Around))
+    cohort = lane_of(setup := setup_of(Around), 3)
     check(setup, cohort, updates(setup, range(3)))
     assert torch.is_grad_enabled()
     assert not torch.is_autocast_enabled("cpu")
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (5,)])
-def test_a_message_of_other_shapes_is_its_clients_failure(shape):
-    cohort = cohort_of(setup := setup_of())
+def test_gradients_that_are_switched_off_are_that_clients_alone():
+    class Without(FedAvg):
+        def update(self, client):
+            assert torch.is_grad_enabled()
+            torch.set_grad_enabled(client.id != 1)
+            with torch.enable_grad():
+                super().update(client)
+            assert torch.is_grad_enabled() is (client.id != 1)
+            torch.set_grad_enabled(True)
+
+    cohort = lane_of(setup := setup_of(Without), 3)
+    check(setup, cohort, updates(setup, range(3)))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("wrong", [torch.zeros(3, 4), torch.zeros(5), torch.zeros(4, dtype=torch.int64)])
+def test_a_message_that_does_not_fit_is_its_clients_failure(wrong, flat):
+    cohort = lane_of(setup := setup_of(), 3)
     jobs = updates(setup, range(3))
-    message = Message(jobs[0].message.tensors | {"model.head.bias": torch.zeros(shape)})
-    results = cohort.attempt([replace(job, message=message) for job in jobs])
-    assert all(result.error is not None for result in results)
+    tensors = dict(jobs[0].message) | {"model.head.bias": wrong}
+    message = Message(FlatState.of(tensors) if flat else tensors)
+    results = cohort.launch([replace(job, message=message) for job in jobs])
+    for got, job in zip(results, jobs, strict=True):
+        try:
+            alone = perform(Workspace(setup), replace(job, message=message))
+        except Exception:
+            assert got.error is not None
+        else:
+            close(got.message, alone.message)
     check(setup, cohort, jobs)
+
+
+def test_every_client_gets_its_own_message():
+    setup = setup_of()
+    jobs = updates(setup, range(3))
+    own = [Message({n: t + 0.01 * i for n, t in jobs[0].message.items() if t.is_floating_point()}) for i in range(3)]
+    cohort = lane_of(setup, 3)
+    check(setup, cohort, [replace(job, message=message) for job, message in zip(jobs, own, strict=True)])
+    check(setup, cohort, jobs)
+
+
+def test_a_flat_message_for_all_is_that_of_named_tensors():
+    setup = setup_of()
+    jobs = updates(setup, range(3))
+    flat = Message(FlatState.of(dict(jobs[0].message)))
+    got = [lane_of(setup, 3).launch([replace(job, message=m) for job in jobs]) for m in (jobs[0].message, flat)]
+    for one, other in zip(*got, strict=True):
+        assert same_state(dict(one.message), dict(other.message))
 
 
 def test_a_common_message_is_let_go_of_and_reaches_those_who_work():
@@ -261,187 +470,109 @@ def test_a_common_message_is_let_go_of_and_reaches_those_who_work():
             return Result(1, error=Failure("dropped", "it does not answer"))
         return work(workspace, job)
 
-    cohort = cohort_of(setup := replace(setup_of(), intercept=drops_client_1))
+    cohort = lane_of(setup := replace(setup_of(), intercept=drops_client_1), 3)
     check(setup, cohort, updates(setup, range(3)))
-    jobs = updates(setup, range(2), 2)
-    first, second = cohort.attempt(jobs)
-    assert second.error is not None
-    close(first.message.tensors, perform(Workspace(setup), jobs[0]).message.tensors)
-    assert all(lane.holds is None for lane in cohort.lanes)
+    for clients in ([0, 1], [1, 0]):
+        jobs = updates(setup, clients, 2)
+        for got, job in zip(cohort.launch(jobs), jobs, strict=True):
+            if job.client == 1:
+                assert got.error is not None
+            else:
+                close(got.message, perform(Workspace(setup), job).message)
+        assert all(workspace.holds is None for workspace in cohort.workspaces)
+        assert all(workspace.outbox is None for workspace in cohort.workspaces)
     check(setup, cohort, updates(setup, range(3), 3))
 
 
-def test_nothing_beyond_a_plan_is_read_while_recording():
-    class Exact(Recorder):
-        least = 2 * 3 * 12  # as many as two steps of three lanes
-
-    setup = setup_of(training__batch_size=12)
-    federation = setup.task.federation
-    task = replace(setup.task, federation=Federation([held[:24] for held in federation.train], federation.test))
-    setup = replace(setup, task=task)
-    cohort = cohort_of(setup, device=Exact())
-    check(setup, cohort, updates(setup, range(3)))
+def test_results_do_not_change_when_the_cohort_works_on():
+    cohort = lane_of(setup := setup_of(), 3)
+    first = cohort.launch(updates(setup, range(3)))
+    before = [({n: t.clone() for n, t in r.message.items()}, float(r.loss)) for r in first]
+    cohort.launch(updates(setup, [2, 1, 0], 2))
+    for result, (message, loss) in zip(first, before, strict=True):
+        assert same_state(dict(result.message), message)
+        assert float(result.loss) == loss
 
 
-@pytest.mark.parametrize("draws", [False, True])
-def test_a_recording_that_fails_is_not_tried_again(draws):
+def test_what_is_compressed_is_sent_compressed():
+    setup = setup_of(wire__up="fp16")
+    cohort = lane_of(setup, 3)
+    jobs = updates(setup, range(3))
+    for got, alone in zip(cohort.launch(jobs), lane_of(setup).launch(jobs), strict=True):
+        assert got.error is None, got.error
+        assert got.message.signature == alone.message.signature
+        close(got.message, alone.message, 2e-3)
+    assert cohort.largest(cohort.launch(jobs)) is None
+
+
+def test_nothing_beyond_the_last_row_is_read_while_capturing(monkeypatch):
+    monkeypatch.setattr("fedloom.engines.cuda.lane.CAPACITY", 1)  # as many as twice what the first round needs
+    setup = of_size(setup_of(training__batch_size=12), 24, 24, 24)
+    check(setup, lane_of(setup, 3), updates(setup, range(3)))
+
+
+def test_a_capture_that_fails_is_done_eagerly_and_not_tried_again():
     class Unable(Recorder):
         tries = 0
 
-        def record(self, work, drawing):
+        def capture(self, work):
             self.tries += 1
-            for lane in drawing:  # as where a capture breaks off
-                lane.renew_generator()
+            raise RuntimeError("no capture today")
 
     task = replace(tiny_task("cnn2", dropout=0.3), dataset=tiny_dataset(shape=(1, 16, 16)))
-    setup, device = setup_of(task=task) if draws else setup_of(), Unable()
-    cohort = cohort_of(setup, device=device)
-    for round in range(1, 5):
-        check(setup, cohort, updates(setup, range(3), round))
-    assert 0 < device.tries <= 3
-
-
-def test_a_generator_that_was_renewed_is_drawn_from():
-    setup = setup_of()
-    cohort = cohort_of(setup)
-    check(setup, cohort, updates(setup, range(3), 1))
+    setup, recorder = of_size(setup_of(task=task), 32, 32, 32), Unable()
+    cohort = lane_of(setup, 3, recorder)
+    with pytest.warns(UserWarning, match="run eagerly: no capture today"):
+        check(setup, cohort, updates(setup, range(3)))
     check(setup, cohort, updates(setup, range(3), 2))
-    cohort.lanes[1].renew_generator()  # as where a capture breaks off
-    for site in cohort.lanes[1].caches.values():
-        site.captures.clear()
-    check(setup, cohort, updates(setup, range(3), 3))
+    assert recorder.tries == 1
 
 
-def test_a_generator_that_is_renewed_in_the_middle_of_a_fit():
-    task = replace(tiny_task("cnn2", dropout=0.3), dataset=tiny_dataset(shape=(1, 16, 16)))
-    setup, breaks = setup_of(task=task, training__epochs=3), []
-
-    class Breaking(Eager):  # as where the capture of a remainder breaks off
-        fixed_memory = True
-
-        def run(self, lane, site, step, plan):
-            if breaks and lane is cohort.lanes[1]:
-                breaks.clear()
-                state = lane.generator.get_state()
-                lane.renew_generator()
-                lane.generator.set_state(state)
-            super().run(lane, site, step, plan)
-
-    cohort = cohort_of(setup, stepper=Breaking)
-    for round in range(1, 4):
-        breaks += [round] if round == 3 else []
-        check(setup, cohort, updates(setup, range(3), round))
-    assert not breaks
-
-
-def test_two_cohorts_trace_at_once():
-    setup, errors = setup_of(), []
-
-    def work():
-        for _ in range(4):
-            cohort = cohort_of(setup)
-            try:
-                cohort.attempt(updates(setup, range(3)))
-            except BaseException as error:
-                errors.append(error)
-
-    threads = [Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-
-
-@pytest.mark.usefixtures("registry")
-@pytest.mark.parametrize("where", ["steps", "client"])
-def test_what_a_cohort_held_is_free_after_it_ran_out_of_memory(where):
+@pytest.mark.parametrize("where", ["capture", "client", "step"])
+def test_after_it_ran_out_of_memory_a_cohort_can_be_used_or_let_go_of(where):
     class Scarce(Recorder):
-        def record(self, work, drawing):
-            if where == "steps":
+        def capture(self, work):
+            if where == "capture" and Large.scarce:
                 raise torch.OutOfMemoryError("so says the test")
-            return super().record(work, drawing)
+            return super().capture(work)
 
     class Large(FedAvg):
+        scarce = True
+
         def update(self, client):
             super().update(client)
-            if where == "client" and client.id == 1:
+            if self.where == "client" and client.id == 1 and self.scarce:
                 raise torch.OutOfMemoryError("so says the test")
 
-    setup = setup_of(Large)
-    cohort = cohort_of(setup, device=Scarce())
-    held = weakref.ref(cohort.lanes[0])
+        def loss(self, client, batch):
+            if self.where == "step" and self.scarce:
+                raise torch.OutOfMemoryError("so says the test")
+            return super().loss(client, batch)
+
+    Large.where = where  # a class knows it: a loss closes over nothing
+    setup = of_size(setup_of(Large), 32, 32, 32)
+    cohort = lane_of(setup, 3, Scarce())
     failed = None
     try:
-        cohort.attempt(updates(setup, range(3)))
+        cohort.launch(updates(setup, range(3)))
     except torch.OutOfMemoryError as error:
         failed = error.with_traceback(None)
     assert failed is not None
+    Large.scarce = False
+    check(setup, cohort, updates(setup, range(3)))
+    held = weakref.ref(cohort.workspaces[0])
     del cohort
     gc.collect()
     assert held() is None
 
 
-def applied(function, *blocks):
-    """A function of one lane's tensors, batched, and what it is lane by lane."""
-    graph = make_fx(function)(*(block[0] for block in blocks))
-    expected = torch.stack([function(*rows) for rows in zip(*(block.clone() for block in blocks), strict=True)])
-    return batched(graph, [False] * len(blocks))(*blocks), expected
-
-
-def test_an_image_that_changes_between_two_convolutions():
-    def twice(x, weight):
-        x = x + 1
-        first = conv2d(x, weight)
-        x.mul_(2)
-        return first + conv2d(x, weight)
-
-    torch.testing.assert_close(*applied(twice, torch.randn(2, 3, 4, 6, 6), torch.randn(2, 5, 4, 3, 3)))
-
-
-@pytest.mark.parametrize("kernel", [1, 3])
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: x[:1].add_(1),
-        lambda x: x.copy_(2 * x),
-        lambda x: torch._foreach_add_([x], 1.0),
-        lambda x: x.data.add_(1),
-        lambda x: x.add_(1),
-    ],
-)
-def test_an_image_that_changes_between_two_gradients(change, kernel):
-    def twice(x, weight):
-        x, weight = x + 0, weight.detach().requires_grad_()
-        (first,) = torch.autograd.grad(conv2d(x, weight).square().sum(), weight)
-        with torch.no_grad():
-            change(x)
-        y = conv2d(x, weight)
-        (second,) = torch.autograd.grad(y.square().sum(), weight)
-        return torch.cat([first.flatten(), second.flatten(), y.detach().flatten()])
-
-    blocks = torch.randn(2, 3, 4, 6, 6), torch.randn(2, 5, 4, kernel, kernel)
-    torch.testing.assert_close(*applied(twice, *blocks), rtol=1e-4, atol=1e-4)
-
-
-def test_a_view_that_is_written_is_a_view_or_refused():
-    def doubled(x, weight):
-        y = conv2d(x, weight)
-        y.view(len(y), -1).mul_(2)
-        return y
-
-    with pytest.raises(RuntimeError, match="view size is not compatible"):
-        applied(doubled, torch.randn(2, 3, 4, 6, 6), torch.randn(2, 5, 4, 3, 3))
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda a, b: torch.stack(torch._foreach_norm([a, b])),
-        lambda a, b: torch._foreach_mul([a, b], [a.sum(), b.sum()])[0],
-        lambda a, b: torch._foreach_lerp([a, b], [b, a], 0.3)[1],
-        lambda a, b: torch._foreach_addcmul([a, b], [b, a], [a, a], 0.5)[0],
-    ],
-)
-def test_operations_on_lists(function):
-    torch.testing.assert_close(*applied(function, torch.randn(4, 4), torch.randn(4, 4)))
+def test_a_compiled_cohort_is_the_same(monkeypatch):
+    """With the traced operations in place of the compiler's, which are the same up to rounding."""
+    made = []
+    monkeypatch.setattr("fedloom.engines.cuda.tracing.compile_graph", lambda graph, _: made.append(1) or graph)
+    task = replace(tiny_task("cnn2", dropout=0.3), dataset=tiny_dataset(shape=(1, 16, 16)))
+    setup = of_size(setup_of(task=task), 32, 37, 32)
+    cohort = lane_of(setup, 3, compile=True)
+    for round, clients in enumerate(([1, 0, 2], [0, 2], [1, 0, 2]), start=1):
+        check(setup, cohort, updates(setup, clients, round))
+    assert len(made) == 1  # for the full cohort's steps of 16

@@ -136,10 +136,13 @@ def test_a_step_that_cannot_be_captured_is_named_once_and_runs_eagerly():
 
     setup, recorder = setup_of(Peeking), Recorder()
     lane = lane_of(setup, recorder=recorder)
+    jobs = updates(setup, range(3))
     with pytest.warns(UserWarning, match="runs eagerly") as noticed:
-        for round in (1, 2):
-            for got, job in zip(lane.launch(jobs := updates(setup, range(3), round)), jobs, strict=True):
-                assert same_state(dict(got.message), dict(perform(Workspace(setup), job).message))
+        results = lane.launch(jobs)
+    for got, again, job in zip(results, lane.launch(jobs), jobs, strict=True):
+        alone = dict(perform(Workspace(setup), job).message)
+        assert same_state(dict(got.message), alone)
+        assert same_state(dict(again.message), alone)
     assert len(noticed) == 1
     assert "value.item() > 1e6" in str(noticed[0].message)
     assert "reads a tensor's value on the host" in str(noticed[0].message)
@@ -150,10 +153,8 @@ def test_a_capture_that_fails_is_named_and_its_work_done_eagerly():
     setup, recorder = of_size(setup_of(), 32), Recorder(error=RuntimeError("no capture today"))
     lane = lane_of(setup, recorder=recorder)
     with pytest.warns(UserWarning, match="run eagerly: no capture today") as noticed:
-        for round in (1, 2):
-            (got,) = lane.launch(updates(setup, [0], round))
-            (job,) = updates(setup, [0], round)
-            assert same_state(dict(got.message), dict(perform(Workspace(setup), job).message))
+        check(setup, lane, updates(setup, [0]))
+    check(setup, lane, updates(setup, [0], 2))  # named once
     assert len(noticed) == 1
 
 
@@ -273,3 +274,15 @@ def test_a_compiled_step_is_the_same_step(monkeypatch):
     for round in (1, 2):
         check(setup, lane, updates(setup, [0, 1], round))
     assert len(made) == 1  # steps of 16; those of 5 come one at a time
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_lanes_that_share_what_they_know(monkeypatch, compile):
+    """A step that one lane has checked and compiled is taken by another: with its statistics."""
+    monkeypatch.setattr("fedloom.engines.cuda.tracing.compile_graph", lambda graph, _: graph)
+    setup = of_size(setup_of(training__epochs=2), 32, 21)
+    one, other = lane_of(setup, compile=compile), lane_of(setup, compile=compile)
+    other.shared = one.shared
+    for round in (1, 2):
+        for lane in (one, other):
+            check(setup, lane, updates(setup, [0, 1], round))

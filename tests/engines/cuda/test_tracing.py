@@ -1,40 +1,42 @@
-"""A step that was traced on one lane does the same to another lane's tensors: what `engine.compile` rests on."""
+"""A step that was traced in one workspace does the same to another's tensors: what compiling and cohorts rest on."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from tiny import same_state, tiny_dataset, tiny_run, tiny_task, without_times
+from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run, tiny_task, without_times
 
+from fedloom.core.client import Client
 from fedloom.core.job import perform
 from fedloom.core.workspace import Workspace
 from fedloom.data import Federation
 from fedloom.engines.base import Engine
-from fedloom.engines.cuda.tracing import Compiled, Draws, trace
-from fedloom.engines.recording import undone
+from fedloom.engines.cuda import tracing
+from fedloom.engines.cuda.lane import bound
+from fedloom.engines.cuda.tracing import compiled, trace
+from fedloom.engines.recording import touched, undone
 from fedloom.methods import METHODS as REGISTRY
 
 
 class Traced:
-    """Like the stepper of a GPU's lanes with `compile`, without the compiler: the traced operations as they are."""
+    """Like the stepper of a lane with `compile`, without the compiler: the traced operations as they are."""
 
     fixed_memory = True
 
-    def __init__(self, shared):
-        self.shared = shared
+    def __init__(self, graphs):
+        self.graphs = graphs
 
-    def run(self, lane, site, step, plan):
-        for indices in plan.steps(lane.device):
-            data = None if site.data is None else site.data[0].shape
-            key = (site.site, tuple(map(len, indices)), data)
-            if key not in site.captures:
-                site.captures[key] = True
-                with undone(lane, site):
-                    step(indices)  # warm-up: statistics come into being
-            if key not in self.shared:
-                graph, draws, _ = trace(lane, site, step, indices)
-                self.shared[key] = Compiled(graph, draws)
-            self.shared[key].bind(lane, site)(indices)
+    def run(self, steps):
+        steps.prepare()
+        for row in steps.plan.steps(steps.workspace.device):
+            data = None if steps.cache.data is None else steps.cache.data[0].shape
+            key = (steps.cache.site, len(row), data)
+            with undone(steps):
+                steps.step(row)  # its statistics get their names
+            if key not in self.graphs:
+                self.graphs[key] = trace(steps, row)
+            bound(self.graphs[key], [tensor.detach() for tensor in touched(steps)])(row[None])
+        return steps.means()
 
 
 class TracedEngine(Engine):
@@ -42,8 +44,8 @@ class TracedEngine(Engine):
 
     def __init__(self, setup, settings):
         super().__init__(setup, settings)
-        shared = {}
-        self.lanes = [Workspace(setup, stepper=Traced(shared), built=self.server_workspace.parts) for _ in range(2)]
+        graphs = {}
+        self.lanes = [Workspace(setup, stepper=Traced(graphs), built=self.server_workspace.parts) for _ in range(2)]
 
     def run(self, jobs):
         for turn, job in enumerate(jobs):
@@ -56,30 +58,104 @@ def few_sizes(task):
     return replace(task, federation=Federation(train, task.federation.test[:3]))
 
 
-@pytest.mark.parametrize("method", sorted(REGISTRY))
-def test_traced_steps_equal_eager_bit_for_bit(method):
-    fields = {"task": few_sizes(tiny_task()), "training__rounds": 2, "training__fraction": 1.0}
+def equals_inline(method, task):
+    fields = {"task": few_sizes(task), "training__rounds": 2, "training__fraction": 1.0}
     expected, got = tiny_run(method, **fields), tiny_run(method, engine="traced-for-tests", **fields)
     assert same_state(got.server.state, expected.server.state)
     assert without_times(got.history) == without_times(expected.history)
 
 
-def test_dropout_is_drawn_before_the_traced_part():
-    task = few_sizes(replace(tiny_task("cnn2", dropout=0.3), dataset=tiny_dataset(shape=(1, 16, 16))))
-    fields = {"task": task, "training__rounds": 2, "training__fraction": 1.0}
-    expected, got = tiny_run("fedprox", **fields), tiny_run("fedprox", engine="traced-for-tests", **fields)
-    assert same_state(got.server.state, expected.server.state)
+QUICK = ("fedavg", "fedproto", "fedrep", "scaffold", "perfedavg")
+METHODS = [method if method in QUICK else pytest.param(method, marks=pytest.mark.slow) for method in sorted(REGISTRY)]
 
 
-def test_drawings_are_noted_and_handed_out_again():
-    generator = torch.Generator().manual_seed(1)
-    with Draws() as draws:
-        first = torch.rand(3, generator=generator)
-        second = torch.empty(2).bernoulli_(0.5, generator=generator)
-    generator.manual_seed(1)
-    again = [draw(generator) for draw in draws.noted]
-    assert torch.equal(again[0], first)
-    assert torch.equal(again[1], second)
-    with Draws(given=again):
-        assert torch.equal(torch.rand(3, generator=generator), first)
-        assert torch.equal(torch.empty(2).bernoulli_(0.5, generator=generator), second)
+@pytest.mark.parametrize("method", METHODS)
+def test_traced_steps_equal_eager_to_the_bit(method):
+    equals_inline(method, tiny_task())
+
+
+def test_dropout_is_drawn_inside_the_traced_step():
+    equals_inline("fedprox", replace(tiny_task("cnn2", dropout=0.3), dataset=tiny_dataset(shape=(1, 16, 16))))
+
+
+def some_steps(**fields):
+    """The steps of a client's first fit, ready to be taken."""
+    setup = tiny_experiment("fedavg", task=few_sizes(tiny_task()), **fields).setup
+    found = []
+
+    class Keeping:
+        fixed_memory = True
+
+        def run(self, steps):
+            steps.prepare()
+            found.append(steps)
+            return {}
+
+    workspace = Workspace(setup, stepper=Keeping())
+    setup.method.update(Client(workspace, id=0, round=1, job="update", samples=setup.task.samples(0), first=True))
+    return found[0]
+
+
+def memory(steps):
+    return [tensor.clone() for tensor in touched(steps)]
+
+
+def test_tracing_leaves_no_trace():
+    steps = some_steps()
+    before = memory(steps)
+    graph = trace(steps, next(steps.plan.steps(torch.device("cpu"))))
+    assert all(torch.equal(a, b) for a, b in zip(before, memory(steps), strict=True))
+    assert len([node for node in graph.graph.nodes if node.op == "placeholder"]) == len(before) + 1
+
+
+def test_a_traced_step_reads_nothing_but_its_arguments():
+    """Weights that were a constant of the graph would be those of the workspace that it was traced in."""
+    steps = some_steps()
+    first, second = list(steps.plan.steps(torch.device("cpu")))[:2]
+    graph = trace(steps, first)
+    copies = memory(steps)
+    steps.step(second)
+    expected = memory(steps)
+    with torch.no_grad():
+        for tensor in touched(steps):
+            if tensor.is_floating_point():
+                tensor.fill_(torch.nan)
+        graph(*copies, second)
+    assert all(torch.equal(a, b) for a, b in zip(copies, expected, strict=True))
+
+
+def test_a_compiler_that_fails_is_named_and_the_step_runs_as_it_is(monkeypatch):
+    def fails(graph, inputs):
+        raise TypeError("not today")
+
+    monkeypatch.setattr(tracing, "compile_graph", fails)
+    x = torch.ones(2)
+    with pytest.warns(UserWarning, match="engine.compile: a training step runs uncompiled: not today"):
+        function = compiled(lambda x: x.add_(1), [x])
+    x.zero_()  # tracing has done it once
+    function(x)
+    assert x.tolist() == [1.0, 1.0]
+
+
+def test_a_compiler_that_runs_out_of_memory_is_the_engines_to_handle(monkeypatch):
+    def fails(graph, inputs):
+        raise torch.OutOfMemoryError("too large")
+
+    monkeypatch.setattr(tracing, "compile_graph", fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        compiled(lambda x: x.add_(1), [torch.ones(2)])
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_the_traced_step():
+    steps = some_steps()
+    first, second = list(steps.plan.steps(torch.device("cpu")))[:2]
+    graph = trace(steps, first)
+    function = compiled(graph, [*memory(steps), first])
+    assert function is not graph
+    mine, theirs = memory(steps), memory(steps)
+    with torch.no_grad():
+        function(*mine, second)
+        graph(*theirs, second)
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
