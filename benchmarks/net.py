@@ -3,7 +3,8 @@
     python -m benchmarks.net record after.json                      # this checkout
     python -m benchmarks.net record before.json --commit 286b5da    # an older commit, on the same machine
     python -m benchmarks.net compare before.json after.json
-    python -m benchmarks.net record gpu.json --engines lanes        # on a GPU, in deterministic mode
+    python -m benchmarks.net agree after.json                       # the same numbers on every engine?
+    python -m benchmarks.net record gpu.json --engines inline lanes # on a GPU, in deterministic mode
 
 A case is a small run through the public API. Its hash covers the final weights, the per-client results, the metrics of
 every round, the summary and the ledger: all values, in an order of their own, without timings and field names.
@@ -55,8 +56,8 @@ def merged(*recipes: Case) -> Case:
 def cases(engines: tuple[str, ...]) -> Iterator[tuple[str, Case]]:
     """Names and recipes. `resume` is no field of a recipe: such a case is interrupted after its second round."""
     for engine in engines:
-        runs = {"engine": {"name": engine, "deterministic": engine == "lanes"}}
-        if engine in ("processes", "replay"):
+        runs = {"engine": {"name": engine, "deterministic": engine in ("inline", "lanes")}}
+        if engine in ("processes", "replay", "ray"):
             runs["engine"]["workers"] = 2
         for name, recipe in _cases():
             yield f"{engine} {name}", merged(BASE, runs, recipe)
@@ -209,6 +210,20 @@ def compare(before: dict[str, str], after: dict[str, str]) -> int:
     return 1 if differ else 0
 
 
+def agree(found: dict[str, str]) -> int:
+    """Prints the cases whose results depend on the engine; the exit code."""
+    by_case: dict[str, dict[str, str]] = {}
+    for name, value in found.items():
+        engine, _, case = name.partition(" ")
+        by_case.setdefault(case, {})[engine] = value
+    differ = {case: values for case, values in by_case.items() if len(set(values.values())) > 1}
+    for case, values in differ.items():
+        print(f"{case}: " + ", ".join(f"{engine} {value}" for engine, value in values.items()))
+    engines = sorted({engine for values in by_case.values() for engine in values})
+    print(f"{len(by_case)} cases on {', '.join(engines)}: {len(differ)} differ between engines")
+    return 1 if differ else 0
+
+
 def _shared_out(arguments: argparse.Namespace, source: Path) -> dict[str, str]:
     """Records in several processes of one thread each, with the package of this source tree."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -243,7 +258,11 @@ def main(words: list[str] | None = None) -> int:
     comparing = commands.add_parser("compare", help="compare two such files")
     comparing.add_argument("before")
     comparing.add_argument("after")
+    agreeing = commands.add_parser("agree", help="compare the engines within one such file")
+    agreeing.add_argument("file")
     arguments = parser.parse_args(words)
+    if arguments.command == "agree":
+        return agree(json.loads(Path(arguments.file).read_text()))
     if arguments.command == "compare":
         return compare(*(json.loads(Path(name).read_text()) for name in (arguments.before, arguments.after)))
     if arguments.share:
