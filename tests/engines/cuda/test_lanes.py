@@ -1,18 +1,29 @@
 """Lanes on a GPU give what inline gives on that GPU. Skipped without CUDA; `replay` is the check on other machines."""
 
+import gc
+import math
 import os
 import signal
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
+from cohorts import Recorder, close, updates
 from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run, tiny_task, without_times
 
 from fedloom import methods
 from fedloom.core.errors import UserError
+from fedloom.core.failures import Failure
+from fedloom.core.job import Job, Result, perform
+from fedloom.core.message import Message
 from fedloom.core.signals import Interrupted
+from fedloom.core.state import FlatState
+from fedloom.core.workspace import Workspace
+from fedloom.engines import EngineSettings
 from fedloom.engines.cuda import lanes as module
+from fedloom.engines.cuda.lanes import AHEAD, Batch, Lanes
 from fedloom.methods import METHODS as REGISTRY
 
 needs_gpu = pytest.mark.cuda
@@ -111,15 +122,15 @@ def test_cohorts_are_made_smaller_when_memory_runs_out(monkeypatch):
     scarce = iter([True, True, True])
 
     class Scarce(module.Cohort):
-        def attempt(self, jobs):
+        def launch(self, jobs):
             if next(scarce, False):
                 raise torch.OutOfMemoryError("CUDA out of memory (so says the test)")
-            return super().attempt(jobs)
+            return super().launch(jobs)
 
     monkeypatch.setattr(module, "Cohort", Scarce)
-    with pytest.warns(UserWarning, match="going on with") as told:
+    with pytest.warns(UserWarning, match="continuing with") as noticed:
         got = on_gpu("fedavg", workers=2, engine__cohort=4)
-    said = {str(w.message).split(":")[0] for w in told if "going on with" in str(w.message)}
+    said = {str(w.message).split(":")[0] for w in noticed if "continuing with" in str(w.message)}
     assert said == {"engine.workers", "engine.cohort"}
     assert furthest(got.server.state, on_gpu("fedavg", "inline").server.state) < 1e-3
 
@@ -143,9 +154,9 @@ def test_a_step_that_cannot_be_captured_is_named_once_and_runs_eagerly():
             return value * 2 if value.item() > 1e6 else value
 
     try:
-        with pytest.warns(UserWarning, match="cannot be captured") as told:
+        with pytest.warns(UserWarning, match="cannot be captured") as noticed:
             got = on_gpu("peeking", workers=3, engine__deterministic=True)
-        named = [str(w.message) for w in told if "captured" in str(w.message)]
+        named = [str(w.message) for w in noticed if "captured" in str(w.message)]
         assert len(named) == 1
         assert "value.item() > 1e6" in named[0]
         assert same_state(got.server.state, on_gpu("fedavg", "inline", engine__deterministic=True).server.state)
@@ -155,19 +166,20 @@ def test_a_step_that_cannot_be_captured_is_named_once_and_runs_eagerly():
 
 @needs_gpu
 def test_fewer_lanes_are_tried_when_memory_runs_out(monkeypatch):
-    handle, first = module.handle, iter([True, True])
+    first = iter([True, True])
 
-    def scarce(lane, job):
-        if next(first, False):
-            raise torch.OutOfMemoryError("CUDA out of memory (so says the test)")
-        return handle(lane, job)
+    class Scarce(module.Lane):
+        def launch(self, jobs):
+            if next(first, False):
+                raise torch.OutOfMemoryError("CUDA out of memory (so says the test)")
+            return super().launch(jobs)
 
     fixed = {"engine__deterministic": True, "workers": 4}
     expected = on_gpu("fedavg", **fixed)
-    monkeypatch.setattr(module, "handle", scarce)
-    with pytest.warns(UserWarning, match="going on with") as told:
+    monkeypatch.setattr(module, "Lane", Scarce)
+    with pytest.warns(UserWarning, match="continuing with") as noticed:
         got = on_gpu("fedavg", **fixed)
-    said = sorted(str(w.message) for w in told if "going on with" in str(w.message))
+    said = sorted(str(w.message) for w in noticed if "continuing with" in str(w.message))
     assert [s[-1] for s in said] == ["2", "3"]
     assert same_state(got.server.state, expected.server.state)
 
@@ -224,3 +236,314 @@ def test_lanes_stopped_and_resumed_equal_the_uninterrupted_run_in_deterministic_
     assert models
     for path in models:
         assert (tmp_path / "run" / path).read_bytes() == (tmp_path / "whole" / path).read_bytes()
+
+
+@needs_gpu
+@pytest.mark.parametrize("method", ["fedavg", "fedrep"])
+def test_what_auto_chooses_equals_inline_within_float_tolerance(method):
+    got = on_gpu(method, workers=None)
+    assert furthest(got.server.state, on_gpu(method, "inline").server.state) < 1e-3
+
+
+@needs_gpu
+def test_a_gpu_without_determinism_ends_near_a_cpu():
+    """The draws are the same on both: what differs is rounding."""
+    task = replace(tiny_task("cnn2", dropout=0.3), dataset=tiny_dataset(shape=(3, 16, 16)))
+    fields = {"task": task, "training__rounds": 2}
+    assert furthest(on_gpu("fedavg", **fields).server.state, _on_cpu(tiny_run("fedavg", **fields))) < 1e-3
+
+
+def _on_cpu(run):
+    return {name: tensor.cuda() for name, tensor in run.server.state.items()}
+
+
+# on a CPU, with streams and events that have nothing to wait for
+
+
+class Stream:
+    def synchronize(self):
+        pass
+
+    def wait_event(self, event):
+        pass
+
+    def record_event(self):
+        return Event()
+
+
+class Event:
+    def __init__(self, blocking=False):
+        self.recorded = False
+
+    def record(self):
+        self.recorded = True
+
+    def synchronize(self):
+        assert self.recorded
+
+
+class Here(Lanes):
+    """The engine, on this machine."""
+
+    name = "lanes-for-tests"
+
+    def _device(self):
+        return torch.device("cpu")
+
+    def hints(self):
+        return []
+
+
+@pytest.fixture
+def cpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
+    monkeypatch.setattr(module, "Graphs", lambda stream: Recorder())
+    monkeypatch.setattr(module, "free_memory", lambda device: 2**33)
+
+
+def engine_of(setup=None, **settings):
+    return Here(setup or tiny_experiment("fedavg").setup, EngineSettings(**settings))
+
+
+@pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "scaffold", "fedamp", "fedavg+ft", "centralized"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_engine_equals_inline_to_the_bit_with_one_client_at_a_time(method, workers):
+    fields = {"engine__deterministic": True, "training__rounds": 2}
+    got, expected = tiny_run(method, engine="lanes-for-tests", workers=workers, **fields), tiny_run(method, **fields)
+    assert same_state(got.server.state, expected.server.state)
+    assert without_times(got.history) == without_times(expected.history)
+    assert [(s.client, s.right, s.loss) for s in got.scores] == [(s.client, s.right, s.loss) for s in expected.scores]
+
+
+@pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_engine_with_cohorts_equals_inline_within_float_tolerance(workers):
+    fields = {"training__rounds": 2, "training__fraction": 1.0}
+    got = tiny_run("fedavg", engine="lanes-for-tests", workers=workers, engine__cohort=2, **fields)
+    expected = tiny_run("fedavg", **fields)
+    close(got.server.state, expected.server.state)
+    for mine, theirs in zip(got.history, expected.history, strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+
+
+@pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize(("workers", "cohort"), [(1, None), (3, None), (1, 2), (2, 4)])
+def test_results_come_in_the_order_of_jobs_of_any_kind(workers, cohort):
+    setup = tiny_experiment("fedavg").setup
+    settings = {"workers": workers, "cohort": cohort} if cohort else {"workers": workers, "deterministic": True}
+    message = Message(Workspace(setup).downward())
+    jobs = [
+        *updates(setup, [2, 0, 4]),
+        Job("global", 1, message, clients=(1,)),
+        *updates(setup, [1], 2),
+        *[Job("evaluate", 1, message, client=c) for c in (3, 1, 0)],
+        *updates(setup, [5, 3, 2, 1, 0, 2, 3], 3),
+    ]
+    with engine_of(setup, **settings) as engine:
+        for _ in range(2):
+            results = list(engine.run(iter(jobs)))
+            assert [r.client for r in results] == [job.client for job in jobs]
+            for got, job in zip(results, jobs, strict=True):
+                alone = perform(Workspace(setup), job)
+                assert [s.right for s in got.scores] == [s.right for s in alone.scores]
+                assert got.answers is None
+                assert (got.message is None) == (alone.message is None)
+                if alone.message is not None:
+                    close(got.message, alone.message)
+                    assert isinstance(got.loss, float)
+                    assert got.message.finite
+
+
+@pytest.mark.usefixtures("cpu")
+def test_jobs_are_taken_no_further_ahead_than_the_lanes_can_use():
+    setup = tiny_experiment("fedavg").setup
+    taken = []
+
+    def jobs():
+        for job in updates(setup, [0, 1, 2, 3] * 20):
+            taken.append(job)
+            yield job
+
+    with engine_of(setup, workers=2, deterministic=True) as engine:
+        results = engine.run(jobs())
+        for done in range(1, 10):
+            next(results)
+            assert len(taken) <= done + AHEAD * 2
+        results.close()
+        assert len(list(engine.run(iter(updates(setup, [0, 1]))))) == 2  # nothing of the last round is left
+
+
+@pytest.mark.usefixtures("cpu")
+def test_a_client_that_fails_is_a_result_and_the_others_are_theirs():
+    class Failing(REGISTRY["fedavg"]):
+        def update(self, client):
+            super().update(client)
+            if client.id == 1:
+                raise ValueError("no more")
+
+    try:
+        setup = replace(tiny_experiment("fedavg").setup, method=Failing())
+        for settings in ({"workers": 2, "deterministic": True}, {"workers": 1, "cohort": 3}):
+            with engine_of(setup, **settings) as engine:
+                results = list(engine.run(iter(updates(setup, [0, 1, 2, 3]))))
+            assert [r.error is not None for r in results] == [False, True, False, False]
+            assert all(isinstance(r.loss, float) for r in results if r.error is None)
+    finally:
+        methods.METHODS.pop("failing")
+
+
+def sent(client, value, loss=1.0):
+    tensors = {"weight": torch.full((2, 3), value), "count": torch.tensor(7)}
+    return Result(client, message=Message(FlatState.of(tensors), client=client), loss=torch.tensor(loss))
+
+
+def failed(client):
+    return Result(client, error=Failure("raised", "no"))
+
+
+@pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize(
+    "values",
+    [
+        (1.0, 2.0, 3.0), (1.0, math.nan, 3.0), (None, math.nan, 1.0), (math.nan, None, 1.0), (None, 1.0, math.nan),
+        (math.inf, None, None), (None, None, None), (None, math.nan, 2.0, None, 3.0, -math.inf, 1.0),
+    ],
+)  # fmt: skip
+def test_no_message_that_is_not_finite_passes_for_one_that_is(values):
+    class OneByOne(module.Lane):
+        def __init__(self):
+            pass
+
+    batch = Batch()
+    results = [failed(i) if v is None else sent(i, v, loss=float(i)) for i, v in enumerate(values)]
+    batch.launched(OneByOne(), results)
+    for i, (result, value) in enumerate(zip(batch.read(), values, strict=True)):
+        if value is None:
+            assert result.message is None
+            assert result.loss is None
+        else:
+            assert result.loss == i
+            assert result.message.not_finite() == (None if math.isfinite(value) else "weight")
+    assert batch.read() is results
+
+
+@pytest.mark.usefixtures("cpu")
+def test_a_loss_that_is_not_finite_is_a_number_all_the_same():
+    batch = Batch()
+    batch.launched(module.Lane.__new__(module.Lane), [sent(0, 1.0, loss=math.nan), sent(1, 1.0, loss=math.inf)])
+    first, second = batch.read()
+    assert math.isnan(first.loss)
+    assert second.loss == math.inf
+
+
+@pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize(("workers", "cohort", "remedies"), [
+    (3, None, ["workers: 3", "workers: 2"]),
+    (2, 4, ["workers: 2", "cohort: 4", "cohort: 2"]),
+])  # fmt: skip
+def test_with_less_memory_it_continues_with_fewer_lanes_then_with_fewer_clients(monkeypatch, workers, cohort, remedies):
+    setup, scarce = tiny_experiment("fedavg").setup, iter(remedies)
+
+    def scarcely(kind):
+        class Scarce(kind):
+            def launch(self, jobs):
+                if next(scarce, None):
+                    raise torch.OutOfMemoryError("CUDA out of memory (so says the test)")
+                return super().launch(jobs)
+
+        return Scarce
+
+    for name in ("Lane", "Cohort"):
+        monkeypatch.setattr(module, name, scarcely(getattr(module, name)))
+    settings = {"workers": workers, "cohort": cohort} if cohort else {"workers": workers, "deterministic": True}
+    jobs = updates(setup, [0, 1, 2, 3, 1, 2, 0, 3, 1])
+    with engine_of(setup, **settings) as engine, warnings.catch_warnings(record=True) as noticed:
+        warnings.simplefilter("always")
+        results = list(engine.run(iter(jobs)))
+    said = [str(w.message) for w in noticed if "continuing with" in str(w.message)]
+    assert [words.removeprefix("engine.").split(" ")[:2] for words in said] == [r.split(" ") for r in remedies]
+    for got, job in zip(results, jobs, strict=True):
+        close(got.message, perform(Workspace(setup), job).message)
+
+
+@pytest.mark.usefixtures("cpu")
+def test_with_less_memory_no_message_that_is_not_finite_passes_for_one_that_is(monkeypatch):
+    """A batch that was too large is done in parts: what is known of the last part is not known of the first."""
+
+    class Diverging(REGISTRY["fedavg"]):
+        def update(self, client):
+            super().update(client)
+            if client.id == 0:
+                client.model.head.bias.data.fill_(math.nan)
+
+    scarce = iter([True])
+
+    class Scarce(module.Cohort):
+        def launch(self, jobs):
+            if next(scarce, False):
+                raise torch.OutOfMemoryError("CUDA out of memory (so says the test)")
+            return super().launch(jobs)
+
+    monkeypatch.setattr(module, "Cohort", Scarce)
+    try:
+        setup = replace(tiny_experiment("fedavg").setup, method=Diverging())
+        with engine_of(setup, workers=1, cohort=4) as engine, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            results = list(engine.run(iter(updates(setup, [0, 1, 2, 3]))))
+        assert [r.message.not_finite() for r in results] == ["model.head.bias", None, None, None]
+    finally:
+        methods.METHODS.pop("diverging")
+
+
+@pytest.mark.usefixtures("cpu")
+def test_when_nothing_is_left_to_give_memory_is_the_error(monkeypatch):
+    class Scarce(module.Lane):
+        def launch(self, jobs):
+            raise torch.OutOfMemoryError("CUDA out of memory (so says the test)")
+
+    monkeypatch.setattr(module, "Lane", Scarce)
+    setup = tiny_experiment("fedavg").setup
+    with engine_of(setup, workers=1, deterministic=True) as engine, pytest.raises(torch.OutOfMemoryError):
+        list(engine.run(iter(updates(setup, [0]))))
+
+
+@pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize("settings", [{"workers": 2, "deterministic": True}, {"workers": 1, "cohort": 2}])
+def test_a_choice_is_settings_that_choose_the_same(settings):
+    with engine_of(**settings) as engine:
+        choice = engine.choice()
+    assert choice == {"workers": engine.tuning.lanes, "cohort": engine.tuning.clients}
+
+
+@pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize("fields", [{"engine__deterministic": True}, {"engine__cohort": 2}])
+def test_a_stopped_run_goes_on_with_what_was_chosen(tmp_path, fields):
+    def run(on_round=None, **options):
+        fields_of = {"engine": "lanes-for-tests", "workers": None, "storage__checkpoint_every": 1, **fields}
+        return tiny_experiment("fedavg", out=str(tmp_path / "run"), on_round=on_round, **fields_of, **options)
+
+    def stop(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(stop).run()
+    resumed = run()
+    resumed.run(resume=True)
+    assert len(resumed.history) == 3
+
+
+@pytest.mark.usefixtures("cpu")
+def test_closing_lets_go_of_the_lanes():
+    engine = engine_of(workers=2, deterministic=True)
+    list(engine.run(iter(updates(engine.setup, [0, 1]))))
+    assert any(lane.lane is not None for lane in engine._lanes)
+    engine.close()
+    gc.collect()
+    assert all(lane.lane is None for lane in engine._lanes)
+    assert torch.autograd.is_multithreading_enabled()
