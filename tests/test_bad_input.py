@@ -313,7 +313,7 @@ WRONG = {
     "engine.name": ("inlne", "did you mean 'inline'"), "engine.workers": (0, "at least 1"),
     "engine.device": ("gpu", "choices"), "engine.precision": ("fp8", "choices"),
     "engine.channels_last": ("x", "true or false"), "engine.deterministic": ("x", "true or false"),
-    "engine.cohort": (1, "at least 2"),
+    "engine.cohort": (0, "at least 1"),
     "engine.compile": ("x", "true or false"), "engine.client_timeout": (0, "above 0"),
     "engine.address": ("ray://head", "host:port"), "engine.worker_cpus": (0, "above 0"),
     "engine.worker_gpus": (-1, "at least 0"), "engine.lost_after": (0, "above 0"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-BUNDLED = {"pydantic_core": "pydantic"}
+BUNDLED = {"pydantic_core": "pydantic", "triton": "torch"}
 """Packages that another one pins exactly and exposes as its own."""
 
 

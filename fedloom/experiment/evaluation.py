@@ -153,7 +153,7 @@ class Evaluator:
                 # what was made for this client alone, or came to it in a smaller form, is nowhere else
                 codec = self.setup.codec
                 got = codec.decode_down(codec.encode_down(message), self.server.initial)
-                alone = {f"{RECEIVED}{n}": t for n, t in got.items() if t is not state[n]}
+                alone = {f"{RECEIVED}{n}": t for n, t in got.items() if not torch.equal(t, state[n])}
                 self.folder.write_model(f"client-{result.client:05d}", alone | result.personal)
         return sorted(scores, key=lambda s: s.client)
 

@@ -19,7 +19,7 @@ def test_a_folder_of_pictures_becomes_a_model(runs: dict[str, Path], tmp_path: P
     said = last_line(invoke("adapt", runs["repper"], "--images", folder, "--head", head, "--json"))
     assert said["classes"] == {"digit 3": 12, "digit 5": 12, "digit 8": 12}
     assert (said["how"], said["tested"], said["warnings"]) == ("5-fold", 36, [])
-    assert said["low"] < said["accuracy"] < said["high"]
+    assert said["low"] < said["accuracy"] <= said["high"]
     assert said["accuracy"] > 0.6 > said["majority"]
     model = fedloom.load_model(said["model"])
     assert model.classes == ("digit 3", "digit 5", "digit 8")

@@ -22,7 +22,7 @@ from fedloom.config.recipe import Recipe
 from fedloom.core.checking import checked
 from fedloom.core.errors import RunError, UserError
 from fedloom.core.signals import Interrupts
-from fedloom.engines.cuda import queues
+from fedloom.engines.cuda import connections
 from fedloom.report.sweep import plot_sweep, sweep_table
 from fedloom.runs import parallel as beside
 from fedloom.runs.sweep import Sweep, label, read_over, settings
@@ -249,25 +249,25 @@ def test_every_kind_of_sweep_has_a_picture(chosen):
 
 def test_processes_beside_each_other_have_one_thread_and_share_the_queues_to_a_gpu(monkeypatch):
     monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "8"})
-    monkeypatch.setattr(queues, "_asked", set())
+    monkeypatch.setattr(connections, "_set_here", set())
     for count, each in ((1, "32"), (4, "8"), (100, "1")):
         own = beside.environment(count)
-        assert (own[queues.NAME], own["OMP_NUM_THREADS"]) == (each, "1")
-    queues.ask()  # as lanes in this process do
-    assert beside.environment(4)[queues.NAME] == "8"
-    os.environ[queues.NAME] = "3"  # whoever sets it means it
-    assert beside.environment(4)[queues.NAME] == "3"
+        assert (own[connections.NAME], own["OMP_NUM_THREADS"]) == (each, "1")
+    connections.request()  # as lanes in this process do
+    assert beside.environment(4)[connections.NAME] == "8"
+    os.environ[connections.NAME] = "3"  # whoever sets it means it
+    assert beside.environment(4)[connections.NAME] == "3"
 
 
 def test_no_more_processes_share_the_queues_than_there_are(monkeypatch):
-    monkeypatch.delenv(queues.NAME, raising=False)
+    monkeypatch.delenv(connections.NAME, raising=False)
     found = []
 
     class Process:
         returncode = 0
 
         def __init__(self, command, env, **_):
-            found.append(env[queues.NAME])
+            found.append(env[connections.NAME])
 
         def poll(self):
             return 0

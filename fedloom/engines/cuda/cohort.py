@@ -161,7 +161,8 @@ class Cohort(Lane):
         """The same in one operation."""
         if self._sent is None or len(results) != self._jobs or any(result.error is not None for result in results):
             return super().largest(results)
-        return largest(self._sent.floating(), (len(results),))
+        floating = self._sent.floating()
+        return largest(floating) if floating else None
 
     def _outboxes(self, jobs: int) -> FlatState | None:
         """Memory for what all clients send, filled in one operation at the end; None if it is needed before."""

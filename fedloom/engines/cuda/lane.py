@@ -70,10 +70,11 @@ class Lane:
 
     def largest(self, results: Sequence[Result]) -> Tensor | None:
         """The largest magnitude in each message that was sent; None where that is not known before it is decoded."""
-        flat = [r.message.tensors for r in results if r.message is not None]
-        if not flat or not all(isinstance(state, FlatState) for state in flat):
+        sent = [r.message.tensors for r in results if r.message is not None]
+        flat = [state.floating() for state in sent if isinstance(state, FlatState)]
+        if not flat or len(flat) < len(sent) or not flat[0]:
             return None
-        return torch.stack([largest(state.floating(), ()) for state in flat if isinstance(state, FlatState)])
+        return torch.stack([largest(buffers) for buffers in flat])
 
     def run(self, steps: Steps) -> None:
         """Takes one client's steps."""
@@ -217,7 +218,7 @@ def bound(function: Function, tensors: Sequence[Tensor]) -> StepFunction:
     return step
 
 
-def largest(buffers: Sequence[Tensor], rows: tuple[int, ...]) -> Tensor:
+def largest(buffers: Sequence[Tensor]) -> Tensor:
     """The largest magnitude in each row of these buffers: NaN where there is one."""
-    each = [torch.linalg.vector_norm(b.float(), torch.inf, dim=-1) for b in buffers] or [torch.zeros(rows)]
+    each = [torch.linalg.vector_norm(buffer.float(), torch.inf, dim=-1) for buffer in buffers]
     return torch.stack(each).amax(0) if len(each) > 1 else each[0]
