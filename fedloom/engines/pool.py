@@ -16,7 +16,7 @@ from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.ordered import ordered
 
 AHEAD = 4
-"""Jobs per place in a worker that are submitted before the oldest result is read."""
+"""Jobs submitted and not yet read, for each job that the workers can run at once."""
 TRIES = 3
 """Attempts at a job whose workers are lost; workers in a row that may die before their first job."""
 NO_MESSAGE = Message({})
@@ -203,8 +203,9 @@ class WorkerPool(Engine, Generic[W]):
             elif task.tries < TRIES and (self.retries_updates or task.job.kind != "update"):
                 self._queue.appendleft(task)
             else:
-                lost_with_it = "its worker process" if task.tries == 1 else f"each of {task.tries} workers"
-                why = f"{lost_with_it} died ({lost}) and is replaced"
+                why = f"its worker process died ({lost}) and is replaced"
+                if task.tries > 1:
+                    why = f"{task.tries} workers died with it, the last: {lost}"
                 task.fail(Failure("died", why, injected=lost.injected))
 
     def _remove(self, worker: W) -> None:

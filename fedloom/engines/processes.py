@@ -50,7 +50,7 @@ class Processes(WorkerPool[_Worker]):
     """Clients side by side on the cores of one machine; the same numbers as inline, bit for bit."""
 
     name: ClassVar[str] = "processes"
-    # An update of a dead worker is not repeated: its client fails, as a device that is switched off would.
+    # On one machine the client is the likeliest reason why its worker died.
     retries_updates: ClassVar[bool] = False
 
     def __init__(self, setup: Setup, settings: EngineSettings):
