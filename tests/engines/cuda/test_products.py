@@ -105,7 +105,7 @@ def test_a_gpus_gradient_of_images_is_a_cpus(kernel, stride, padding, dtype):
     device = [t.to("cuda", dtype) for t in (gradient, x, weight)]
     got, _, _ = Products().backward(*device, *sizes, wanted)
     assert got.dtype == dtype
-    close = {"rtol": 0.02, "atol": 0.1} if dtype == torch.bfloat16 else {"rtol": 1e-3, "atol": 1e-3}  # TF32 or not
+    close = {"rtol": 0.02, "atol": 0.3} if dtype == torch.bfloat16 else {"rtol": 1e-3, "atol": 1e-3}  # TF32 or not
     torch.testing.assert_close(got.cpu().double(), expected, **close)
 
     def one(gradient, x, weight):
