@@ -18,6 +18,10 @@ class StaleValueError(RuntimeError):
     """A step reads a Python value that a recorded step would keep from its first client."""
 
 
+class CaptureError(RuntimeError):
+    """A step does what cannot be recorded, or a part is not where it was made."""
+
+
 @dataclass(kw_only=True, slots=True)
 class FitSpec:
     """The arguments of one call. Where a value is None, the recipe's `training` section decides."""

@@ -227,6 +227,7 @@ def launch(workspace: Workspace, job: Job) -> Result:
         if job.kind in ENCODED and codec.down is not None:
             job = replace(job, message=codec.decode_down(job.message, workspace.initial))
         result = work(workspace, job) if intercept is None else intercept(work, workspace, job)
+        workspace.refuse_rebound()
         if codec.up is not None and result.message is not None and result.memory is not None:
             result.message, left = codec.encode_up(result.message, job.message, job.memory or {})
             result.memory |= left

@@ -77,7 +77,7 @@ class Random:
         return random
 
     def begin(self, key: Tensor) -> None:
-        """Draws from this key, an int64 tensor of one element, from now on."""
+        """Draws from this key, an int64 tensor of one element made by `step_keys`, from now on."""
         self._key, self._position, self._small = key, 0, None
 
     @property
@@ -112,13 +112,13 @@ class Random:
         return _mixed(_mixed(x, 15, 0x1FFFF).mul_(SECOND), 16, 0xFFFF)
 
     def uniform(self, shape: Shape, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """Uniform in [low, high), float32: multiples of 2⁻²⁴, scaled."""
+        """Uniform in [low, high), float32: multiples of 2⁻²⁴, scaled (and rounded, up to `high` itself)."""
         drawn = (self.bits(shape) >> 8).bitwise_and_(0xFFFFFF).float().mul_(2.0**-24)
         return drawn if (low, high) == (0.0, 1.0) else low + (high - low) * drawn
 
     def chosen(self, shape: Shape, p: float) -> Tensor:
         """True with probability p (rounded to a multiple of 2⁻¹⁶)."""
-        if p >= 1:
+        if p * 2**32 > 2**32 - 1:
             return torch.ones(tuple(shape), dtype=torch.bool, device=self.device)
         count = math.prod(shape)
         if count <= SMALL:

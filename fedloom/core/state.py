@@ -9,7 +9,7 @@ from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, Va
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,20 @@ class Span:
         )
 
 
+class Range(NamedTuple):
+    """A stretch of the buffer of a dtype, in two layouts."""
+
+    dtype: torch.dtype
+    here: int
+    there: int
+    length: int
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """Where it ends in both."""
+        return self.here + self.length, self.there + self.length
+
+
 class Layout:
     """Where named tensors lie in flat buffers, one per dtype, in the order of their names.
 
@@ -68,7 +82,7 @@ class Layout:
 
     def __init__(self, spans: dict[str, Span], sizes: dict[torch.dtype, int]):
         self.spans, self.sizes = spans, sizes
-        self._ranges: dict[Layout, list[tuple[torch.dtype, int, int, int]]] = {}
+        self._ranges: dict[Layout, tuple[list[Range], list[str]]] = {}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
@@ -104,22 +118,30 @@ class Layout:
         """Buffers to be filled whole, gaps included."""
         return {dtype: torch.empty(*rows, size, dtype=dtype, device=device) for dtype, size in self.sizes.items()}
 
-    def ranges(self, target: "Layout") -> list[tuple[torch.dtype, int, int, int]]:
-        """(dtype, start here, start there, length) of what both have, neighbours joined."""
+    def ranges(self, target: "Layout") -> tuple[list[Range], list[str]]:
+        """Where what both have lies, neighbours joined; and names whose elements are in another order there.
+
+        Raises:
+            ValueError: A tensor has another shape or dtype there.
+        """
         if target not in self._ranges:
-            found: list[tuple[torch.dtype, int, int, int]] = []
+            found: list[Range] = []
+            apart: list[str] = []
             for name, span in self.spans.items():
                 if (other := target.spans.get(name)) is None:
                     continue
-                if (span.dtype, span.shape, span.stride) != (other.dtype, other.shape, other.stride):
+                if (span.dtype, span.shape) != (other.dtype, other.shape):
                     raise ValueError(f"'{name}' is {span.dtype} {span.shape}, not {other.dtype} {other.shape}")
+                if span.stride != other.stride:
+                    apart.append(name)
+                    continue
                 length = -(-torch.Size(span.shape).numel() // self.ALIGNMENT) * self.ALIGNMENT
-                i = next((i for i, r in enumerate(found) if r[0] == span.dtype and r[1] + r[3] == span.start), None)
-                if i is not None and found[i][2] + found[i][3] == other.start:
-                    found[i] = (*found[i][:3], found[i][3] + length)
+                last = next((r for r in found if r.dtype == span.dtype and r.end == (span.start, other.start)), None)
+                if last is not None:
+                    found[found.index(last)] = Range(last.dtype, last.here, last.there, last.length + length)
                 else:
-                    found.append((span.dtype, span.start, other.start, length))
-            self._ranges[target] = found
+                    found.append(Range(span.dtype, span.start, other.start, length))
+            self._ranges[target] = sorted(found, key=lambda r: r.there), apart
         return self._ranges[target]
 
 
@@ -178,8 +200,11 @@ class FlatState(Mapping[str, Tensor]):
     @torch.no_grad()
     def take(self, source: "FlatState") -> None:
         """Overwrites what both have; a source without rows goes into all rows."""
-        for dtype, start, here, length in source.layout.ranges(self.layout):
+        ranges, apart = source.layout.ranges(self.layout)
+        for dtype, start, here, length in ranges:
             self.buffers[dtype][..., here : here + length].copy_(source.buffers[dtype][..., start : start + length])
+        for name in apart:
+            self[name].copy_(source[name])
 
     def select(self, layout: Layout) -> "FlatState":
         """A copy of the tensors that this layout has."""
@@ -187,7 +212,7 @@ class FlatState(Mapping[str, Tensor]):
         if layout is self.layout:
             return self.copy()
         buffers: dict[torch.dtype, list[Tensor]] = {dtype: [] for dtype in layout.sizes}
-        for dtype, start, _, length in self.layout.ranges(layout):
+        for dtype, start, _, length in self.layout.ranges(layout)[0]:
             buffers[dtype].append(self.buffers[dtype][..., start : start + length])
         joined = {d: torch.cat(b, -1) if len(b) > 1 else b[0].clone() for d, b in buffers.items()}
         assert all(joined[dtype].shape == (*rows, size) for dtype, size in layout.sizes.items())

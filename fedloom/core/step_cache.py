@@ -123,8 +123,6 @@ class Rows:
         self.count = count
         self._blocks: dict[Hashable, Tensor] = {}
         self._length: dict[int, int] = {}
-        self.names: dict[Hashable, dict[str, int]] = {}
-        """Positions of statistics, by call site."""
 
     def zeros(
         self, name: Hashable, row: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device

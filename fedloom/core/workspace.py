@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fedloom.core.batches import Pixels, Plan, Row
 from fedloom.core.compression import Codec, WireSettings
 from fedloom.core.errors import UserError
+from fedloom.core.fit import CaptureError
 from fedloom.core.optimizers import Training
 from fedloom.core.protocols import MethodLike, Network, is_network
 from fedloom.core.rng import Dropout, Random, key
@@ -42,6 +43,15 @@ class Setup:
     wire: WireSettings = field(default_factory=WireSettings)
     intercept: Callable[..., Any] | None = None
     """Called as `intercept(work, workspace, job)` in place of a job's work, on the client's side (injected faults)."""
+
+    @cached_property
+    def statistics(self) -> dict[Hashable, dict[str, int]]:
+        """Positions of what steps note, by call site: the same in all workspaces, which share recorded steps."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a worker process needs; positions of statistics are its own."""
+        return {name: value for name, value in vars(self).items() if name != "statistics"}
 
     @cached_property
     def codec(self) -> Codec:
@@ -177,6 +187,7 @@ class Workspace:
         self._in_mode: tuple[tuple[str, ...], bool] | None = None
         self.private = tuple(n for n, module in self.parts.named_modules() if getattr(module, "stays_local", False))
         """Paths inside shared parts that never leave a client: slow copies, queues."""
+        self._places  # noqa: B018  where everything is from now on
 
     def _flattened(self, parts: Parts, name: str) -> FlatState:
         """Moves all tensors of a tree into one buffer per dtype; they stay the objects that they are."""
@@ -276,6 +287,19 @@ class Workspace:
             self._parameters[paths] = [p for name, p in self.parts.named_parameters() if under(name, paths)]
         return self._parameters[paths]
 
+    def refuse_rebound(self) -> None:
+        """Refuses a tensor that is no longer where it was made, and puts the tree back.
+
+        Raises:
+            CaptureError: Names the tensor.
+        """
+        if (moved := self.moved()) is None:
+            return
+        for path, table, name, tensor, _ in self._places:
+            table[name] = tensor
+            tensor.data = self.flat[path]
+        raise CaptureError(f"part '{moved}' was rebound (p.data = … or an assignment): write in place, copy_")
+
     @cached_property
     def _places(self) -> list[tuple[str, dict[str, Any], str, Tensor, int]]:
         """Where every tensor hangs in the tree, and its address."""
@@ -288,7 +312,7 @@ class Workspace:
         ]
 
     def moved(self) -> str | None:
-        """The first tensor that is no longer where it was when this was first asked."""
+        """The first tensor that is no longer where it was made."""
         for path, table, name, tensor, address in self._places:
             if table.get(name) is not tensor or tensor.data_ptr() != address:
                 return path
@@ -312,7 +336,7 @@ class Workspace:
     def step_cache(self, site: Hashable, parts: tuple[str, ...], optimized: Iterable[tuple[str, ...]]) -> StepCache:
         """Statistics and optimizers of a call of `fit` or `steps`, made on first use."""
         if site not in self.caches:
-            names: dict[str, int] = {} if self._rows is None else self._rows[0].names.setdefault(site, {})
+            names = self.setup.statistics.setdefault(site, {})
             groups = {paths: self.parameters(paths) for paths in optimized}
             settings = self.setup.training.optimizer
             self.caches[site] = StepCache(site, parts, groups, settings, self.allocate, names)

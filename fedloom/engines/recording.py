@@ -12,9 +12,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedloom.core.fit import CaptureError as CaptureError
 from fedloom.core.state import tensors_of
 from fedloom.core.step_cache import distinct
-from fedloom.core.workspace import Steps, Workspace
+from fedloom.core.workspace import Steps
 
 HOST_READS = {
     f"aten::{name}"
@@ -25,10 +26,6 @@ HOST_READS = {
 }  # fmt: skip
 COPIES = {"aten::_to_copy", "aten::copy_"}
 PYTHON_READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
-
-
-class CaptureError(RuntimeError):
-    """A step does what cannot be recorded."""
 
 
 class Watch(TorchDispatchMode):
@@ -139,9 +136,3 @@ def check(steps: Steps, row: Tensor) -> None:
         steps.step(row)  # libraries load what they need
         with NoPythonReads(), Watch([*touched(steps), row]):
             steps.step(row)
-
-
-def refuse_rebound_parts(workspace: Workspace) -> None:
-    """Parts must stay where they were recorded."""
-    if moved := workspace.moved():
-        raise CaptureError(f"part '{moved}' was rebound (p.data = … or an assignment): write in place, copy_")

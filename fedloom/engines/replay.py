@@ -16,7 +16,7 @@ from fedloom.core.job import Job, Result, handle
 from fedloom.core.state import State
 from fedloom.core.workspace import Setup, Steps, Workspace
 from fedloom.engines.base import Engine, EngineSettings
-from fedloom.engines.recording import NoPythonReads, Watch, refuse_rebound_parts, storage, touched, undone
+from fedloom.engines.recording import NoPythonReads, Watch, storage, touched, undone
 
 
 class Tape(Watch):
@@ -52,7 +52,7 @@ class Replay:
 
     def run(self, steps: Steps) -> State:
         """Replays the tape of each row's size, recording it at its first use."""
-        refuse_rebound_parts(steps.workspace)
+        steps.workspace.refuse_rebound()
         steps.prepare()
         for row in steps.plan.steps(steps.workspace.device):
             known = (steps.cache.site, steps.cache.version, len(row))
@@ -61,7 +61,7 @@ class Replay:
             tape, buffer = self._tapes[known]
             buffer.copy_(row)
             tape.replay()
-        refuse_rebound_parts(steps.workspace)
+        steps.workspace.refuse_rebound()
         return steps.means()
 
     def _record(self, steps: Steps, row: Row) -> tuple[Tape, Row]:

@@ -151,11 +151,17 @@ class Evaluator:
             message = answers.pop(result.client)
             if result.personal is not None:
                 # what was made for this client alone, or came to it in a smaller form, is nowhere else
-                codec = self.setup.codec
-                got = codec.decode_down(codec.encode_down(message), self.server.initial)
-                alone = {f"{RECEIVED}{n}": t for n, t in got.items() if not torch.equal(t, state[n])}
+                alone = self._received_alone(message, state)
                 self.folder.write_model(f"client-{result.client:05d}", alone | result.personal)
         return sorted(scores, key=lambda s: s.client)
+
+    def _received_alone(self, message: Message, state: State) -> State:
+        """What the server does not hold of what a client got, by the names that its file has it under."""
+        codec = self.setup.codec
+        if codec.down is None and not self.method.overrides("message_for"):
+            return {}
+        got = codec.decode_down(codec.encode_down(message), self.server.initial)
+        return {f"{RECEIVED}{n}": t for n, t in got.items() if not torch.equal(t, state[n].to(t.device))}
 
     @staticmethod
     def _done(results: Iterable[Result], round: int, skip: bool = False) -> Iterator[Result]:

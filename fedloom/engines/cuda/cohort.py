@@ -23,7 +23,7 @@ from fedloom.engines.cuda.graphs import Recorder
 from fedloom.engines.cuda.lane import Lane, NewWorkspace, Shared, StepFunction, largest
 from fedloom.engines.cuda.schedule import Piece, pieces
 from fedloom.engines.cuda.tracing import Function, compiled, trace
-from fedloom.engines.recording import refuse_rebound_parts, touched, undone
+from fedloom.engines.recording import touched, undone
 
 
 class Coroutine:
@@ -85,6 +85,7 @@ class Slot:
         """Waits until the cohort has taken the steps."""
         if not steps.plan.sizes or _inside_a_context(steps.workspace):
             return Eager().run(steps)
+        steps.workspace.refuse_rebound()
         self.steps = steps
         self.work.pause()
         error, self.error = self.error, None
@@ -93,7 +94,7 @@ class Slot:
                 raise error  # it becomes this client's result
         finally:
             del error  # whose traceback holds all that led here
-        refuse_rebound_parts(steps.workspace)
+        steps.workspace.refuse_rebound()
         return self.means
 
 
@@ -182,7 +183,8 @@ class Cohort(Lane):
         workspaces = self.workspaces[: len(jobs)]
         if encoded or any(job.message is not message for job in jobs):
             return
-        if any(name in first.tensors and value.shape != first.tensors[name].shape for name, value in message.items()):
+        own = first.tensors
+        if any(n in own and (t.shape, t.dtype) != (own[n].shape, own[n].dtype) for n, t in message.items()):
             return  # each client's own load says so
         rows = [
             FlatState(flat.layout, {dtype: buffer[: len(jobs)] for dtype, buffer in flat.buffers.items()})
@@ -317,6 +319,7 @@ class Cohort(Lane):
         kind = _kind(steps, piece)
         if kind not in self.shared.traced:
             row = torch.from_numpy(steps.plan.part(piece.start[0], piece.size, 1)[0]).to(steps.workspace.device)
+            steps.set_mode()  # a method may have changed it
             self.shared.traced[kind] = trace(steps, row)
         return self.shared.traced[kind]
 

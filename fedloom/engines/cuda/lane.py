@@ -14,7 +14,7 @@ from fedloom.core.state import FlatState, State
 from fedloom.core.workspace import Steps, Workspace
 from fedloom.engines.cuda.graphs import Feed, Recorder, Work
 from fedloom.engines.cuda.tracing import Function, compiled, trace
-from fedloom.engines.recording import CaptureError, check, refuse_rebound_parts, touched, undone
+from fedloom.engines.recording import CaptureError, check, touched, undone
 
 UNROLL = (16, 8, 4, 2, 1)
 """Steps of one graph: the most first, then what is left over."""
@@ -204,7 +204,7 @@ class _Captured:
         steps.prepare()
         if steps.plan.sizes:
             self._lane.run(steps)
-        refuse_rebound_parts(steps.workspace)
+        steps.workspace.refuse_rebound()
         return steps.means()
 
 

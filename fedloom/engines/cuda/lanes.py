@@ -61,9 +61,9 @@ class Batch:
             for result in self.results:
                 if isinstance(result.loss, Tensor):
                     result.loss = next(values)
-            for result, largest in zip(self.results, values, strict=False):
-                if result.message is not None:
-                    result.message.finite = bool(np.isfinite(largest))
+            sent = [result.message for result in self.results if result.message is not None]
+            for message, largest in zip(sent, values, strict=False):
+                message.finite = bool(np.isfinite(largest))
             for result in self.results:
                 result.read()
             self._ready, self.jobs = None, []
