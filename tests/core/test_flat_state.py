@@ -190,7 +190,7 @@ def test_neighbours_are_copied_in_one_operation():
     assert len(layout.ranges(layout)[0]) == 1
     apart = Layout.of({name: given[name] for name in ("a", "c")})
     assert len(layout.ranges(apart)[0]) == 2
-    assert sum(length for *_, length in layout.ranges(layout)) == layout.sizes[torch.float32]
+    assert sum(length for *_, length in layout.ranges(layout)[0]) == layout.sizes[torch.float32]
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(5, 3), torch.zeros(3, 5).double(), torch.zeros(15)])
