@@ -3,7 +3,7 @@
     python -m benchmarks.overhead [--clients 1000] [--samples 10] [--rounds 5]
 
 A round of FedAvg with `mlp` is compared with a plain PyTorch loop that takes the same training steps with as little
-around them as PyTorch allows. Each contestant lives in a process of its own and takes a round in its turn. Evaluation
+around them as PyTorch allows. Each contestant lives in its own process and takes a round in its turn. Evaluation
 is not counted.
 """
 

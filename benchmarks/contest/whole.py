@@ -1,4 +1,4 @@
-"""A whole training in a process of its own, timed from its start: `python -m benchmarks.contest.whole SPEC FILE`.
+"""A whole training in its process, timed from its start: `python -m benchmarks.contest.whole SPEC FILE`.
 
 Nothing but the standard library is imported before the clock is read, so that imports are in the time.
 """

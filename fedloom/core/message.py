@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.state import FlatState, State, copies, nbytes, serialisable
+from fedloom.core.torch_internals import foreach_norm
 
 LIMIT = 2**32
 """Bytes of a message from outside, unless a caller says otherwise."""
@@ -224,7 +225,7 @@ class Message(Mapping[str, Tensor]):
 
 def magnitudes(tensors: Iterable[Tensor]) -> list[Tensor]:
     """The largest magnitude in each tensor, all of the widest type; NaN where there is one."""
-    norms = list(torch._foreach_norm(list(tensors), torch.inf))
+    norms = list(foreach_norm(list(tensors), torch.inf))
     widest = torch.float64 if any(norm.dtype == torch.float64 for norm in norms) else torch.float32
     return [norm if norm.dtype == widest else norm.to(widest) for norm in norms]
 

@@ -13,6 +13,18 @@ from torch import Tensor
 
 from fedloom.core.checking import Section, as_written
 from fedloom.core.state import FlatState, Layout
+from fedloom.core.torch_internals import (
+    foreach_add,
+    foreach_add_,
+    foreach_addcmul_,
+    foreach_div,
+    foreach_div_,
+    foreach_lerp_,
+    foreach_mul,
+    foreach_mul_,
+    foreach_sqrt,
+    foreach_sub_,
+)
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -78,15 +90,15 @@ class Optimizer:
         parameters = [self.parameters[i] for i in used]
         grads: list[Tensor] = [g for g in gradients if g is not None]
         if self.settings.weight_decay:
-            grads = list(torch._foreach_add(grads, parameters, alpha=self.settings.weight_decay))
+            grads = list(foreach_add(grads, parameters, alpha=self.settings.weight_decay))
         if self.settings.name == "adam":
             self.count.add_(1)
             self._adam(parameters, grads, [self.first[i] for i in used], [self.second[i] for i in used], lr)
             return
         if self.settings.momentum:
             velocity = [self.first[i] for i in used]
-            torch._foreach_mul_(velocity, self.settings.momentum)
-            torch._foreach_add_(velocity, grads)
+            foreach_mul_(velocity, self.settings.momentum)
+            foreach_add_(velocity, grads)
             grads = velocity
         descend_(parameters, grads, lr)
 
@@ -99,21 +111,21 @@ class Optimizer:
         lr: Tensor | float,
     ) -> None:
         beta1, beta2 = self.settings.betas
-        torch._foreach_lerp_(first, grads, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, grads, grads, 1 - beta2)
+        foreach_lerp_(first, grads, 1 - beta1)
+        foreach_mul_(second, beta2)
+        foreach_addcmul_(second, grads, grads, 1 - beta2)
         scale = (1 - beta2**self.count).sqrt().to(first[0].dtype)
         rate = (lr / (1 - beta1**self.count)).to(first[0].dtype)
-        denominator = torch._foreach_sqrt(second)
-        torch._foreach_div_(denominator, scale)
-        torch._foreach_add_(denominator, self.settings.eps)
-        descend_(parameters, list(torch._foreach_div(first, denominator)), rate)
+        denominator = foreach_sqrt(second)
+        foreach_div_(denominator, scale)
+        foreach_add_(denominator, self.settings.eps)
+        descend_(parameters, list(foreach_div(first, denominator)), rate)
 
 
 @torch.no_grad()
 def descend_(parameters: list[Tensor], directions: list[Tensor], lr: Tensor | float) -> None:
     """parameter ← parameter − lr · direction."""
-    torch._foreach_sub_(parameters, torch._foreach_mul(directions, lr))
+    foreach_sub_(parameters, foreach_mul(directions, lr))
 
 
 def schedule_factor(schedule: str, round: int, rounds: int) -> float:

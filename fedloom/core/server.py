@@ -172,7 +172,7 @@ class Server:
 class WeightedMean:
     """Sums up messages one by one; `result` is their weighted mean. `server.average` explains the arguments.
 
-    A flat message is added whole, in one operation per dtype, where no part of it needs a treatment of its own.
+    A flat message is added whole, in one operation per dtype, where no part of it is treated differently.
     """
 
     def __init__(self, old: State, paths: tuple[str, ...] | None, rows: By, sums: tuple[str, ...]):

@@ -14,6 +14,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.torch_internals import foreach_copy_, foreach_lerp_, foreach_mul
+
 State = dict[str, Tensor]
 Part = nn.Module | Tensor
 
@@ -276,7 +278,7 @@ def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         theirs.append(source)
     for mine, theirs in (floating, whole):  # one operation copies tensors of one type
         if mine:
-            torch._foreach_copy_(mine, theirs)
+            foreach_copy_(mine, theirs)
 
 
 def copies(tensors: Mapping[str, Tensor]) -> State:
@@ -286,7 +288,7 @@ def copies(tensors: Mapping[str, Tensor]) -> State:
     floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
     with torch.no_grad():
         # times one changes no number, and makes all copies at once
-        made = dict(zip(floats, torch._foreach_mul(list(floats.values()), 1.0), strict=True)) if floats else {}
+        made = dict(zip(floats, foreach_mul(list(floats.values()), 1.0), strict=True)) if floats else {}
         return {name: made[name] if name in made else tensor.clone() for name, tensor in tensors.items()}
 
 
@@ -312,7 +314,7 @@ def lerp_(target: Part, source: Part, weight: float | Tensor) -> None:
         for mine, theirs in moving:
             mine.lerp_(theirs, weight.to(mine))
     elif moving:
-        torch._foreach_lerp_([mine for mine, _ in moving], [theirs for _, theirs in moving], weight)
+        foreach_lerp_([mine for mine, _ in moving], [theirs for _, theirs in moving], weight)
 
 
 @torch.no_grad()

@@ -10,11 +10,19 @@ from torch._decomp import get_decompositions
 from torch._guards import TracingContext, tracing
 from torch.fx.experimental.proxy_tensor import make_fx as _make_fx
 
+# One operation for lists of tensors.
 foreach_copy_ = torch._foreach_copy_
 foreach_mul = torch._foreach_mul
+foreach_mul_ = torch._foreach_mul_
+foreach_add = torch._foreach_add
+foreach_add_ = torch._foreach_add_
+foreach_sub_ = torch._foreach_sub_
+foreach_div = torch._foreach_div
+foreach_div_ = torch._foreach_div_
+foreach_sqrt = torch._foreach_sqrt
+foreach_addcmul_ = torch._foreach_addcmul_
 foreach_lerp_ = torch._foreach_lerp_
 foreach_norm = torch._foreach_norm
-"""One operation for lists of tensors."""
 
 
 def make_fx(function: Callable[..., Any], **options: Any) -> Callable[..., torch.fx.GraphModule]:

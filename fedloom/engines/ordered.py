@@ -19,7 +19,7 @@ def ordered(jobs: Iterable[Job], submit: Callable[[Job], Pending], window: int) 
     """Submits jobs ahead of the results that are read; yields the results in the order of the jobs.
 
     A job is taken from `jobs` just before it is submitted, so that a client's memory is loaded only when it is needed.
-    If the caller stops early, or a job raises, submitted jobs are left as they are: whoever calls `ordered` cancels
+    If the caller stops early, or a job raises, submitted jobs are left as they are: the caller of `ordered` cancels
     them.
 
     Args:

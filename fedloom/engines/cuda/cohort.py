@@ -5,11 +5,10 @@ A method knows nothing of it: each client's code runs by itself, as a greenlet, 
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import takewhile
 
 import torch
-from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor, fx
 
 from fedloom.core.batches import draw
@@ -19,53 +18,12 @@ from fedloom.core.step_cache import Rows
 from fedloom.core.torch_internals import contexts_open
 from fedloom.core.workspace import Eager, Steps, Workspace
 from fedloom.engines.cuda.batching import batched
+from fedloom.engines.cuda.coroutine import Coroutine
 from fedloom.engines.cuda.graphs import Recorder
-from fedloom.engines.cuda.lane import Lane, NewWorkspace, Shared, StepFunction, largest
+from fedloom.engines.cuda.lane import Lane, NewWorkspace, Shared, StepFunction, StepRun, largest
 from fedloom.engines.cuda.schedule import Piece, pieces
 from fedloom.engines.cuda.tracing import Function, compiled, trace
 from fedloom.engines.recording import touched, undone
-
-
-class Coroutine:
-    """Work that can pause anywhere, in this thread. Whether gradients are recorded is restored at every switch."""
-
-    def __init__(self) -> None:
-        self._work: greenlet | None = None
-
-    def begin(self, work: Callable[[], None]) -> None:
-        """Runs this until it pauses or ends; what it raises is raised here."""
-        self._work = greenlet(work)
-        self.resume()
-
-    def resume(self) -> None:
-        """Continues until the next pause or the end."""
-        assert self._work is not None
-        self._work.parent = getcurrent()
-        _switch(self._work.switch)
-
-    def pause(self) -> None:
-        """Called by the work itself: returns to the caller of `begin` or `resume`, until it resumes."""
-        assert self._work is not None
-        assert self._work.parent is not None
-        _switch(self._work.parent.switch)
-
-    def cancel(self) -> None:
-        """Ends work that is paused."""
-        while self._work is not None and not self._work.dead:
-            self._work.parent = getcurrent()
-            with suppress(Exception):  # nobody waits for what its clean-up raises
-                _switch(self._work.throw, GreenletExit)
-        self._work = None
-
-
-def _switch(switch: Callable[..., object], *args: object) -> None:
-    """Goes elsewhere and comes back; whether gradients are recorded belongs to the thread, and is restored."""
-    before = torch.is_grad_enabled()
-    try:
-        switch(*args)
-    finally:
-        if torch.is_grad_enabled() is not before:
-            torch.set_grad_enabled(before)
 
 
 class Slot:
@@ -295,7 +253,8 @@ class Cohort(Lane):
             return lambda rows: _without_gradients(function, [*tensors, rows])
 
         key = (*_kind(first, piece), clients)
-        self.take(key, step, piece.count, clients, _width(first, piece), lambda: self._undone(first, clients))
+        run = StepRun(key, step, clients, _width(first, piece), lambda: self._undone(first, clients))
+        self.take(run, piece.count)
 
     def _take_alone(self, steps: Steps, piece: Piece) -> None:
         """Steps of one client: in the row that is for this, so that a graph serves all clients."""
@@ -312,7 +271,7 @@ class Cohort(Lane):
             return lambda rows: _without_gradients(function, [*tensors, rows[0]])
 
         key = (*_kind(steps, piece), "alone")
-        self.take(key, step, piece.count, 1, _width(steps, piece), lambda: undone(moved))
+        self.take(StepRun(key, step, 1, _width(steps, piece), lambda: undone(moved)), piece.count)
         copy_all_(source, target)
 
     def _traced(self, steps: Steps, piece: Piece) -> fx.GraphModule:

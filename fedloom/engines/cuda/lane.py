@@ -28,6 +28,20 @@ StepFunction = Callable[[Tensor], None]
 """Takes the rows of one step [clients, row]."""
 
 
+@dataclass(frozen=True)
+class StepRun:
+    """Steps of one kind."""
+
+    key: Hashable
+    function: Callable[[], StepFunction]
+    """Makes what is captured."""
+    clients: int
+    width: int
+    """Values of a client's row."""
+    undo: Callable[[], AbstractContextManager[None]]
+    """Leaves no trace of what steps do inside."""
+
+
 @dataclass
 class Shared:
     """What the lanes of an engine know together, by call site."""
@@ -91,7 +105,7 @@ class Lane:
             def step(key: Hashable = key, start: int = start, size: int = size, count: int = count) -> StepFunction:
                 return self._alone(steps, key, start, size, count)
 
-            self.take(key, step, count, 1, width, lambda: undone(steps))
+            self.take(StepRun(key, step, 1, width, lambda: undone(steps)), count)
 
     def can_capture(self, steps: Steps) -> bool:
         """Whether a call's steps can be captured: checked once, on one step, which is undone."""
@@ -132,45 +146,29 @@ class Lane:
         assert self._feed is not None
         self._feed.seek(position)
 
-    def take(
-        self,
-        key: Hashable,
-        step: Callable[[], StepFunction],
-        count: int,
-        clients: int,
-        width: int,
-        undo: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        """Takes `count` steps of one kind, as many at once as a graph has; `step` makes the function to capture."""
+    def take(self, run: "StepRun", count: int) -> None:
+        """Takes `count` steps of one kind, as many at once as a graph has."""
         for many in UNROLL:
             while count >= many:
-                self._replay((key, many), step, many, clients, width, undo)
+                self._replay(run, many)
                 count -= many
 
-    def _replay(
-        self,
-        key: Hashable,
-        step: Callable[[], StepFunction],
-        count: int,
-        clients: int,
-        width: int,
-        undo: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        feed = self._feed
+    def _replay(self, run: "StepRun", count: int) -> None:
+        feed, key = self._feed, (run.key, count)
         assert feed is not None
         graph = self._graphs.pop(key, None)
         if graph is None:
-            function = step()
+            function = run.function()
 
             def work() -> None:
-                for rows in feed.take(count, clients, width):
+                for rows in feed.take(count, run.clients, run.width):
                     function(rows)
 
             if count == 1 and key not in self._seen:
                 self._seen.add(key)
                 work()
                 return
-            with undo():
+            with run.undo():
                 with feed.undone():
                     work()  # libraries load what they need
                 with feed.undone():
