@@ -45,7 +45,7 @@ class Work:
     uneven: bool = False
     """Sizes are drawn from a log-normal distribution; `images` is then what a round has on average."""
     shared_test: int = 0
-    """Test images that all clients share; 0: each has a few of its own."""
+    """Test images that all clients share; 0: every client has a few."""
     shape: Shape = (3, 32, 32)
     classes: int = 10
     total_rounds: int = 0

@@ -109,7 +109,7 @@ def watching() -> Iterator[Any]:
 
 
 class _Hints(logging.Handler):
-    """Prints what the engine has chosen; warnings have a handler of their own."""
+    """Prints what the engine has chosen; warnings have another handler."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno == logging.INFO:

@@ -255,7 +255,7 @@ def test_processes_beside_each_other_have_one_thread_and_share_the_queues_to_a_g
         assert (own[connections.NAME], own["OMP_NUM_THREADS"]) == (each, "1")
     connections.request()  # as lanes in this process do
     assert beside.environment(4)[connections.NAME] == "8"
-    os.environ[connections.NAME] = "3"  # whoever sets it means it
+    os.environ[connections.NAME] = "3"  # set by the user: kept
     assert beside.environment(4)[connections.NAME] == "3"
 
 

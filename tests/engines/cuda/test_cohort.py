@@ -311,7 +311,7 @@ def test_a_client_that_raises_leaves_the_others_alone():
 
     setup = setup_of(Failing)
     cohort = lane_of(setup, 3)
-    for clients in ([0, 1, 2], [1, 0, 2], [0, 1, 2]):  # and the cohort goes on with other jobs
+    for clients in ([0, 1, 2], [1, 0, 2], [0, 1, 2]):  # the cohort is usable afterwards
         jobs = updates(setup, clients)
         for got, job in zip(cohort.launch(jobs), jobs, strict=True):
             if job.client == 1:

@@ -8,7 +8,7 @@ from fedloom.engines.cuda.graphs import Feed, Graphs
 
 
 class Graph:
-    """Stands in for torch's: fails where it is told to."""
+    """A fake CUDAGraph that fails at a chosen call."""
 
     fails: tuple[str, ...] = ()
     error = "broken"
