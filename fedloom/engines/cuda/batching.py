@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from fedloom.core.torch_internals import has_batching_rule, rebatched, resolve_overload, unbatched, vmap_level
+from fedloom.engines.cuda.pooling import pooled, pooled_backward
 from fedloom.engines.cuda.products import Products
 
 ELEMENTWISE = {"add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv", "sqrt", "neg", "exp", "abs", "copy", "pow"}
@@ -61,6 +62,12 @@ class _Batchable(fx.Interpreter):
             gradient, x, weight, _, stride, padding, dilation, transposed, _, groups, wanted = args
             if Products.can(x, dilation, transposed, groups):
                 return self._of(1).backward(gradient, x, weight, stride, padding, wanted)
+        if name == "aten::max_pool2d_with_indices" and not self._fused:
+            values_and_places = pooled(self._node, *args)
+            if values_and_places is not None:
+                return values_and_places
+        if name == "aten::max_pool2d_with_indices_backward" and args[7].dtype == torch.int8:
+            return pooled_backward(*args)
         if name in BATCH_NORMS:
             return self._batch_norm(target, list(args), kwargs)
         return self._do(target, args, kwargs)

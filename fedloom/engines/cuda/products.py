@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from fedloom.core.torch_internals import rebatched, unbatched, vmap_level
 
 Sizes = Sequence[int]
+ALIGNED = 8
 SMALL_PRODUCT, LONG_SUM = 64 * 128, 4096
 """Entries of a product that leaves most of a GPU idle, and terms of their sums from which on it takes long."""
 
@@ -33,9 +34,9 @@ class Products:
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes) -> Tensor:
         """As aten::convolution."""
         patches = self._patches(x, weight, stride, padding)
-        rows = patches.flatten(0, 2) @ _aligned(_as_patches(weight)).t()
-        if bias is not None:
-            rows = rows + bias
+        kernel = _as_patches(weight)
+        column = kernel.new_zeros(len(kernel), 1) if bias is None else bias[:, None]
+        rows = patches.flatten(0, 2) @ _aligned(torch.cat([kernel, column], 1)).t()
         images: Tensor = rows.unflatten(0, patches.shape[:3]).permute(0, 3, 1, 2)
         return images
 
@@ -44,26 +45,28 @@ class Products:
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """As aten::convolution_backward: of the input, the weight and the bias."""
         rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)
-        to_input = to_weight = None
+        to_input = to_weight = to_bias = None
         if wanted[0]:
             patches = (rows @ _as_patches(weight)).unflatten(0, (len(x), *gradient.shape[2:]))
             added = _overlaid if self._fused else _overlaid_at_once
             to_input = added(patches.unflatten(3, (*weight.shape[2:], -1)), x.shape[2:], stride, padding)
         if wanted[1]:
             patches = self._patches(x, weight, stride, padding).flatten(0, 2)
-            height, width = weight.shape[2:]
-            seen = height * width * x.shape[1]
-            product = _long_product(rows, patches, len(x))
-            to_weight = product[:, :seen].unflatten(1, (height, width, -1)).permute(0, 3, 1, 2)
-        return to_input, to_weight, rows.sum(0) if wanted[2] else None
+            product, seen = _long_product(rows, patches, len(x)), math.prod(weight.shape[1:])
+            to_weight = product[:, :seen].unflatten(1, (*weight.shape[2:], -1)).permute(0, 3, 1, 2)
+            to_bias = product[:, seen]
+        elif wanted[2]:
+            to_bias = rows.sum(0)
+        return to_input, to_weight, to_bias if wanted[2] else None
 
     def _patches(self, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes) -> Tensor:
-        """[images, rows, columns, what the kernel sees there: its rows, columns and channels; zeros up to eight]."""
+        """[images, rows, columns, what the kernel sees there: its rows, columns and channels, then a one and zeros].
+
+        The one is multiplied by the bias, and in the gradient of the weight gives the bias its own.
+        """
         key = (id(x), (*weight.shape[2:], *stride, *padding))
         if key not in self._known:
-            height, width = weight.shape[2:]
-            windows = _windows(x, (height, width), stride, padding)
-            self._known[key] = x, _aligned(windows.flatten(3)) if self._fused else _written(windows)
+            self._known[key] = x, _seen(x, weight.shape[2:], stride, padding)
         return self._known[key][1]
 
 
@@ -76,19 +79,23 @@ def _long_product(rows: Tensor, patches: Tensor, images: int) -> Tensor:
     return each.sum(0)
 
 
-def _windows(x: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
-    """What the kernel sees: [images, rows, columns, kernel's rows, its columns, channels].
+def _seen(x: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
+    """What the kernel sees: by one kernel on a GPU, compiled or not; a compiler's own takes three times as long."""
+    all_rows = unbatched(x)
+    if all_rows is not None and all_rows.is_cuda:  # inside vmap
+        from fedloom.engines.cuda.kernels import unfold
 
-    A view of pixels that are written first: a compiler that took `unfold` for an operation like any other would work a
-    pixel out (crop, flip, scale) for each window that it is in.
-    """
+        length = math.prod(kernel) * x.shape[1] + 1
+        patches = unfold(all_rows, [*kernel], [*stride], [*padding], length + -length % ALIGNED)
+        return rebatched(patches, vmap_level(x))
     padded = pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
     pixels = padded.permute(0, 2, 3, 1).contiguous()
     count, *sides, channels = pixels.shape
     places = [(side - seen) // step + 1 for side, seen, step in zip(sides, kernel, stride, strict=True)]
     image, row, pixel, channel = pixels.stride()
     steps = (image, stride[0] * row, stride[1] * pixel, row, pixel, channel)
-    return pixels.as_strided((count, *places, *kernel, channels), steps)
+    windows = pixels.as_strided((count, *places, *kernel, channels), steps).flatten(3)
+    return _aligned(pad(windows, (0, 1), value=1.0))
 
 
 def _overlaid(patches: Tensor, image: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
@@ -140,17 +147,7 @@ def _as_patches(weight: Tensor) -> Tensor:
     return weight.permute(0, 2, 3, 1).flatten(1)
 
 
-def _written(windows: Tensor) -> Tensor:
-    """Windows as aligned rows, without a compiler: written once, zeros included."""
-    seen = math.prod(windows.shape[3:])
-    if seen % 8 == 0:
-        return windows.flatten(3)
-    rows = windows.new_zeros((*windows.shape[:3], seen + -seen % 8))
-    rows[..., :seen].unflatten(3, windows.shape[3:]).copy_(windows)
-    return rows
-
-
 def _aligned(rows: Tensor) -> Tensor:
-    """With zeros at the end of rows up to a multiple of eight: products of other lengths take slow ways."""
-    missing = -rows.shape[-1] % 8
+    """With zeros at the end of rows: products of lengths that are no multiples of eight take slow ways."""
+    missing = -rows.shape[-1] % ALIGNED
     return pad(rows, (0, missing)) if missing else rows

@@ -114,3 +114,25 @@ def test_a_gpus_gradient_of_images_is_a_cpus(kernel, stride, padding, dtype):
     many = torch.func.vmap(one)(*(torch.stack([t, 2 * t]) for t in device))
     torch.testing.assert_close(many[0], got, **close)
     torch.testing.assert_close(many[1], 4 * got, **{name: 4 * value for name, value in close.items()})
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), (5, 1, 0), (5, 2, 2), (2, 3, 1), (1, 1, 0)])
+def test_a_gpus_convolutions_of_many_clients_are_a_cpus(kernel, stride, padding, layout, dtype):
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(4, 6, 3, 11, 9), torch.randn(4, 5, 3, kernel, kernel), torch.randn(4, 5)
+    gradient = torch.randn(4, *conv2d(x[0], weight[0], None, stride, padding).shape)
+    sizes = [stride] * 2, [padding] * 2
+
+    def both(x, weight, bias, gradient):
+        products = Products()
+        return products.forward(x, weight, bias, *sizes), *products.backward(gradient, x, weight, *sizes, [True] * 3)
+
+    expected = torch.func.vmap(both)(*(t.double() for t in (x, weight, bias, gradient)))
+    x, gradient = (t.flatten(0, 1).to(memory_format=layout).unflatten(0, (4, -1)) for t in (x, gradient))
+    got = torch.func.vmap(both)(*(t.to("cuda", dtype) for t in (x, weight, bias, gradient)))
+    close = {"rtol": 0.03, "atol": 0.5} if dtype == torch.bfloat16 else {"rtol": 1e-3, "atol": 1e-2}  # TF32 or not
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine.cpu().double(), theirs, **close)
