@@ -50,7 +50,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", metavar="NAME",
         help="plain, pfllib, pfl, fluke, flower, inline, auto, or patterns; "
-        "lanes-PRECISION[-cl][-compile][-deterministic][-cohortK][@N]; B:NAME is for work B alone",
+        "lanes-PRECISION[-cl][-compile][-deterministic][-cohortK][@N], ray-…@N; B:NAME is for work B alone",
     )  # fmt: skip
     parser.add_argument(
         "--rounds", type=int, default=5,
@@ -178,14 +178,14 @@ def contestants(work: Work, options: argparse.Namespace) -> list[str]:
     if not options.only:
         return [name for name in usual if name not in ("pfllib", "pfl") or getattr(options, name)]
     here = [only.removeprefix(f"{work.letter}:") for only in options.only if only[1:2] != ":" or only[0] == work.letter]
-    asked = [name for name in here if (name == "auto" or name.startswith("lanes-")) and "*" not in name]
+    asked = [name for name in here if (name == "auto" or name.startswith(("lanes-", "ray-"))) and "*" not in name]
     return list(dict.fromkeys([n for n in usual if any(fnmatch(n, pattern) for pattern in here)] + asked))
 
 
 def rounds(name: str, options: argparse.Namespace, work: Work) -> dict[str, int]:
     """Lanes capture on several lanes as clients come to them; the others have nothing to prepare, and are slow."""
     many = SHORT if work.per_round else 1
-    if name == "auto" or name.startswith("lanes"):
+    if name == "auto" or name.startswith(("lanes", "ray")):
         return {"warmup": max(1, options.warmup), "rounds": many * options.rounds}
     return {"warmup": 1, "rounds": many * min(3, options.rounds)}
 

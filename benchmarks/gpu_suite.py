@@ -46,6 +46,9 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     parser.add_argument("--tests", nargs="+", default=["tests"], metavar="PATH", help="where to look for tests")
     parser.add_argument("--mark", default=MARK, help="which of them: an expression for pytest -m")
+    parser.add_argument(
+        "--parallel", type=int, metavar="N", help="tests at once (pytest-xdist); better under CUDA's MPS"
+    )
     parser.add_argument("--again", action="store_true", help="forget what the file of this commit has")
     parser.add_argument("--show", action="store_true", help="print the file of this commit and end")
     words = sys.argv[1:]
@@ -78,7 +81,7 @@ def main() -> None:
     left: list[str] = []
     if options.skip != "tests":
         names, found["not collected"] = collected(options)
-        left += run_tests(names, found.setdefault("tests", {}), end, save)
+        left += run_tests(names, options.parallel, found.setdefault("tests", {}), end, save)
     if options.skip != "benchmarks" and not left:
         contest = gpu.arguments(words or ["--whole"])
         contest.time = end - perf_counter()
@@ -115,12 +118,15 @@ def machine() -> dict[str, Any]:
     }
 
 
-def run_tests(names: list[str], outcomes: dict[str, Any], end: float, save: Callable[[], object]) -> list[str]:
+def run_tests(
+    names: list[str], parallel: int | None, outcomes: dict[str, Any], end: float, save: Callable[[], object]
+) -> list[str]:
     """Adds the outcome of every test that has none yet, or was skipped; says how many there was no time for."""
+    many = GROUP * (parallel or 1)
     waiting = [name for name in names if outcomes.get(name, {"outcome": "skipped"})["outcome"] == "skipped"]
     while waiting and end - perf_counter() > gpu.LEAST:
-        group, start = waiting[:GROUP], perf_counter()
-        done = run_group(group, end - perf_counter())
+        group, start = waiting[:many], perf_counter()
+        done = run_group(group, parallel, end - perf_counter())
         if done is None:
             break
         outcomes |= done
@@ -128,7 +134,7 @@ def run_tests(names: list[str], outcomes: dict[str, Any], end: float, save: Call
         counts = Counter(outcome["outcome"] for outcome in done.values())
         said = ", ".join(f"{count} {name}" for name, count in counts.items())
         print(f"[{perf_counter() - start:6.1f} s] tests: {said}", file=sys.stderr, flush=True)
-        waiting = waiting[GROUP:]
+        waiting = waiting[many:]
     return [f"{len(waiting)} tests"] if waiting else []
 
 
@@ -147,11 +153,12 @@ def collected(options: argparse.Namespace) -> tuple[list[str], list[str]]:
     return [line for line in lines if line.startswith("tests") and "::" in line], broken
 
 
-def run_group(names: list[str], limit: float) -> dict[str, Any] | None:
+def run_group(names: list[str], parallel: int | None, limit: float) -> dict[str, Any] | None:
     """Outcome and seconds of each test; None if there was not enough time."""
     with tempfile.TemporaryDirectory(prefix="fedloom-suite-") as folder:
         file = Path(folder) / "found.xml"
         words = ["-o", "junit_family=xunit1", f"--junitxml={file}", *names]
+        words += ["-n", str(parallel)] if parallel else []
         try:
             done = subprocess.run(
                 pytest(*words), cwd=gpu.ROOT, capture_output=True, text=True, timeout=min(limit, HOUR)

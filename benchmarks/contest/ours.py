@@ -1,6 +1,7 @@
-"""fedloom itself: `inline` (eager), `auto` (all defaults), and `lanes` in its variants.
+"""fedloom itself: `inline` (eager), `auto` (all defaults), and `lanes` in its variants, also in Ray's workers.
 
-`lanes-bf16-cl-compile@8` has 8 lanes; `lanes-tf32-cohort25@2` two cohorts of 25 clients.
+`lanes-bf16-cl-compile@8` has 8 lanes; `lanes-tf32-cohort25@2` two cohorts of 25 clients; `ray-float32@2` two
+workers that share the GPU.
 """
 
 import statistics
@@ -25,16 +26,19 @@ def engine(name: str, device: str, lanes: int | None) -> dict[str, Any]:
     kind, precision, *flags = variant.split("-")
     cohorts = [int(flag.removeprefix("cohort")) for flag in flags if flag.startswith("cohort")]
     known = {"cl", "compile", "deterministic", *(f"cohort{size}" for size in cohorts)}
-    if kind != "lanes" or precision not in PRECISIONS or set(flags) - known:
+    if kind not in ("lanes", "ray") or precision not in PRECISIONS or set(flags) - known:
         kinds = "|".join(PRECISIONS)
         raise SystemExit(
-            f"'{name}' is no contestant: auto, inline, lanes-({kinds})[-cl][-compile][-deterministic][-cohortK][@N]"
+            f"'{name}' is no contestant: auto, inline, "
+            f"(lanes|ray)-({kinds})[-cl][-compile][-deterministic][-cohortK][@N]"
         )
-    section: dict[str, Any] = {"name": "lanes", "device": device, "precision": precision}
+    section: dict[str, Any] = {"name": kind, "device": device, "precision": precision}
     section |= {"channels_last": True} if "cl" in flags else {}
     section |= {"cohort": cohorts[0]} if cohorts else {}
     section |= {flag: True for flag in ("compile", "deterministic") if flag in flags}
     workers = int(count) if count else lanes
+    if kind == "ray":  # the server is on the CPU
+        section |= {"device": "cpu", "worker_gpus": 1 / (workers or 1)}
     return section | ({"workers": workers} if workers else {})
 
 
@@ -42,7 +46,7 @@ def precision(name: str) -> str:
     """Whose floor a contestant is held against; torch's defaults (TF32 in convolutions) count as tf32."""
     if name == "auto":
         return "float32"
-    return next((p for p in PRECISIONS if name.startswith(f"lanes-{p}")), "tf32")
+    return next((p for p in PRECISIONS if name.startswith((f"lanes-{p}", f"ray-{p}"))), "tf32")
 
 
 def run(work: Work, name: str, device: str, lanes: int | None, warmup: int, rounds: int) -> dict[str, Any]:

@@ -202,7 +202,7 @@ class Clock:
 
 
 _SMALL = ("lanes-float32", "lanes-tf32", "lanes-bf16-cl-compile")
-_LARGE = ("lanes-bf16-cl",)
+_LARGE = ("lanes-bf16-cl", "lanes-bf16-cl-compile")
 _MANY = ("auto", "lanes-float32", "lanes-tf32", "lanes-tf32-compile", "lanes-bf16-compile")
 _CNN2 = (("dropout", 0.0),)
 
@@ -219,7 +219,7 @@ WORKS = {
         ),
         Work(
             "C", "10 clients, ResNet-18, batch 64", 10, 12_800, 64, "resnet18",
-            variants=(*_LARGE, "lanes-bf16-cl-compile"),
+            variants=_LARGE,
         ),
         Work(
             "D", "4 clients, ResNet-34 with RepPer's SupCon, batch 2 × 256", 4, 10_240, 256, "resnet34",

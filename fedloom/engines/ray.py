@@ -25,8 +25,8 @@ from fedloom.core.message import Message
 from fedloom.core.signals import SIGNALS
 from fedloom.core.workspace import Precision, Setup
 from fedloom.engines.base import Engine, EngineSettings
-from fedloom.engines.cuda.lanes import Lanes
-from fedloom.engines.cuda.tuning import LANES
+from fedloom.engines.cuda.lanes import AHEAD, Lanes
+from fedloom.engines.cuda.tuning import per_round, tune
 from fedloom.engines.inline import Inline
 from fedloom.engines.pickling import to_array, to_new_tensor, to_tensor
 from fedloom.engines.pool import NO_MESSAGE, Worker, WorkerError, WorkerLostError, WorkerPool, portable
@@ -88,7 +88,7 @@ class Ray(WorkerPool[_Worker]):
         self._ray.util.register_serializer(Tensor, serializer=to_array, deserializer=to_tensor)
         self._undo.callback(self._ray.util.deregister_serializer, Tensor)
         self.size = settings.workers or self._capacity()
-        self.batch = 2 * LANES if settings.worker_gpus else 1
+        self.batch = self._jobs_at_once() if settings.worker_gpus else 1
         # A method is pickled by its name: first the class, whole if it is a script's or a notebook's.
         self._setup = self._ray.put((setup.method.plain, setup))
         self._placed: tuple[Message, Any] | None = None
@@ -116,6 +116,13 @@ class Ray(WorkerPool[_Worker]):
         if settings.worker_gpus:
             workers = min(workers, int(have.get("GPU", 0) // settings.worker_gpus))
         return max(1, workers)
+
+    def _jobs_at_once(self) -> int:
+        """Jobs that a GPU worker is sent together: two for each place in its lanes, at most its share of a round."""
+        parameters = sum(parameter.numel() for parameter in self.server_workspace.parts.parameters())
+        tuning = tune(self.setup, self.settings.model_copy(update={"workers": None}), parameters, free=sys.maxsize)
+        share = -(-per_round(self.setup) // self.size)
+        return max(1, min(AHEAD * tuning.lanes * tuning.clients, share))
 
     def _start(self) -> _Worker:
         actor = self._actor.remote(self._setup, self.settings)

@@ -115,6 +115,16 @@ def test_ray_equals_inline_bit_for_bit(method):
     assert [(s.client, s.right, s.loss) for s in got.scores] == [(s.client, s.right, s.loss) for s in expected.scores]
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", ["fedavg", "fedcrl"])
+def test_workers_that_share_a_gpu_equal_lanes_bit_for_bit(method):
+    fixed = {"engine__deterministic": True}
+    expected = tiny_run(method, engine="lanes", engine__device="cuda", **fixed)
+    got = tiny_run(method, engine="ray", engine__worker_gpus=0.5, **fixed)
+    assert same_state(got.server.state, {name: tensor.cpu() for name, tensor in expected.server.state.items()})
+    assert without_times(got.history) == without_times(expected.history)
+
+
 @pytest.mark.usefixtures("local")
 def test_a_lost_worker_is_replaced_and_its_client_is_not_lost(caplog, mine):
     all_slow, one_slow = round_in_which(True, True, True, True), round_in_which(True, False, False)

@@ -42,10 +42,11 @@ def tune(setup: Setup, settings: EngineSettings, parameters: int, free: int) -> 
         return Tuning(settings.workers, clients)
     if clients == 1:
         return Tuning(LARGE_LANES if parameters >= LARGE else LANES, 1)
-    return Tuning(1 if _per_round(setup) <= clients else 2, clients)
+    return Tuning(1 if per_round(setup) <= clients else 2, clients)
 
 
-def _per_round(setup: Setup) -> int:
+def per_round(setup: Setup) -> int:
+    """Clients that take part in a round."""
     return max(1, round(setup.training.fraction * setup.task.clients))
 
 
@@ -59,7 +60,7 @@ def _together(setup: Setup, parameters: int, free: int) -> int:
         return 1
     # parts, received parts, gradients, what is sent, and two moments of the optimizer
     fitting = int(MEMORY * free / max(1, 6 * 4 * parameters))
-    return max(1, min(COHORT, _per_round(setup), fitting))
+    return max(1, min(COHORT, per_round(setup), fitting))
 
 
 def free_memory(device: torch.device) -> int:
