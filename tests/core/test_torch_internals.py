@@ -63,7 +63,7 @@ def test_a_compiled_graph_changes_its_inputs_even_views_of_one_buffer():
 @pytest.mark.cuda
 def test_leaving_a_pool_that_was_entered():
     pool = torch.cuda.graph_pool_handle()
-    torch._C._cuda_beginAllocateCurrentStreamToPool(0, pool)
+    torch._C._cuda_beginAllocateCurrentThreadToPool(0, pool)  # outside a capture, as torch.cuda.use_mem_pool does
     internals.end_allocate_to_pool(0, pool)
     with pytest.raises(RuntimeError):
         internals.end_allocate_to_pool(0, pool)
