@@ -1,4 +1,4 @@
-"""The way from `fedloom run` to a weight update, as docs/architecture.md lists it."""
+"""The way from `fedloom run` to a weight update, as docs/explanation/architecture.md lists it."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ from fedloom import cli
 from fedloom.core.optimizers import Optimizer
 
 PACKAGE = Path(fedloom.__file__).parent
-PAGE = PACKAGE.parent / "docs" / "architecture.md"
+PAGE = PACKAGE.parent / "docs" / "explanation" / "architecture.md"
 MOST = 20
 
 

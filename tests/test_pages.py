@@ -1,4 +1,4 @@
-"""Commands that the README and the pages show exist, with these flags."""
+"""The README and the docs: commands exist with the flags that are shown, and links lead to files."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ from typer.main import get_command
 from fedloom.cli import commands
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def shown(page: Path) -> list[list[str]]:
@@ -48,3 +48,18 @@ def test_commands_on_a_page_exist(page):
 
 def test_there_are_commands_to_look_at():
     assert sum(len(shown(page)) for page in PAGES) > 60
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page):
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text(encoding="utf-8")):
+        target = page.parent / link if link else page
+        if not link.startswith("http"):
+            assert target.exists(), link
+            assert not anchor or anchor in headings(target), f"{link}#{anchor}"
+
+
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and mkdocs make them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedloom.cli import commands
 
 README = Path(__file__).parent.parent / "README.md"
-PROMISES = README.parent / "docs" / "promises.md"
+DOCS = README.parent / "docs"
 
 
 def blocks():
@@ -44,7 +44,7 @@ def test_the_papers_figures_and_ours_are_those_that_are_stored():
     rows = re.findall(r"\| ([\d., ]+) \| ([\d., ]+) \| `(.+)` \|", section)
     assert len(rows) >= 5
     for paper, here, command in rows:
-        results = ["--results", str(README.parent / "docs" / "reproduction"), "--json"]
+        results = ["--results", str(DOCS / "reproduction"), "--json"]
         said = CliRunner(env={"FEDLOOM_DATA": "nowhere"}).invoke(
             commands.app, ["reproduce", *command.split(), *results]
         )
@@ -58,13 +58,13 @@ def test_what_agrees_with_the_papers_is_what_the_report_counts():
     section = README.read_text(encoding="utf-8").partition("## The papers, run")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| \w+ \| \d+ \| .+\|$", section, flags=re.MULTILINE)
     assert len(rows) == 6
-    report = (README.parent / "docs" / "reproduction.md").read_text(encoding="utf-8").splitlines()
+    report = (DOCS / "reproduction.md").read_text(encoding="utf-8").splitlines()
     assert [row for row in rows if row not in report] == [], "copy the summary's table from docs/reproduction.md"
 
 
-@pytest.mark.parametrize(("page", "least"), [("promises.md", 40), ("trust.md", 15)])
+@pytest.mark.parametrize(("page", "least"), [("reference/promises.md", 40), ("explanation/trust.md", 15)])
 def test_tests_that_a_page_names_are_there(page, least):
-    text = (PROMISES.parent / page).read_text(encoding="utf-8")
+    text = (DOCS / page).read_text(encoding="utf-8")
     code = "\n".join(path.read_text(encoding="utf-8") for path in README.parent.glob("tests/**/test_*.py"))
     names = re.findall(r"`(\w+)…`", text)
     files = re.findall(r"`((?:tests|benchmarks)/[\w/]+\.py)`", text)

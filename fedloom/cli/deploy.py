@@ -18,7 +18,7 @@ from fedloom.core.errors import UserError
 
 EVALUATION, LIMITS = "Evaluation", "Limits of a job"
 deploy_app = typer.Typer(
-    help="Run a real federation between organisations, over Flower (docs/deploy.md).", no_args_is_help=True
+    help="Run a real federation between organisations, over Flower (docs/how-to/deploy.md).", no_args_is_help=True
 )
 app.add_typer(deploy_app, name="deploy")
 

@@ -102,7 +102,7 @@ class Consent:
             yield f"allowed: {only} {recipe.method.name}; with it, what leaves and what does not:"
             self.limits.check(recipe, task)
             yield from (f"  {line}" for line in self._what_leaves(recipe, task, min(rounds, recipe.training.rounds)))
-        yield "the server sees each of these messages by itself (docs/deploy.md says what that means)"
+        yield "the server sees each of these messages by itself (docs/how-to/deploy.md says what that means)"
 
     def ledger(self, recipe: Recipe, workspace: Workspace) -> Ledger:
         """An empty ledger of this organisation: what never leaves, and what leaves beside tensors."""

@@ -47,7 +47,7 @@ def ledger_lines(ledger: dict[str, Any]) -> Iterator[str]:
     if (privacy := ledger["privacy"]) is not None:
         yield (
             f"the server clipped each update to {privacy['clip']:g} and added noise of {privacy['noise']:g} × that to "
-            "their sum: what it made of them is private (docs/trust.md), the messages that it got are not"
+            "their sum: what it made of them is private (docs/explanation/trust.md), the messages that it got are not"
         )
         if privacy["simulated"]:
             yield "this was a simulation: the noise follows from the seed, so those who know the seed can subtract it"

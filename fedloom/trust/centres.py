@@ -1,6 +1,6 @@
 """Robust centres of many vectors, of which some may be hostile. Pure functions; [n, …] is n clients' values.
 
-What each of them withstands and what it costs is in docs/trust.md; `combination.py` applies them to messages.
+What each of them withstands and what it costs is in docs/explanation/trust.md; `combination.py` applies them to messages.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,7 @@ norm `clip`, and every client counts alike. m is the number of clients that a ro
 one that fails, or sends numbers that are not finite, counts as an update of zero, so that the bound holds for it too.
 
 Nothing else that a client sends may reach the server's state: messages are sealed, integer buffers stay as they were,
-and a method that reads messages itself, adds up (`sums`) or weighs by rows (`by`) is refused. docs/trust.md says what
+and a method that reads messages itself, adds up (`sums`) or weighs by rows (`by`) is refused. docs/explanation/trust.md says what
 the promise is about and what it is not about.
 """
 

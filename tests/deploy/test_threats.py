@@ -1,4 +1,4 @@
-"""Sentences of the threat model in docs/trust.md about what a party can learn; what it cannot is tested elsewhere."""
+"""What a party can learn, according to the threat model in docs/explanation/trust.md."""
 
 import sys
 

@@ -11,7 +11,7 @@ from fedloom.engines.base import EngineSettings
 LANES, LARGE_LANES, LARGE = 8, 4, 4_000_000
 """Lanes of one client: a GPU is filled by many small networks, or by few of LARGE parameters."""
 COHORT = 50
-"""Clients at a time, at most: more gain nothing on an H200 (docs/engines.md)."""
+"""Clients at a time, at most: more gain nothing on an H200 (docs/explanation/engines.md)."""
 SMALL_STEP = 32 * 32 * 32
 """Pixels of a step (batch size times height times width) up to which one client leaves most of a GPU idle."""
 EVEN = 0.5
@@ -77,4 +77,4 @@ def faster(settings: EngineSettings) -> list[str]:
     if settings.precision != "float32" or settings.deterministic:
         return []
     gains = " and ".join(f"{name} up to {gain:g} times" for name, gain in GAINS.items())
-    return [f"engine: less precise products, compiled, are faster: engine.precision={gains} (docs/engines.md)"]
+    return [f"engine: less precise products, compiled, are faster: engine.precision={gains} (docs/explanation/engines.md)"]
