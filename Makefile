@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint layers types unit slow gpu clean
+.PHONY: demo test lint layers types unit slow gpu catalogue clean
 
 demo: $(VENV)/.user
 	$(BIN)/fedloom compare demo
@@ -31,6 +31,10 @@ slow: $(VENV)/.dev
 # Tests and benchmarks that need a GPU; results in benchmarks/results. Continues where it stopped: make gpu GPU="--time 560"
 gpu: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.gpu_suite $(GPU)
+
+# Names and summaries that the command line lists without importing torch: after a change of methods or datasets
+catalogue: $(VENV)/.user
+	$(BIN)/python -m fedloom.cli.catalogue
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""`python -m fedloom`: the same as the command `fedloom`."""
+"""`python -m fedloom`: same as the command `fedloom`."""
 
 from fedloom.cli import main
 

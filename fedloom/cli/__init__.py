@@ -1,4 +1,4 @@
-"""The command line: a file per group of commands. None imports torch before a command needs it."""
+"""The command line: one file per group of commands. torch is imported only by commands that need it."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def main() -> None:
-    """Run `fedloom`; exit with 2 after a mistake of the user, with 1 after a run that cannot continue."""
+    """Run the command line; exit with code 2 after a user error and with 1 after a run that failed."""
     if follows():
         follow()
     from fedloom.cli.base import err, say
@@ -35,7 +35,7 @@ def main() -> None:
 
 @contextmanager
 def _safe_children() -> Iterator[None]:
-    """Worker processes import nothing because it lies in the current folder."""
+    """Keep worker processes from importing modules of the current folder."""
     before = os.environ.get(SAFE_PATH)
     os.environ[SAFE_PATH] = "1"
     try:

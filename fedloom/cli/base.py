@@ -1,4 +1,4 @@
-"""The application that commands add themselves to, and how they speak: tables on stdout, progress on stderr."""
+"""The typer application, and output shared by all commands: results on stdout, progress on stderr."""
 
 import json
 import logging
@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from inspect import cleandoc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Commands(TyperGroup):
-    """All commands. Python files that are named on the command line (`--method mine.py:Mine`) may be imported."""
+    """The group of all commands. Python files named on the command line (`--method mine.py:Mine`) may be imported."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Allow the files that the arguments name, until the command has ended."""
-        # A name that exists as a whole may come from a shell's `folder/*`: nobody has read, let alone typed it.
+        """Allow importing the files that the arguments name, until the command ends."""
+        # An argument that is an existing path may come from a shell's `folder/*`, so it was not necessarily typed.
         typed = [text for text in args if not os.path.lexists(text)]
         rest = super().parse_args(ctx, args)
         if not ctx.resilient_parsing:
@@ -43,12 +44,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+def _print_version(value: bool) -> None:
+    if value:
+        sys.stdout.write(f"fedloom {version('fedloom')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 out = Console()
 err = Console(stderr=True)
 
 
 def flow(commands: typer.Typer) -> None:
-    """Let paragraphs of help texts flow to the terminal's width: typer keeps the line breaks of the source."""
+    """Join the lines of each help paragraph, so that it wraps at the terminal's width instead of the source's."""
     for command in commands.registered_commands:
         paragraphs = cleandoc((command.callback and command.callback.__doc__) or "").split("\n\n")
         command.help = "\n\n".join(text.replace("\n", " ") for text in paragraphs)
@@ -58,9 +75,9 @@ def flow(commands: typer.Typer) -> None:
 
 
 def say(text: str, where: Console = out) -> None:
-    """Print plain text at once, and leave wrapping to the terminal.
+    """Print plain text and flush; the terminal wraps it.
 
-    Texts may come out of others' files: control characters, which could hide or change what is shown, are escaped.
+    Control characters are escaped: text from untrusted files could use them to hide or change output.
     """
     text = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
     where.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -68,15 +85,20 @@ def say(text: str, where: Console = out) -> None:
 
 
 def show_json(value: Any) -> None:
-    """Write a value as the last line of stdout."""
-    from fedloom.experiment.run_folder import without_nan
+    """Print a value as one line of JSON on stdout."""
+    from fedloom.core.reading import without_nan
 
     sys.stdout.write(json.dumps(without_nan(value)) + "\n")
 
 
+def loading() -> None:
+    """Print the first line of a command that trains or predicts, before it imports torch."""
+    say(f"fedloom {version('fedloom')}: loading", err)
+
+
 @contextmanager
 def watching() -> Iterator[Any]:
-    """Yield a function that shows the progress of a run; print how to go on with a run that was stopped."""
+    """Yield a function that shows the progress of a run; print how to resume a run that is stopped."""
     from fedloom.core.registry import short
     from fedloom.report.progress import RunProgress
 
@@ -109,7 +131,7 @@ def watching() -> Iterator[Any]:
 
 
 class _Hints(logging.Handler):
-    """Prints what the engine has chosen; warnings have another handler."""
+    """Print the engine's choices. Warnings have another handler."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno == logging.INFO:
@@ -117,7 +139,7 @@ class _Hints(logging.Handler):
 
 
 def show(summaries: "list[Summary]", as_json: bool, value: Mapping[str, Any]) -> None:
-    """Print a table and the run folder, or JSON."""
+    """Print the summaries as a table with the run folder, or as JSON."""
     from fedloom.report.table import comparison_table
 
     for note in dict.fromkeys(note for summary in summaries for note in summary["notes"]):

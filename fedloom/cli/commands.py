@@ -1,4 +1,4 @@
-"""The application with all commands: importing a group adds its commands."""
+"""The application with all commands. Importing a module adds its commands."""
 
 from fedloom.cli import deploy, look, new, report, reproduce, run, sweep, use
 from fedloom.cli.base import app, flow

@@ -1,4 +1,4 @@
-"""`fedloom deploy …`: a federation of organisations, over Flower."""
+"""`fedloom deploy`: a federation between organisations, over Flower."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ deploy_app = typer.Typer(
 )
 app.add_typer(deploy_app, name="deploy")
 
-Folder = Annotated[Path, typer.Option("--folder", help="A folder that `fedloom deploy init` wrote.")]
+Folder = Annotated[Path, typer.Option("--folder", help="Folder written by `fedloom deploy init`.")]
 
 
 @deploy_app.callback()
@@ -31,29 +31,38 @@ def _needs_flower() -> None:
 
     if find_spec("flwr") is None and "--help" not in sys.argv:
         raise UserError("fedloom deploy: needs Flower; pip install 'fedloom[flower]'")
-    os.environ.update(quiet())  # before anything of Flower's is imported
+    os.environ.update(quiet())  # before Flower is imported
 
 
 @deploy_app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
-    organisations: Annotated[str, typer.Option("--organisations", help="Comma-separated names, such as a,b,c.")],
-    host: Annotated[str, typer.Option("--host", help="Name or address under which the server is reached.")],
-    recipe: Annotated[str, typer.Option("--recipe", help="A recipe file, or the name of a shipped one.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to create.")],
+    organisations: Annotated[str, typer.Option("--organisations", help="Names, comma-separated: a,b,c.")],
+    host: Annotated[str, typer.Option("--host", help="Host name or address of the server.")],
+    recipe: Annotated[str, typer.Option("--recipe", help="Recipe file, or the name of a shipped recipe.")],
     data_like: Annotated[
-        str | None, typer.Option("--data-like", help="Images (a folder, .npz or dataset) with everybody's classes.")
+        str | None,
+        typer.Option(
+            "--data-like", help="Sample images (folder, .npz or dataset) with the classes of all organisations."
+        ),
     ] = None,
-    classes: Annotated[str | None, typer.Option("--classes", help="Comma-separated, instead of --data-like.")] = None,
-    shape: Annotated[str | None, typer.Option("--shape", help="Such as 3x32x32, instead of --data-like.")] = None,
-    port: Annotated[int, typer.Option("--port", help="Where organisations reach the server.")] = 9092,
-    control_port: Annotated[int, typer.Option("--control-port", help="For control, on its own machine.")] = 9093,
+    classes: Annotated[
+        str | None, typer.Option("--classes", help="Class names, comma-separated, instead of --data-like.")
+    ] = None,
+    shape: Annotated[
+        str | None, typer.Option("--shape", help="Image shape such as 3x32x32, instead of --data-like.")
+    ] = None,
+    port: Annotated[int, typer.Option("--port", help="Port for organisations.")] = 9092,
+    control_port: Annotated[
+        int, typer.Option("--control-port", help="Port for control commands, on the server's machine.")
+    ] = 9093,
     set_: flags.Set = None,
     trust_code: flags.TrustCode = False,
 ) -> None:
-    """Write the folder of a federation: recipe, certificates, a key pair per organisation, start scripts.
+    """Create the folder of a federation: recipe, certificates, one key pair per organisation, start scripts.
 
-    FOLDER/server stays with the server; each FOLDER/organisations/NAME goes to that organisation, over a safe way;
-    FOLDER/ca.key is needed only for new certificates: keep it offline.
+    FOLDER/server stays on the server. Send each FOLDER/organisations/NAME to that organisation over a secure channel.
+    FOLDER/ca.key is needed only to issue new certificates: keep it offline.
 
     Example: fedloom deploy init hospitals --host fl.example.org --organisations north,south --recipe my.yaml
     --data-like samples/
@@ -63,7 +72,7 @@ def init(
     from fedloom.deploy.terms import FederationTerms
 
     if (data_like is None) == (classes is None or shape is None):
-        raise UserError("--data-like: give it, or both --classes and --shape: the server itself has no images")
+        raise UserError("--data-like: pass it, or both --classes and --shape; the server has no images")
     named, measured = like(data_like) if data_like else (_list(classes), parse_shape(shape or ""))
     federation = FederationTerms(
         name=folder.name, host=host, port=port, control_port=control_port, organisations=_list(organisations),
@@ -73,21 +82,28 @@ def init(
     say(f"written: {folder}")
     say(f"  the server:       {folder}/server/start.sh")
     for name in federation.organisations:
-        say(f"  for {name}: {folder}/organisations/{name} (give it to them; it holds their private key)")
+        say(f"  for {name}: {folder}/organisations/{name} (send it to them; it contains their private key)")
 
 
 @deploy_app.command()
 def server(
     folder: Folder = Path("."),
     listen: Annotated[
-        str | None, typer.Option("--listen", help="Address for organisations; default: all, or loopback if --host was.")
+        str | None,
+        typer.Option(
+            "--listen", help="Address to listen on for organisations; default: all, or loopback if --host is."
+        ),
     ] = None,
-    control: Annotated[str, typer.Option("--control", help="Address for control.")] = "127.0.0.1",
+    control: Annotated[str, typer.Option("--control", help="Address to listen on for control commands.")] = "127.0.0.1",
     have_proxy: Annotated[
-        bool, typer.Option("--i-have-a-proxy", help="An authenticating proxy guards a --control beyond this machine.")
+        bool,
+        typer.Option(
+            "--i-have-a-proxy",
+            help="Confirm that an authenticating proxy protects a --control address beyond this machine.",
+        ),
     ] = False,
 ) -> None:
-    """Start the server; it runs till Ctrl-C. Organisations can then join, and runs be started.
+    """Start the server, so that organisations can join and runs can be started. Ctrl-C stops it.
 
     Example: fedloom deploy server --folder hospitals/server
     """
@@ -103,21 +119,25 @@ def server(
 
 @deploy_app.command()
 def client(
-    data: Annotated[Path, typer.Option("--data", help="This organisation's images: class folders, or an .npz file.")],
+    data: Annotated[
+        Path, typer.Option("--data", help="This organisation's images: a folder of class folders, or an .npz file.")
+    ],
     folder: Folder = Path("."),
     allow_methods: Annotated[
         str | None,
-        typer.Option("--allow-methods", help="Comma-separated: any recipe of these; default: only recipe.yaml here."),
+        typer.Option(
+            "--allow-methods", help="Accept any recipe with these methods, comma-separated; default: only recipe.yaml."
+        ),
     ] = None,
     max_rounds: Annotated[
-        int | None, typer.Option("--max-rounds", min=1, help="Updates that may leave, in all runs together.")
+        int | None, typer.Option("--max-rounds", min=1, help="Maximum number of updates sent, over all runs.")
     ] = None,
     evaluation: Annotated[
         str,
         typer.Option(
             "--evaluation",
             rich_help_panel=EVALUATION,
-            help="What an answer says: accuracy (all classes together), classes (each), none (no answer).",
+            help="What an evaluation reveals: accuracy (over all classes), classes (per class), none (declined).",
         ),
     ] = "accuracy",
     max_evaluations: Annotated[
@@ -126,41 +146,52 @@ def client(
             "--max-evaluations",
             min=0,
             rich_help_panel=EVALUATION,
-            help="Answers in all runs together; default: as many as one run of recipe.yaml has.",
+            help="Maximum number of evaluations, over all runs; default: those of one run of recipe.yaml.",
         ),
     ] = None,
     min_test: Annotated[
-        int, typer.Option("--min-test", min=0, rich_help_panel=EVALUATION, help="No answer with fewer test images.")
+        int,
+        typer.Option(
+            "--min-test", min=0, rich_help_panel=EVALUATION, help="Decline evaluation with fewer test images."
+        ),
     ] = 50,
     epsilon: Annotated[
         float,
         typer.Option(
             "--evaluation-epsilon",
             rich_help_panel=EVALUATION,
-            help="Noise on each answer: ε with respect to one test image; inf: none.",
+            help="Noise on each evaluation: ε with respect to one test image; inf for none.",
         ),
     ] = 0.5,
     max_parameters: Annotated[
-        int, typer.Option("--max-parameters", min=1, rich_help_panel=LIMITS, help="Of all networks of a method.")
+        int,
+        typer.Option(
+            "--max-parameters", min=1, rich_help_panel=LIMITS, help="Maximum parameters of all networks of a method."
+        ),
     ] = 100_000_000,
     max_message: Annotated[
-        int, typer.Option("--max-message-mb", min=1, rich_help_panel=LIMITS, help="MiB of a message.")
+        int, typer.Option("--max-message-mb", min=1, rich_help_panel=LIMITS, help="Maximum size of a message in MiB.")
     ] = 1024,
-    max_epochs: Annotated[int, typer.Option("--max-epochs", min=1, rich_help_panel=LIMITS, help="Of a job.")] = 100,
+    max_epochs: Annotated[
+        int, typer.Option("--max-epochs", min=1, rich_help_panel=LIMITS, help="Maximum epochs of a job.")
+    ] = 100,
     max_seconds: Annotated[
-        float, typer.Option("--max-seconds", min=0.001, rich_help_panel=LIMITS, help="Of a job.")
+        float, typer.Option("--max-seconds", min=0.001, rich_help_panel=LIMITS, help="Maximum seconds of a job.")
     ] = 3600,
     max_memory: Annotated[
         float | None,
         typer.Option(
-            "--max-memory-gb", min=0.001, rich_help_panel=LIMITS, help="Of a job; default: half of the machine's."
+            "--max-memory-gb",
+            min=0.001,
+            rich_help_panel=LIMITS,
+            help="Maximum memory of a job; default: half of the machine's.",
         ),
     ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
-    yes: Annotated[bool, typer.Option("--yes", help="Consent without being asked (for scripts).")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Consent without being asked, for scripts.")] = False,
     trust_code: flags.TrustCode = False,
 ) -> None:
-    """Join a federation with one's own images: shows what will leave, asks, then answers the server till Ctrl-C.
+    """Join a federation with your images: show what will be sent, ask for consent, then serve requests until Ctrl-C.
 
     Examples:
 
@@ -198,24 +229,25 @@ def client(
 
 @deploy_app.command()
 def start(
-    recipe: Annotated[str | None, typer.Argument(help="A recipe; default: recipe.yaml of the folder.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="Recipe file; default: recipe.yaml in the folder.")] = None,
     folder: Folder = Path("."),
-    name: Annotated[str | None, typer.Option("--name", help="Of the run; one that is there goes on.")] = None,
-    wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds in which organisations may still join.")] = 60.0,
+    name: Annotated[str | None, typer.Option("--name", help="Run name; resumes the run if it exists.")] = None,
+    wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for organisations to join.")] = 60.0,
     timeout: Annotated[
-        float | None, typer.Option("--timeout", min=0, help="Seconds to wait for its end; default: no limit.")
+        float | None, typer.Option("--timeout", min=0, help="Seconds to wait for the run to end; default: no limit.")
     ] = None,
     client_timeout: Annotated[
-        float, typer.Option("--client-timeout", min=1, help="Seconds in which a client answers, or is left out.")
+        float,
+        typer.Option("--client-timeout", min=1, help="Seconds that a client has to respond before it is skipped."),
     ] = 600.0,
-    detach: Annotated[bool, typer.Option("--detach", help="Leave once it has started.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Exit once the run has started.")] = False,
     set_: flags.Set = None,
     trust_code: flags.TrustCode = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Start a run on the server of this folder, wait for it and show its result.
+    """Start a run on the server, wait for it to end and print its result.
 
-    Stopping this command does not stop the run. The same --name goes on with a run that was stopped.
+    Stopping this command does not stop the run. Use the same --name to resume a stopped run.
 
     Examples:
 
@@ -241,7 +273,7 @@ def start(
 
 @deploy_app.command()
 def status(folder: Folder = Path("."), as_json: flags.Json = False) -> None:
-    """Show which organisations are there and how runs go.
+    """Show which organisations are connected and the state of each run.
 
     Example: fedloom deploy status --folder hospitals/server
     """
@@ -261,7 +293,7 @@ def status(folder: Folder = Path("."), as_json: flags.Json = False) -> None:
 
 @deploy_app.command()
 def stop(folder: Folder = Path(".")) -> None:
-    """Stop the run that is under way; what was learnt is kept, and `start --name` goes on with it.
+    """Stop the active run. Its checkpoint is kept; `start --name` resumes it.
 
     Example: fedloom deploy stop --folder hospitals/server
     """
@@ -270,9 +302,9 @@ def stop(folder: Folder = Path(".")) -> None:
     with controlling(folder) as flower:
         running = [run for run in flower.runs() if not run.over]
         for run in running:
-            say(f"run {run.number}: {'stopped' if flower.stop(run.number) else 'was over already'}")
+            say(f"run {run.number}: {'stopped' if flower.stop(run.number) else 'had already ended'}")
     if not running:
-        say("no run is under way")
+        say("no run is active")
 
 
 def _list(text: str | None) -> tuple[str, ...]:

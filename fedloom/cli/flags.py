@@ -1,4 +1,4 @@
-"""Flags that several commands have, and the recipe fields that they set."""
+"""Flags shared by several commands, and the recipe fields that they set."""
 
 import sys
 from pathlib import Path
@@ -13,48 +13,56 @@ from fedloom.core.errors import UserError
 
 RecipeFile = Annotated[
     str | None,
-    typer.Argument(autocompletion=offers.recipes, help="A recipe file, or the name of a shipped one (demo)."),
+    typer.Argument(autocompletion=offers.recipes, help="Recipe file, or the name of a shipped recipe (demo)."),
 ]
 Method = Annotated[
     str | None,
     typer.Option(
         "--method",
         autocompletion=offers.methods,
-        help="See `fedloom methods`; +ft adds fine-tuning; file.py:Name is yours.",
+        help="Method; see `fedloom methods`. +ft adds fine-tuning; file.py:Name for your own.",
     ),
 ]
 Data = Annotated[
-    str | None,
-    typer.Option("--data", autocompletion=offers.datasets, help="A dataset, a folder of images, an .npz file."),
+    str | None, typer.Option("--data", autocompletion=offers.datasets, help="Dataset name, image folder or .npz file.")
 ]
-DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Where dataset files lie; else $FEDLOOM_DATA.")]
-Clients = Annotated[int | None, typer.Option("--clients", help="How many clients.")]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with dataset files; default: $FEDLOOM_DATA.")]
+Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients.")]
 Partition = Annotated[
     str | None,
-    typer.Option("--partition", autocompletion=offers.partitions, help="iid, dirichlet:0.1, pathological:2, …"),
+    typer.Option(
+        "--partition",
+        autocompletion=offers.partitions,
+        help="How samples are divided: iid, dirichlet:0.1, pathological:2, …",
+    ),
 ]
 Model = Annotated[
-    str | None, typer.Option("--model", autocompletion=offers.models, help="mlp, cnn2, cnn3, cnn4, resnet18, …")
+    str | None,
+    typer.Option("--model", autocompletion=offers.models, help="Network: mlp, cnn2, cnn3, cnn4, resnet18, …"),
 ]
-Rounds = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.")]
-Epochs = Annotated[int | None, typer.Option("--epochs", help="Local epochs of a round.")]
-BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Samples of a training step.")]
+Rounds = Annotated[int | None, typer.Option("--rounds", help="Number of communication rounds.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", help="Local epochs per round.")]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Samples per training step.")]
 Lr = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
-Fraction = Annotated[float | None, typer.Option("--fraction", help="Share of clients in a round.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Everything random follows from it.")]
+Fraction = Annotated[float | None, typer.Option("--fraction", help="Fraction of clients that train in each round.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Random seed.")]
 Engine = Annotated[
     str | None,
-    typer.Option("--engine", autocompletion=offers.engines, help="auto, inline, processes, lanes (GPU), ray, replay."),
+    typer.Option(
+        "--engine",
+        autocompletion=offers.engines,
+        help="Where clients run: auto, inline, processes, lanes (GPU), ray, replay.",
+    ),
 ]
 RayAddress = Annotated[
-    str | None, typer.Option("--ray-address", help="A Ray cluster's head, host:port; else Ray is started here.")
+    str | None, typer.Option("--ray-address", help="Head of a Ray cluster, host:port; default: start Ray here.")
 ]
-Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new one under runs/.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Any field: --set method.mu=0.1 (repeatable).")]
+Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new folder in runs/.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Set any recipe field: --set method.mu=0.1 (repeatable).")]
 Log = Annotated[
-    str | None, typer.Option("--log", autocompletion=offers.logs, help="Write rounds there too: tensorboard, wandb.")
+    str | None, typer.Option("--log", autocompletion=offers.logs, help="Also log metrics to tensorboard or wandb.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object as the last line of stdout.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 
 
 def _report(file: trusted_code.CodeFile) -> bool:
@@ -63,13 +71,13 @@ def _report(file: trusted_code.CodeFile) -> bool:
 
 
 def _asking() -> trusted_code.Decide:
-    """Return a function that asks about each file once: several fields may name the same."""
+    """Return a function that asks about each file once, even if several fields name it."""
     refused: set[Path] = set()
 
     def ask(file: trusted_code.CodeFile) -> bool:
         if file.path in refused:
             return False
-        say(f"{file.said} names a Python file. Importing it runs it, and what it imports from its folder.", err)
+        say(f"{file.said} names a Python file. Importing it runs it and the modules it imports.", err)
         say(f"  {file.path}\n  SHA-256 {file.sha256}", err)
         if typer.confirm("import it?", err=True):
             return True
@@ -80,7 +88,7 @@ def _asking() -> trusted_code.Decide:
 
 
 def at_terminal() -> bool:
-    """Tell whether there is somebody to ask."""
+    """Return whether stdin and stderr are a terminal, so that the user can be asked."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -96,15 +104,15 @@ def _trust_or_ask(ctx: typer.Context, value: bool) -> bool:
     return _trust(ctx, value)
 
 
-_TRUSTED = "Import the Python files that it names; prints each path and SHA-256."
+_TRUSTED = "Import the Python files it names; prints each path and SHA-256."
 TrustCode = Annotated[bool, typer.Option("--trust-code", callback=_trust, help=_TRUSTED)]
 TrustCodeOrAsk = Annotated[
-    bool, typer.Option("--trust-code", callback=_trust_or_ask, help=_TRUSTED + " Else a terminal is asked.")
+    bool, typer.Option("--trust-code", callback=_trust_or_ask, help=_TRUSTED + " Default: ask, in a terminal.")
 ]
 
 
 def fields_of(sets: list[str] | None, **flags: Any) -> dict[str, Any]:
-    """Collect the flags that were given, then --set, by field."""
+    """Return the given flags and --set assignments by recipe field; --set takes precedence."""
     from fedloom.config.loading import read_assignment
 
     given = {name: value for name, value in flags.items() if value is not None}
@@ -112,8 +120,8 @@ def fields_of(sets: list[str] | None, **flags: Any) -> dict[str, Any]:
 
 
 def read_seeds(text: str | None) -> list[int] | None:
-    """Read `0,1,2` as numbers."""
+    """Parse a comma-separated list of seeds such as `0,1,2`."""
     for seed in text.split(",") if text is not None else ():
         if not seed.strip().isdigit():
-            raise UserError(f"--seeds: '{seed}' is no seed; write whole numbers, 0,1,2")
+            raise UserError(f"--seeds: '{seed}' is not a seed; write whole numbers such as 0,1,2")
     return None if text is None else [int(seed) for seed in text.split(",")]

@@ -1,78 +1,115 @@
-"""`fedloom methods`, `datasets`, `recipe`, `ledger`, `data plot`: look before and after a run."""
+"""`fedloom methods`, `datasets`, `recipe`, `ledger`, `data plot`: inspect methods, data and finished runs."""
 
-import json
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
-from fedloom.cli import flags, offers
-from fedloom.cli.base import app, err, out, say, show_json
+from fedloom.cli import catalogue, flags, offers
+from fedloom.cli.base import app, out, say, show_json
 from fedloom.core.errors import UserError
 
-data_app = typer.Typer(help="Look at data.", no_args_is_help=True)
+data_app = typer.Typer(help="Inspect data.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 
 @app.command(name="methods")
 def list_methods(
     name: Annotated[
-        str | None, typer.Argument(autocompletion=offers.methods, help="Explain this one; also yours: file.py:Name.")
+        str | None,
+        typer.Argument(autocompletion=offers.methods, help="Explain this method; file.py:Name for one of yours."),
     ] = None,
     as_json: flags.Json = False,
 ) -> None:
-    """List the methods: what each shares and keeps, its paper and hyperparameters.
+    """List the methods, or explain one: what it shares and keeps, its paper and hyperparameters.
 
-    Example: fedloom methods fedprox
+    Examples:
+
+      fedloom methods
+
+      fedloom methods fedprox
     """
-    from fedloom.report.methods import explain, list_one, method_info
-
-    rows = list(_known_methods()) if name is None else [method_info(name)]
-    if as_json:
-        show_json({"methods": rows})
-        return
+    shipped = {row["name"]: row for row in catalogue.catalogue()["methods"]}
+    installed = [entry for entry in entry_points(group="fedloom.methods") if entry.name not in shipped]
     if name is not None:
-        explain(out, rows[0])
+        row = shipped.get(name.lower()) or _live_info(name)
+        if as_json:
+            show_json({"methods": [row]})
+        else:
+            _explain(row)
         return
-    for row in rows:
-        list_one(out, row)
-    out.print("Any method with a global model can have fine-tuning: fedavg+ft. More: fedloom methods NAME")
+    if as_json:
+        show_json({"methods": [*shipped.values(), *({"name": e.name, "package": e.value} for e in installed)]})
+        return
+    for row in shipped.values():
+        _list_one(row["name"], _facts(row))
+    for entry in installed:
+        _list_one(entry.name, [f"from the installed package {entry.dist.name if entry.dist else entry.value}"])
+    out.print("Any method with a global model can be fine-tuned: fedavg+ft. More about one: fedloom methods NAME")
 
 
-def _known_methods() -> Iterator[dict[str, Any]]:
-    from fedloom.methods import METHODS
+def _live_info(name: str) -> dict[str, Any]:
     from fedloom.report.methods import method_info
 
-    for name in METHODS.names():
-        try:
-            yield method_info(name) | {"name": name}
-        except UserError as error:  # a package that cannot be imported is no reason to list no others
-            say(f"note: {error}", err)
+    return method_info(name)
+
+
+def _facts(row: dict[str, Any]) -> Iterator[str]:
+    yield row["what"]
+    yield " · ".join(f"{verb} {', '.join(row[verb])}" for verb in ("shares", "sends", "receives", "keeps") if row[verb])
+    yield ", ".join(f"{parameter['name']}={parameter['default']}" for parameter in row["parameters"])
+    yield row["paper"]
+
+
+def _list_one(name: str, facts: Iterable[str]) -> None:
+    out.print(f"[bold]{name}[/bold]")
+    for line in filter(None, facts):
+        out.print(Padding(Text(line), (0, 0, 0, 4)))
+
+
+def _explain(row: dict[str, Any]) -> None:
+    lines = [row["more"]] if row["more"] else []
+    for name in ("paper", "shares", "sends", "receives", "keeps"):
+        value = row[name] if isinstance(row[name], str) else ", ".join(row[name])
+        if value:
+            lines.append(f"{name}: {value}")
+    tensors = ", ".join(row["leaves"]) or "no tensors"
+    lines.append(
+        f"leaves a client: {tensors}, and its number of samples, losses and test results; never images or single labels"
+    )
+    lines += [f"{part} reveals: {text}" for part, text in row["reveals"].items()]
+    for name, section in (("robust", "robust rules"), ("private", "differential privacy")):
+        lines.append(f"{section}: " + ("yes" if row[name] else f"no, it {row['not_' + name]}"))
+    lines += [f"{one['name']} = {one['default']}  {one['what']}" for one in row["parameters"]]
+    out.print(f"[bold]{row['name']}[/bold]  {escape(row['what'])}", highlight=False)
+    for line in lines:
+        out.print(Padding(Text(line), (0, 0, 0, 2)))
 
 
 @app.command()
 def datasets(data_dir: flags.DataDir = None, as_json: flags.Json = False) -> None:
-    """List the datasets that are known, and whether their files are here.
+    """List the known datasets, and whether their files are on this machine.
 
     Example: fedloom datasets --data-dir ~/data
     """
-    from fedloom.data import describe
-
-    rows = [asdict(info) for info in describe(data_dir)]
+    rows = catalogue.datasets(data_dir)
     if as_json:
-        show_json({"datasets": json.loads(json.dumps(rows, default=str))})
+        show_json({"datasets": rows})
         return
     table = Table()
-    for column in ("dataset", "what", "classes", "here", "in the data folder"):
+    for column in ("dataset", "description", "classes", "found", "in the data folder"):
         table.add_column(column)
     for row in rows:
-        here = "yes" if row["found"] else "–"
+        found = "yes" if row["found"] else "–"
         places = dict.fromkeys(Path(file).parts[0] for layout in row["files"] for file in layout)
-        table.add_row(row["name"], row["description"], str(row["classes"]), here, "\n".join(places))
+        table.add_row(row["name"], row["description"], str(row["classes"]), found, "\n".join(places))
     out.print(table)
     out.print("Also: a folder of class folders, a folder of clients' folders, an .npz file; a+b combines styles.")
 
@@ -86,7 +123,7 @@ def print_recipe(
     engine: flags.Engine = None, out_dir: flags.Out = None, set_: flags.Set = None,
     trust_code: flags.TrustCode = False, as_json: flags.Json = False,
 ) -> None:  # fmt: skip
-    """Print the full resolved recipe: every field with its value.
+    """Print the resolved recipe: every field with its value.
 
     Example: fedloom recipe --method fedprox --rounds 50 > my.yaml
     """
@@ -113,12 +150,12 @@ def print_recipe(
 def ledger(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], as_json: flags.Json = False
 ) -> None:
-    """Show exactly what left a client in a run, and what never did: names, shapes, types, bytes, rounds, clients.
+    """Show what left the clients during a run and what never did: names, shapes, types, bytes, rounds, clients.
 
     Example: fedloom ledger runs/20260101-120000-fedrep-digits-s0
     """
     from fedloom.report.ledger import ledger_lines
-    from fedloom.trust.ledger import read_ledger
+    from fedloom.trust.ledger_file import read_ledger
 
     found = read_ledger(folder)
     if as_json:
@@ -132,11 +169,11 @@ def ledger(
 def plot(
     recipe: flags.RecipeFile = None, data: flags.Data = None, data_dir: flags.DataDir = None,
     clients: flags.Clients = None, partition: flags.Partition = None, seed: flags.Seed = None, set_: flags.Set = None,
-    to: Annotated[Path, typer.Option("--to", help="The picture.")] = Path("federation.png"),
+    to: Annotated[Path, typer.Option("--to", help="Picture file to write.")] = Path("federation.png"),
     trust_code: flags.TrustCode = False,
     as_json: flags.Json = False,
 ) -> None:  # fmt: skip
-    """Draw who holds what: clients by classes, dots as large as the counts.
+    """Draw the federation: clients by classes, with dot sizes proportional to sample counts.
 
     Example: fedloom data plot --data digits --clients 20 --partition dirichlet:0.1 --to federation.png
     """
@@ -158,4 +195,4 @@ def plot(
     if as_json:
         show_json({"picture": str(to), "clients": task.clients, "classes": task.classes})
     else:
-        say(f"drawn: {to}")
+        say(f"picture: {to}")

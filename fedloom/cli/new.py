@@ -1,4 +1,4 @@
-"""`fedloom new`: the first file of a method, model, objective or dataset of one's own."""
+"""`fedloom new`: write a template for your own method, model, objective or dataset."""
 
 import re
 from enum import StrEnum
@@ -16,7 +16,7 @@ from fedloom.core.errors import UserError
 
 
 class Kind(StrEnum):
-    """What one can write."""
+    """Kinds of templates."""
 
     METHOD = "method"
     MODEL = "model"
@@ -34,12 +34,12 @@ USE = {
 
 @app.command()
 def new(
-    kind: Annotated[Kind, typer.Argument(help="What to write.")],
-    name: Annotated[str, typer.Argument(help="Its name: small letters, digits and _.")],
-    to: Annotated[Path, typer.Option("--to", help="The folder.")] = Path(),
+    kind: Annotated[Kind, typer.Argument(help="Kind of template.")],
+    name: Annotated[str, typer.Argument(help="Name in lower-case letters, digits and _.")],
+    to: Annotated[Path, typer.Option("--to", help="Folder to write to.")] = Path(),
     as_json: flags.Json = False,
 ) -> None:
-    """Write a small working method, model, objective or dataset of your own, with its test: change it from there.
+    """Write a small working method, model, objective or dataset, with a test, for you to change.
 
     Examples:
 
@@ -59,20 +59,20 @@ def new(
 
 
 def write(kind: Kind, name: str, folder: Path) -> list[Path]:
-    """Write the file and its test, neither of which may be there yet."""
+    """Write the file and its test; neither may exist."""
     from fedloom.experiment.files import unwritable
     from fedloom.methods import METHODS
     from fedloom.objectives import OBJECTIVES
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise UserError(f"new {kind} '{name}': a name has small letters, digits and _, as in: fedloom new {kind} mine")
+        raise UserError(f"new {kind} '{name}': use lower-case letters, digits and _, as in: fedloom new {kind} mine")
     shipped = {Kind.METHOD: set(METHODS), Kind.OBJECTIVE: set(OBJECTIVES)}
     if _class_name(name).lower() in shipped.get(kind, set()):
-        raise UserError(f"new {kind} '{name}': there is one of this name in fedloom; choose another")
+        raise UserError(f"new {kind} '{name}': fedloom ships one of this name; choose another")
     texts = files("fedloom") / "cli" / "templates"
     made = {folder / f"{name}.py": f"{kind}.py.txt", folder / f"test_{name}.py": f"test_{kind}.py.txt"}
     if present := [path for path in made if path.exists()]:
-        raise UserError(f"new {kind} '{name}': {present[0]} is there already; choose another name, or --to FOLDER")
+        raise UserError(f"new {kind} '{name}': {present[0]} already exists; choose another name, or --to FOLDER")
     for path, source in made.items():
         text = Template((texts / source).read_text(encoding="utf-8")).substitute(Name=_class_name(name), name=name)
         try:

@@ -1,13 +1,11 @@
-"""What Tab offers after a flag: known names, else files. Names are read from source files, to not import torch."""
+"""Completions that Tab offers after a flag: known names, else files. Nothing here imports torch."""
 
-import re
 from collections.abc import Callable, Iterable
 from glob import escape, iglob
 from importlib.metadata import entry_points
 from os.path import isdir, join
-from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1]
+from fedloom.cli.catalogue import Kind, names
 
 
 def matching(names: Iterable[str], incomplete: str) -> list[str]:
@@ -26,17 +24,9 @@ def _offer(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     return complete
 
 
-def _registered(group: str, files: str, pattern: str | None = None) -> Callable[[str], list[str]]:
-    """Offer a registry's names: those that match the pattern in these files, or the files' own; and entry points."""
-
-    def names() -> list[str]:
-        found = {entry.name for entry in entry_points(group=f"fedloom.{group}")}
-        for path in PACKAGE.glob(files):
-            shipped = re.findall(pattern, path.read_text(encoding="utf-8"), re.MULTILINE) if pattern else [path.stem]
-            found.update(name.replace("_", "-") for name in shipped)
-        return sorted(found)
-
-    return _offer(names)
+def _registered(kind: Kind) -> Callable[[str], list[str]]:
+    """Offer the shipped names of one kind and the entry points of installed packages."""
+    return _offer(lambda: sorted({*names(kind), *(entry.name for entry in entry_points(group=f"fedloom.{kind}"))}))
 
 
 def _recipes() -> list[str]:
@@ -45,11 +35,11 @@ def _recipes() -> list[str]:
     return list(shipped())
 
 
-methods = _registered("methods", "methods/[!_]*.py")
-models = _registered("models", "models/*.py", r'^@register\("(.+)"\)')
-engines = _registered("engines", "engines/**/*.py", r'^(?:AUTO|    name: ClassVar\[str\]) = "(.+)"')
-datasets = _registered("datasets", "data/sources/*.py", r'^    name = "(.+)"')
-partitions = _registered("partitions", "data/partition.py", r"^@_partition\ndef (\w+)")
+methods = _registered("methods")
+models = _registered("models")
+engines = _registered("engines")
+datasets = _registered("datasets")
+partitions = _registered("partitions")
 recipes = _offer(_recipes)
 logs = _offer(lambda: ["tensorboard", "wandb"])
 heads = _offer(lambda: ["linear", "mlp", "svm", "logreg"])

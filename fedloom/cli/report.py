@@ -1,4 +1,4 @@
-"""`fedloom report`, `watch`: the page of a run or a comparison."""
+"""`fedloom report`, `watch`: the HTML report of a run or comparison."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,20 +12,20 @@ from fedloom.cli.base import app, err, say, show_json
 
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or the folder of a comparison.")]
 POINTS = 400
-Points = Annotated[int, typer.Option("--points", min=0, help="Samples of a t-SNE; 0 leaves them out.")]
+Points = Annotated[int, typer.Option("--points", min=0, help="Number of samples in each t-SNE plot; 0 for none.")]
 
 
 @app.command()
 def report(
     runs: Runs,
-    to: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("report.html"),
-    png: Annotated[Path | None, typer.Option("--png", help="A folder to write every figure to, as PNG.")] = None,
+    to: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
+    png: Annotated[Path | None, typer.Option("--png", help="Folder for the figures as PNG files.")] = None,
     points: Points = POINTS,
     as_json: flags.Json = False,
 ) -> None:
-    """Write one HTML file about a run or a comparison: curves, table, clients, classes, representations, costs.
+    """Write the report of a run or comparison: curves, table, clients, classes, representations, costs.
 
-    It needs no network and nothing beside it. Runs that are not finished are shown as far as they have come.
+    The report is one HTML file that works offline. Unfinished runs are included up to their last round.
 
     Examples:
 
@@ -55,12 +55,12 @@ def report(
 @app.command()
 def watch(
     runs: Runs,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the page; default: a free one.")] = 0,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to serve on; default: a free one.")] = 0,
     points: Points = POINTS,
 ) -> None:
-    """Show the report in a browser and keep it up to date while runs go on; on this machine only.
+    """Serve the report on this machine only and update it while runs train.
 
-    Pages reconnect by themselves, and stay when a run ends. Ctrl-C ends it; the runs are not touched.
+    The page reconnects automatically and stays up when a run ends. Ctrl-C stops the server, not the runs.
 
     Examples:
 
@@ -72,20 +72,20 @@ def watch(
     from fedloom.report.page.insight import Insights
     from fedloom.report.page.runs import read_runs
 
-    read_runs(runs)  # a folder without runs is a mistake
+    read_runs(runs)  # raises a UserError for a folder without runs
     with Live(runs, port=port, insights=Insights(points)) as live:
-        live.stay(lambda: say(f"watching: {live.url} (Ctrl-C ends it)"))
+        live.stay(lambda: say(f"watching: {live.url} (Ctrl-C stops the server)"))
 
 
 @contextmanager
 def live_page(folder: Path | None) -> Iterator[Callable[[], None]]:
-    """Serve the page of a run in this process, if a folder is given; yield what to call when the run has ended."""
+    """Serve the report of a run in this process if a folder is given; yield the function to call after the run."""
     if folder is None:
         yield lambda: None
         return
     from fedloom.report.live import Live
     from fedloom.report.page.insight import Insights
 
-    with Live([folder], insights=Insights(unfinished=False)) as live:  # the run has the data in memory already
-        say(f"watch it: {live.url}", err)
-        yield lambda: live.stay(lambda: say(f"the page stays: {live.url} (Ctrl-C ends it)", err))
+    with Live([folder], insights=Insights(unfinished=False)) as live:  # the run already holds the data in memory
+        say(f"report: {live.url}", err)
+        yield lambda: live.stay(lambda: say(f"report: {live.url} (Ctrl-C stops the server)", err))

@@ -1,4 +1,4 @@
-"""`fedloom reproduce`: the papers' tables, run, beside the papers' figures."""
+"""`fedloom reproduce`: run the papers' tables and compare with the published figures."""
 
 from __future__ import annotations
 
@@ -21,43 +21,53 @@ if TYPE_CHECKING:
     from fedloom.studies.running import StudyPlan
     from fedloom.studies.table import Cell
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="TABLE", help="repper/table2, or a paper: fedcrc.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="TABLE", help="Tables or papers: repper/table2, fedcrc.")]
 
 
 @app.command()
 def reproduce(
     tables: Names = None,
-    only: Annotated[str | None, typer.Option("--only", help="Columns with one of these: cifar10,mnist")] = None,
-    at: Annotated[list[str] | None, typer.Option("--at", help="Columns at a place: dataset=cifar10,beta=0.5")] = None,
+    only: Annotated[
+        str | None, typer.Option("--only", help="Select columns that contain one of these values: cifar10,mnist")
+    ] = None,
+    at: Annotated[list[str] | None, typer.Option("--at", help="Select columns: dataset=cifar10,beta=0.5")] = None,
     alpha: Annotated[str | None, typer.Option("--alpha", help="Short for --at alpha=…")] = None,
     beta: Annotated[str | None, typer.Option("--beta", help="Short for --at beta=…")] = None,
-    methods: Annotated[str | None, typer.Option("--methods", help="Rows: fedavg,repper")] = None,
-    first: Annotated[bool, typer.Option("--first", help="Only what is to be run before everything else.")] = False,
-    scale: Annotated[float, typer.Option("--scale", help="Share of the rounds; the result says so.")] = 1.0,
-    reduced: Annotated[bool, typer.Option("--reduced", help="The table's smaller setting; marked so.")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Everything random follows from it.")] = 0,
+    methods: Annotated[str | None, typer.Option("--methods", help="Select rows: fedavg,repper")] = None,
+    first: Annotated[bool, typer.Option("--first", help="Select the cells with the highest priority.")] = False,
+    scale: Annotated[
+        float, typer.Option("--scale", help="Fraction of the rounds to run; recorded with the result.")
+    ] = 1.0,
+    reduced: Annotated[
+        bool, typer.Option("--reduced", help="Use the table's reduced setting; recorded with the result.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     engine: flags.Engine = None, data_dir: flags.DataDir = None, set_: flags.Set = None,
     parallel: Annotated[int, typer.Option("--parallel", min=1, help="Runs at a time, each in its own process.")] = 1,
     limit_seconds: Annotated[
-        float | None, typer.Option("--limit-seconds", help="Stop between rounds by then; a later call resumes.")
+        float | None, typer.Option("--limit-seconds", help="Stop between rounds after this time; a later call resumes.")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Also what is stored already.")] = False,
-    results: Annotated[Path, typer.Option("--results", help="Where results are stored.")] = Path("docs/reproduction"),
+    again: Annotated[bool, typer.Option("--again", help="Run cells again that have stored results.")] = False,
+    results: Annotated[Path, typer.Option("--results", help="Folder of stored results.")] = Path("docs/reproduction"),
     queue: Annotated[
-        str | None, typer.Option("--queue", help="Run a YAML list of entries, or a shipped one: decisive, tables.")
+        str | None, typer.Option("--queue", help="Run a queue: a YAML file, or a shipped one (decisive, tables).")
     ] = None,
-    status: Annotated[bool, typer.Option("--status", help="With --queue: how far it is, and what is left.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print each cell's command and recipe.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="Every table: cells, cost, what has been run.")] = False,
-    measure: Annotated[bool, typer.Option("--measure", help="With --list: time each network here.")] = False,
-    report_: Annotated[bool, typer.Option("--report", help="Write the report of all that is stored.")] = False,
-    to: Annotated[Path, typer.Option("--to", help="The report.")] = Path("docs/reproduction.md"),
+    status: Annotated[
+        bool, typer.Option("--status", help="With --queue: print what is done and what is left.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print each cell's command and recipe; run nothing.")
+    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List all tables: cells, cost, stored results.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="With --list: time each network on this machine.")] = False,
+    report_: Annotated[bool, typer.Option("--report", help="Write the report of all stored results.")] = False,
+    to: Annotated[Path, typer.Option("--to", help="Report file.")] = Path("docs/reproduction.md"),
     as_json: flags.Json = False,
 ) -> None:  # fmt: skip
-    """Run cells of the five papers' tables, and show the papers' figures beside ours.
+    """Run cells of the five papers' tables and show the published figures next to ours.
 
-    Runs are resumable (runs/reproduce); finished ones are stored as small files (docs/reproduction). With --set, what
-    differs from the paper's setting is a trial: shown, never stored.
+    Runs can be resumed (runs/reproduce); results are stored as small files (docs/reproduction). A run that --set makes
+    differ from the paper's setting is a trial: its result is printed but not stored.
 
     Examples:
 
@@ -97,9 +107,9 @@ def reproduce(
         study_queue.run(queue, plan, parallel, only_status=status, dry_run=dry_run, as_json=as_json)
         return
     if status:
-        raise UserError("--status: say which queue: fedloom reproduce --queue decisive --status")
+        raise UserError("--status: name a queue: fedloom reproduce --queue decisive --status")
     if not (tables or list_ or first):
-        raise UserError("say which table: fedloom reproduce repper/table2; `fedloom reproduce --list` shows all")
+        raise UserError("TABLE: name at least one, such as repper/table2; `fedloom reproduce --list` shows all")
     selection = Selection(
         tables or ["all"], None if only is None else only.split(","), _places(at, alpha=alpha, beta=beta),
         None if methods is None else methods.split(","), first,
@@ -127,7 +137,7 @@ def reproduce(
 
 
 def _places(at: Sequence[str] | None, **short: str | None) -> dict[str, set[str]]:
-    """`a=1,b=2` → what a column must have."""
+    """Parse `a=1,b=2` into the values that a column must have."""
     places: dict[str, set[str]] = {axis: set(value.split(",")) for axis, value in short.items() if value is not None}
     for pair in (pair for text in at or [] for pair in text.split(",")):
         axis, equals, value = pair.partition("=")
@@ -149,8 +159,8 @@ def _run_here(runs: list[tuple[StudyPlan, list[Cell]]]) -> list[CellResult]:
 
     found = []
     for number, (plan, run) in enumerate(runs):
-        if number > 0 and plan.left <= 0:  # the first makes a round in any case, so that every call makes progress
-            say(f"time is up: {len(runs) - number} runs were not started", err)
+        if number > 0 and plan.left <= 0:  # the first run always starts, so that every call makes progress
+            say(f"time limit reached: {len(runs) - number} runs were not started", err)
             break
         with watching() as start:
             outcome = run_cells(run, plan, start)
@@ -163,7 +173,7 @@ def _run_here(runs: list[tuple[StudyPlan, list[Cell]]]) -> list[CellResult]:
 
 
 def _run_beside(runs: list[tuple[StudyPlan, list[Cell]]], many: int, plan: StudyPlan) -> int:
-    """Each run by its own command; results come back through their files. The exit code of one that failed, or 0."""
+    """Run each command in its own process; results are stored as files. Return the exit code of a failed run, or 0."""
     from fedloom.studies.queue_running import arguments_of
     from fedloom.studies.running import recipe_of, run_side_by_side
 
@@ -175,7 +185,7 @@ def _run_beside(runs: list[tuple[StudyPlan, list[Cell]]], many: int, plan: Study
 
 
 def _lines(cells: list[Cell], found: list[CellResult], results: Path) -> list[Line]:
-    """What has just been run comes before what is stored; with the other seeds of the same run."""
+    """Return the lines of these cells: new results replace stored ones, other seeds are included."""
     from fedloom.studies.comparison import compared, with_other_seeds
     from fedloom.studies.report import chosen_lines
     from fedloom.studies.results import stored

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from fedloom.cli import flags, offers
-from fedloom.cli.base import app, show, watching
+from fedloom.cli.base import app, loading, show, watching
 from fedloom.cli.report import live_page
-from fedloom.cli.sweep import go_on
+from fedloom.cli.sweep import resume_sweep
 from fedloom.core import trusted_code
 
 
@@ -20,13 +20,17 @@ def run(
     batch_size: flags.BatchSize = None, lr: flags.Lr = None, fraction: flags.Fraction = None, seed: flags.Seed = None,
     engine: flags.Engine = None, ray_address: flags.RayAddress = None, out_dir: flags.Out = None,
     set_: flags.Set = None, log: flags.Log = None, as_json: flags.Json = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, or begin it.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it in a browser as it goes; see `watch`.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume the run in --out; start it if there is none.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the run in a browser while it trains; see `watch`.")
+    ] = False,
     trust_code: flags.TrustCode = False,
 ) -> None:  # fmt: skip
     """Run one experiment.
 
-    Ctrl-C (or SIGTERM) finishes the round, writes a checkpoint and says how to go on; a second one leaves at once.
+    Ctrl-C (or SIGTERM) finishes the round, writes a checkpoint and prints how to resume. A second one exits at once.
 
     Examples:
 
@@ -36,10 +40,11 @@ def run(
 
       fedloom run my.yaml --engine ray --ray-address 10.0.0.5:6379
 
-      fedloom run my.yaml --out runs/mine --resume      # a job that may be stopped and started again
+      fedloom run my.yaml --out runs/mine --resume      # safe to stop and start again
 
-      fedloom run my.yaml --watch                       # a page on this machine, until Ctrl-C after the run
+      fedloom run my.yaml --watch                       # served on this machine until Ctrl-C
     """
+    loading()
     from fedloom.config.loading import raw_recipe
     from fedloom.config.recipe import Recipe
     from fedloom.experiment.run_folder import RunFolder
@@ -62,15 +67,15 @@ def run(
 
 @app.command()
 def resume(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, a comparison or a sweep.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, comparison or sweep.")],
     data_dir: flags.DataDir = None, engine: flags.Engine = None, ray_address: flags.RayAddress = None,
     set_: flags.Set = None, trust_code: flags.TrustCodeOrAsk = False, as_json: flags.Json = False,
 ) -> None:  # fmt: skip
-    """Resume a run, a comparison or a sweep that was stopped or killed: the same result, bit for bit.
+    """Resume a run, comparison or sweep that was stopped or killed; results are bit-identical to an uninterrupted one.
 
-    A run resumes from its last checkpoint; of several, finished ones are taken as they are. Only the engine, storage
-    and data.dir can be changed. A Python file that it names is imported with your consent only: you are asked, or
-    pass --trust-code.
+    A run resumes from its last checkpoint; finished runs of a comparison or sweep are kept. Only engine, storage and
+    data.dir can be changed. Python files that the recipe names are imported only with your consent: you are asked, or
+    you pass --trust-code.
 
     Examples:
 
@@ -78,13 +83,14 @@ def resume(
 
       fedloom resume runs/mine --engine processes --set engine.workers=4
     """
+    loading()
     from fedloom.runs.compare import holds_comparison, resume_comparison
     from fedloom.runs.run import recipe_of, run
     from fedloom.runs.sweep import holds_sweep
 
     fields = flags.fields_of(set_, data_dir=data_dir, engine=engine, ray_address=ray_address)
     if holds_sweep(run_dir):
-        go_on(run_dir, fields, as_json)
+        resume_sweep(run_dir, fields, as_json)
         return
     if holds_comparison(run_dir):
         with watching() as start:
@@ -92,7 +98,7 @@ def resume(
         show(summaries, as_json, {"runs": summaries, "run_dir": str(run_dir)})
         return
     recipe = recipe_of(run_dir, fields)
-    trusted_code.require(f"the recipe of '{run_dir}'", recipe.model_dump())  # before a progress bar is drawn
+    trusted_code.require(f"the recipe of '{run_dir}'", recipe.model_dump())  # before the progress bar starts
     with watching() as start:
         summary = run(recipe, on_round=start(recipe), resume=True)
     show([summary], as_json, summary)
@@ -105,16 +111,18 @@ def compare(
         str | None,
         typer.Option("--methods", autocompletion=offers.methods, help="Comma-separated: local,fedavg,fedavg+ft"),
     ] = None,
-    seeds: Annotated[str | None, typer.Option("--seeds", help="Comma-separated: 0,1,2")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="Seeds, comma-separated: 0,1,2")] = None,
     data: flags.Data = None, data_dir: flags.DataDir = None, clients: flags.Clients = None,
     partition: flags.Partition = None, model: flags.Model = None, rounds: flags.Rounds = None,
     epochs: flags.Epochs = None, batch_size: flags.BatchSize = None, lr: flags.Lr = None,
     fraction: flags.Fraction = None, engine: flags.Engine = None, ray_address: flags.RayAddress = None,
     out_dir: flags.Out = None, set_: flags.Set = None, log: flags.Log = None, as_json: flags.Json = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the comparison in --out, or begin it.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume the comparison in --out; start it if there is none.")
+    ] = False,
     trust_code: flags.TrustCode = False,
 ) -> None:  # fmt: skip
-    """Run several methods (and seeds) on the same federation: one table.
+    """Run several methods and seeds on the same federation and print one table.
 
     Examples:
 
@@ -122,8 +130,9 @@ def compare(
 
       fedloom compare --methods local,fedavg,fedprox,fedavg+ft --seeds 0,1,2 --data digits --rounds 20
 
-      fedloom compare demo --out runs/demo --resume      # may be stopped and started again
+      fedloom compare demo --out runs/demo --resume      # safe to stop and start again
     """
+    loading()
     from fedloom.runs.compare import compare
 
     fields = flags.fields_of(

@@ -1,4 +1,4 @@
-"""What `fedloom reproduce` prints: tables beside the papers' figures, plans, costs, JSON."""
+"""Output of `fedloom reproduce`: tables with the published figures, plans, costs, JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def show_lines(tables: Mapping[str, Table], lines: Sequence[Line]) -> None:
-    """Print each column as a table, with the order of its methods, then how many cells agree."""
+    """Print each column as a table with the order of its methods, then the number of cells that agree."""
     from fedloom.studies.comparison import setting_in_words
     from fedloom.studies.order import in_words, pairs
     from fedloom.studies.report import by_column, command
@@ -52,7 +52,7 @@ def _counted(lines: Sequence[Line]) -> str:
     found = tally(lines)
     words = [f"{found.run} of {found.cells} cells were run"]
     if found.paper.judged:
-        agree = f"{found.paper.within} of {found.paper.judged} agree (within 2 points, to either side)"
+        agree = f"{found.paper.within} of {found.paper.judged} agree (within 2 points, above or below)"
         words.append(f"in the paper's setting {agree}, {found.paper.above} above, {found.paper.below} below")
     words += [f"in a setting of ours {count_in_words(found.ours)}"] * bool(found.ours.run)
     words += [f"shortened {count_in_words(found.shortened)}"] * bool(found.shortened.run)
@@ -60,7 +60,7 @@ def _counted(lines: Sequence[Line]) -> str:
 
 
 def lines_as_json(lines: Sequence[Line]) -> dict[str, Any]:
-    """The cells, how many of them agree, and the order of methods in each column."""
+    """Return cells, agreement counts and the order of methods in each column, for JSON."""
     from fedloom.studies.comparison import tally
     from fedloom.studies.order import pairs
     from fedloom.studies.report import by_column
@@ -113,7 +113,7 @@ def show_plan(plan: StudyPlan, run: Sequence[Cell]) -> None:
 
 
 def show_list(tables: Mapping[str, Table], cells: Sequence[Cell], plan: StudyPlan, measure: bool) -> None:
-    """Print cells and runs of every table, million image-steps, seconds here, and what is stored."""
+    """Print every table's cells, runs, million image-steps, time on this machine and stored results."""
     from fedloom.studies import cost
     from fedloom.studies.comparison import tally
     from fedloom.studies.cost import measured
@@ -149,6 +149,6 @@ def show_list(tables: Mapping[str, Table], cells: Sequence[Cell], plan: StudyPla
     out.print(grid)
     out.print(
         "M steps: million images forward and backward through the network; evaluation is not counted. Time here: from "
-        "the speed of runs with the same network on this machine, one at a time (–: unknown; --measure finds out).",
+        "the speed of runs with the same network on this machine, one at a time (–: unknown; --measure times it).",
         highlight=False,
     )

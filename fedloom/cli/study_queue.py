@@ -1,4 +1,4 @@
-"""`fedloom reproduce --queue`: runs a queue, or says how far it is."""
+"""`fedloom reproduce --queue`: run a queue of cells, or print its status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATES: tuple[State, ...] = ("done", "running", "stopped", "failed", "waiting")
 
 
 def refuse_selection(given: Mapping[str, object]) -> None:
-    """Raise a UserError if an option was given that a queue's entries have as fields."""
+    """Raise a UserError if an option was given that belongs into the queue's entries."""
     if names := [name for name, value in given.items() if value]:
         raise UserError(
             f"{names[0]}: cannot be combined with --queue; write it into an entry of the queue, or leave --queue out"
@@ -30,14 +30,14 @@ def refuse_selection(given: Mapping[str, object]) -> None:
 
 
 def run(source: str, plan: StudyPlan, parallel: int, *, only_status: bool, dry_run: bool, as_json: bool) -> None:
-    """Run a queue and print how far it is.
+    """Run a queue and print its status.
 
     Args:
-        source: A file, or the name of a shipped queue.
-        plan: Results, deadline and fields such as the data folder; entries have the rest.
+        source: A queue file, or the name of a shipped queue.
+        plan: Results folder, deadline and fields such as the data folder; the entries define the rest.
         parallel: Runs at a time.
-        only_status: Run nothing.
-        dry_run: Run nothing, and print each run's command and recipe.
+        only_status: Print the status without running anything.
+        dry_run: Print each run's command and recipe without running anything.
         as_json: Print JSON instead of a table.
     """
     from fedloom.experiment.resume import is_free
@@ -46,7 +46,7 @@ def run(source: str, plan: StudyPlan, parallel: int, *, only_status: bool, dry_r
 
     if fixed := [path for path in plan.trial if not is_free(path)]:
         raise UserError(
-            f"--set {fixed[0]}: figures depend on it, and a queue stores its results; run it without --queue"
+            f"--set {fixed[0]}: changes the figures, and a queue stores its results; run it without --queue"
         )
     entries = load_queue(source).runs(plan)
     runs = distinct(entries)
@@ -68,7 +68,7 @@ def run(source: str, plan: StudyPlan, parallel: int, *, only_status: bool, dry_r
         say(failure.said, err)
     if failures:
         code = failures[0].exit_code
-        raise typer.Exit(code if code > 0 else 128 - code)  # by a signal: as a shell has it
+        raise typer.Exit(code if code > 0 else 128 - code)  # killed by a signal: the shell's convention
 
 
 def _show(source: str, found: Sequence[EntryStatus], machine: str) -> None:

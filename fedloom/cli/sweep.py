@@ -1,4 +1,4 @@
-"""`fedloom sweep`: one recipe, many settings."""
+"""`fedloom sweep`: run one recipe with many settings."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedloom.cli import flags
-from fedloom.cli.base import app, err, out, say, show_json, watching
+from fedloom.cli.base import app, err, loading, out, say, show_json, watching
 
 if TYPE_CHECKING:
     from fedloom.experiment.records import Summary
@@ -16,23 +16,27 @@ if TYPE_CHECKING:
 def sweep(
     recipe: flags.RecipeFile = None,
     over: Annotated[
-        list[str] | None, typer.Option("--over", help="FIELD=VALUE,VALUE,… or FIELD=LOW..HIGH (repeatable).")
+        list[str] | None, typer.Option("--over", help="Vary FIELD=VALUE,VALUE,… or FIELD=LOW..HIGH (repeatable).")
     ] = None,
-    seeds: Annotated[str | None, typer.Option("--seeds", help="Comma-separated: 0,1,2")] = None,
-    random: Annotated[int | None, typer.Option("--random", help="Draw so many settings instead of trying all.")] = None,
-    parallel: Annotated[int | None, typer.Option("--parallel", help="Runs at a time, of one thread each.")] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="Seeds, comma-separated: 0,1,2")] = None,
+    random: Annotated[
+        int | None, typer.Option("--random", help="Number of settings to draw at random; default: all combinations.")
+    ] = None,
+    parallel: Annotated[int | None, typer.Option("--parallel", help="Runs at a time, each single-threaded.")] = None,
     method: flags.Method = None, data: flags.Data = None, data_dir: flags.DataDir = None, clients: flags.Clients = None,
     partition: flags.Partition = None, model: flags.Model = None, rounds: flags.Rounds = None,
     epochs: flags.Epochs = None, batch_size: flags.BatchSize = None, lr: flags.Lr = None,
     fraction: flags.Fraction = None, engine: flags.Engine = None, out_dir: flags.Out = None, set_: flags.Set = None,
     log: flags.Log = None, as_json: flags.Json = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the sweep in --out, or begin it.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Resume the sweep in --out; start it if there is none.")
+    ] = False,
     trust_code: flags.TrustCode = False,
 ) -> None:  # fmt: skip
-    """Run one recipe with many settings and seeds: one table and a picture (a curve, or a heat map over two fields).
+    """Run one recipe with many settings and seeds; print a table and draw a curve, or a heat map over two fields.
 
-    The table only reports: there is no validation split, and the best on test data is no choice to make on it. Ctrl-C
-    stops every run with a checkpoint; `fedloom resume FOLDER` goes on.
+    The table reports test accuracy. There is no validation split, so do not choose hyperparameters by it. Ctrl-C stops
+    every run with a checkpoint; `fedloom resume FOLDER` continues.
 
     Examples:
 
@@ -42,6 +46,7 @@ def sweep(
 
       fedloom sweep sweeps/fedcrc-tau      # shipped, in the style of FedCRC's Table III
     """
+    loading()
     from fedloom.runs.sweep import read_over, sweep
 
     fields = flags.fields_of(
@@ -57,7 +62,7 @@ def sweep(
     show_sweep(runs, as_json)
 
 
-def go_on(folder: Path, fields: dict[str, Any], as_json: bool) -> None:
+def resume_sweep(folder: Path, fields: dict[str, Any], as_json: bool) -> None:
     """Resume the sweep in a folder."""
     from fedloom.runs.sweep import SWEEP, sweep
 
@@ -69,7 +74,7 @@ def go_on(folder: Path, fields: dict[str, Any], as_json: bool) -> None:
 
 
 def show_sweep(runs: "list[Summary]", as_json: bool) -> None:
-    """Print the table, or JSON; draw the picture beside the runs."""
+    """Print the table, or JSON, and draw the picture in the sweep's folder."""
     from fedloom.report.sweep import NOTE, by_setting, plot_sweep, sweep_table
 
     folder = Path(runs[0]["run_dir"]).parent

@@ -1,4 +1,4 @@
-"""`fedloom newcomers`, `adapt`, `predict`, `export`: what a trained federation is good for."""
+"""`fedloom newcomers`, `adapt`, `predict`, `export`: use a trained federation."""
 
 import csv
 import sys
@@ -18,37 +18,41 @@ if TYPE_CHECKING:
     from fedloom.inference.trained_model import TrainedModel
 
 SOME_SKIPPED = 3
-"""Exit code when some pictures could not be read; the others were answered."""
+"""Exit code when some images could not be read and the others were predicted."""
 
 FORMATS = r"onnx (needs fedloom\[export]), torchscript or safetensors."
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A finished run's folder.")]
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A run folder, or a model that adapt or export wrote.")]
-ClientFlag = Annotated[int | None, typer.Option("--client", help="Whose model of a run; else everybody's.")]
-Style = Annotated[str | None, typer.Option("--style", help="Which style's classifier (runs without labels).")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Run folder, or a model file written by adapt or export.")]
+ClientFlag = Annotated[
+    int | None, typer.Option("--client", help="Use this client's personal model; default: the global model.")
+]
+Style = Annotated[str | None, typer.Option("--style", help="Style whose classifier to use (runs without labels).")]
 
 
 @app.command()
 def newcomers(
     folder: Run,
-    data: Annotated[str | None, typer.Option("--data", help="Another dataset: newcomers with other classes.")] = None,
+    data: Annotated[str | None, typer.Option("--data", help="Take newcomers from another dataset.")] = None,
     data_dir: flags.DataDir = None,
-    clients: Annotated[int, typer.Option("--clients", min=1, help="How many newcomers --data is dealt out to.")] = 20,
-    partition: Annotated[str, typer.Option("--partition", help="How --data is dealt out.")] = "dirichlet:1",
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many images of --data.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="How --data is dealt out at random.")] = 0,
-    heads: Annotated[str, typer.Option("--heads", help="Comma-separated.")] = "linear,mlp,svm,logreg",
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Of linear and mlp heads, at least.")] = 100,
+    clients: Annotated[
+        int, typer.Option("--clients", min=1, help="Number of newcomers that --data is divided among.")
+    ] = 20,
+    partition: Annotated[str, typer.Option("--partition", help="How --data is divided.")] = "dirichlet:1",
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use at most this many images of --data.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed for dividing --data.")] = 0,
+    heads: Annotated[str, typer.Option("--heads", help="Classifier heads, comma-separated.")] = "linear,mlp,svm,logreg",
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Minimum training steps of linear and mlp heads.")] = 100,
     alone_epochs: Annotated[
-        int | None, typer.Option("--alone-epochs", min=0, help="Of training alone; 0: leave it out.")
+        int | None, typer.Option("--alone-epochs", min=0, help="Epochs of training alone; 0 skips it.")
     ] = None,
     trust_code: flags.TrustCodeOrAsk = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Test a run on clients that never took part: heads on its frozen representation, against training alone.
+    """Test a run on clients that never trained: heads on its frozen representation, compared with training alone.
 
-    Without --data they are those that data.newcomers held out; then the global model is tested on them too, as it is
-    (FedCRC's Table II). With --data they come from another dataset, with its own classes (RepPer's Fig. 6).
+    Without --data, newcomers are the clients that data.newcomers held out, and the global model is tested on them too
+    (FedCRC's Table II). With --data, they come from another dataset with its own classes (RepPer's Fig. 6).
 
     Examples:
 
@@ -79,7 +83,7 @@ def newcomers(
             on_client=lambda _: status.update(f"{next(done)} of {len(found.clients)} newcomers"),
         )  # fmt: skip
     if results["representation"] != "shared":
-        what = "newcomers build on the average of the clients' extractors"
+        what = "newcomers use the average of the clients' extractors"
         say(f"note: {results['method']} shares no extractor: {what}", err)
     if as_json:
         show_json(results)
@@ -99,20 +103,20 @@ def newcomers(
 @app.command(name="adapt")
 def adapt_run(
     folder: Run,
-    images: Annotated[Path, typer.Option("--images", help="A folder with a folder of pictures for each class.")],
+    images: Annotated[Path, typer.Option("--images", help="Folder with one folder of images per class.")],
     head: Annotated[
-        str, typer.Option("--head", help="linear, mlp, svm or logreg.", autocompletion=offers.heads)
+        str, typer.Option("--head", help="Classifier: linear, mlp, svm or logreg.", autocompletion=offers.heads)
     ] = "logreg",
-    shots: Annotated[int | None, typer.Option("--shots", min=1, help="Fit on so many of each class only.")] = None,
-    to: Annotated[Path | None, typer.Option("--to", help="A folder; default: adapted/ and the images' name.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of folds, shots and heads.")] = 0,
+    shots: Annotated[int | None, typer.Option("--shots", min=1, help="Fit on this many images per class.")] = None,
+    to: Annotated[Path | None, typer.Option("--to", help="Folder to write to; default: adapted/NAME.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     trust_code: flags.TrustCodeOrAsk = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Give a new client its own model in seconds: the run's representation, frozen, and a classifier on it.
+    """Make a personal model for a new client in seconds: a classifier on the run's frozen representation.
 
-    The accuracy is on pictures that the tested classifier had not seen: stratified cross-validation or, with --shots,
-    all the others. The model is one file, model.safetensors, for fedloom predict and export.
+    The accuracy is measured on images the classifier was not fitted on: by stratified cross-validation or, with
+    --shots, on the remaining images. The model is written to model.safetensors, for fedloom predict and export.
 
     Examples:
 
@@ -130,12 +134,12 @@ def adapt_run(
     run = load(folder)
     base = run.representation()
     if base.client == AVERAGED:
-        what = "the model builds on the average of the clients' extractors"
+        what = "the model uses the average of the clients' extractors"
         say(f"note: {run.method.name} shares no extractor: {what}", err)
     pictures, labels, classes = labelled_pictures(images, base.form.shape)
     base.about = {"run": folder.resolve().name, "method": run.method.name}
     model, adaptation = adapt(base, pictures.images, labels, classes, head=head, shots=shots, seed=seed)  # type: ignore[arg-type]
-    adaptation.warnings += [f"left out: {path} ({why})" for path, why in pictures.skipped.items()]
+    adaptation.warnings += [f"skipped: {path} ({why})" for path, why in pictures.skipped.items()]
     path = (to or Path("adapted") / images.resolve().name) / "model.safetensors"
     model.about["adapted"] = adaptation.to_json()
     model.save(path)
@@ -160,16 +164,16 @@ def _show(found: "Adaptation") -> None:
 @app.command()
 def predict(
     model: Model,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Picture files, or folders of them.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files, or folders of them.")],
     client: ClientFlag = None,
     style: Style = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="CSV on stdout.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     trust_code: flags.TrustCodeOrAsk = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Name what is in pictures: class and probability.
+    """Classify images: print the class and its probability.
 
-    Pictures that cannot be read are named and skipped; the exit code is then 3.
+    Images that cannot be read are reported and skipped, and the exit code is 3.
 
     Examples:
 
@@ -201,7 +205,7 @@ def predict(
 
 
 def answers(model: "TrainedModel", pictures: "Pictures") -> list[dict[str, Any]]:
-    """Return a row for every picture."""
+    """Return one row of predictions per image."""
     if not pictures.paths:
         return []
     likely = model.probabilities(pictures.images)
@@ -222,14 +226,16 @@ def export_model(
     to: Annotated[str, typer.Option("--to", help=FORMATS, autocompletion=offers.formats)],
     client: ClientFlag = None,
     style: Style = None,
-    path: Annotated[Path | None, typer.Option("--out", help="The file; default: client-3.onnx and the like.")] = None,
+    path: Annotated[
+        Path | None, typer.Option("--out", help="File to write; default: for example client-3.onnx.")
+    ] = None,
     trust_code: flags.TrustCodeOrAsk = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Write a model for other programs, preprocessing included: it takes batches of H × W × C bytes.
+    """Export a model with its preprocessing: it takes batches of H × W × C uint8 images.
 
-    What was written is run once and compared with the model: logits are the same within 1e-4. Class names are in the
-    file's metadata.
+    The exported file is run once and its logits are compared with the model's (within 1e-4). Class names are stored in
+    the file's metadata.
 
     Examples:
 
@@ -245,7 +251,7 @@ def export_model(
     name = model.stem if model.is_file() else "global" if client is None else f"client-{client}"
     path = path or Path(name + SUFFIXES[to])
     if path.exists() and path.resolve() == model.resolve():
-        raise UserError(f"--out {path}: that is the model itself; name another file")
+        raise UserError(f"--out {path}: this is the input model; name another file")
     off = export(chosen, to, path)
     if as_json:
         show_json({"file": str(path), "to": to, "classes": list(chosen.classes), "difference": off})
@@ -254,7 +260,7 @@ def export_model(
 
 
 def open_model(path: Path, client: int | None, style: str | None) -> "TrainedModel":
-    """Load a model file, a client's model of a run, or its global one."""
+    """Load a model file, or the global model or a client's model of a run."""
     from fedloom.inference.trained_model import load_model
     from fedloom.inference.trained_run import load
 
@@ -265,7 +271,7 @@ def open_model(path: Path, client: int | None, style: str | None) -> "TrainedMod
     run = load(path)
     if client is not None:
         if style is not None:
-            raise UserError("--style is for the global model; a client has one of its own")
+            raise UserError("--style selects a classifier of the global model; leave it out with --client")
         return run.personal(client)
     found = run.global_model(style)
     found.refuse_without_classifier()

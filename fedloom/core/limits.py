@@ -3,10 +3,7 @@
 import os
 from pathlib import Path
 
-import torch
-
 from fedloom.core.errors import UserError
-from fedloom.core.task import Task
 
 
 def refuse_without_room(size: int, what: str, remedy: str = "use fewer pixels", thing: str = "the images") -> None:
@@ -65,35 +62,3 @@ def _of_process() -> int | None:
 def gigabytes(size: int) -> str:
     """For messages."""
     return f"{size / 1e9:,.1f} GB"
-
-
-COPIES = 4
-"""Of a network, at the least: at the server, at work, as it was received, and as it began."""
-
-
-def refuse_model_without_room(task: Task) -> None:
-    """Counts the network's bytes on torch's meta device, where nothing is allocated."""
-    try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            tensors = list(task.model().state_dict().values())
-    except (RuntimeError, TypeError, OverflowError) as error:
-        if "overflow" not in str(error).lower():
-            return  # building it in earnest will show what is wrong
-        raise UserError(
-            f"model.name = '{task.network.name}': with {_options(task)} it is larger than can be counted; choose "
-            "smaller options"
-        ) from None
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    room = free_memory()
-    if room is not None and COPIES * size > room:
-        pixels = "×".join(map(str, task.shape))
-        raise UserError(
-            f"model.name = '{task.network.name}': with {_options(task)} and images of {pixels} it takes "
-            f"{gigabytes(size)}, {COPIES} times over; {gigabytes(room)} of memory are free: choose a smaller "
-            "model or data.size"
-        )
-
-
-def _options(task: Task) -> str:
-    options = ", ".join(f"{name}: {value}" for name, value in task.network.options.items())
-    return f"{{{options}}}" if options else "its defaults"

@@ -4,7 +4,8 @@ The message of such an error names the file, the field and the remedy. JSON is r
 dataclasses that the rest of the code works with.
 """
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
@@ -106,6 +107,17 @@ def conforming(value: Any, kind: type[Read], where: str, remedy: str) -> Read:
     except ValidationError as error:
         raise _refusal(error, where, remedy) from None
     return cast(Read, value)
+
+
+def without_nan(value: Any) -> Any:
+    """Replace NaN and infinity by None, since JSON has neither."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(item) for item in value]
+    return value
 
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedloom.core.batches import Augmentation, Pixels
 from fedloom.core.errors import UserError
+from fedloom.core.limits import free_memory, gigabytes
 from fedloom.core.protocols import ModelFactory, Objective, Shape
 
 
@@ -220,3 +221,35 @@ def group_of_clients(task: Task) -> list[int]:
     if groups is None:
         return [0] * task.clients
     return [int(groups[samples[0]]) if len(samples) else -1 for samples in task.federation.train]
+
+
+COPIES = 4
+"""Copies of a network that a run needs at least: the server's, the client's, the received and the initial one."""
+
+
+def refuse_model_without_room(task: Task) -> None:
+    """Raise a UserError if the task's network does not fit into memory; it is measured on torch's meta device."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            tensors = list(task.model().state_dict().values())
+    except (RuntimeError, TypeError, OverflowError) as error:
+        if "overflow" not in str(error).lower():
+            return  # building the network reports the problem
+        raise UserError(
+            f"model.name = '{task.network.name}': with {_options(task)} it is larger than can be counted; choose "
+            "smaller options"
+        ) from None
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    room = free_memory()
+    if room is not None and COPIES * size > room:
+        pixels = "×".join(map(str, task.shape))
+        raise UserError(
+            f"model.name = '{task.network.name}': with {_options(task)} and images of {pixels} it takes "
+            f"{gigabytes(size)}, {COPIES} times over; {gigabytes(room)} of memory are free: choose a smaller "
+            "model or data.size"
+        )
+
+
+def _options(task: Task) -> str:
+    options = ", ".join(f"{name}: {value}" for name, value in task.network.options.items())
+    return f"{{{options}}}" if options else "its defaults"

@@ -8,11 +8,11 @@ from fedloom.data import sources
 from fedloom.data.dataset import combine, limit, resize
 from fedloom.data.federation import counts, federate, parse_split
 from fedloom.data.partition import PARTITIONS, Partition, Pool, parse_partition
-from fedloom.data.sources import SourceInfo, data_folder, describe, parts
+from fedloom.data.sources import data_folder, parts
 
 __all__ = [
-    "PARTITIONS", "Dataset", "Federation", "Partition", "Pool", "SourceInfo", "combine", "counts", "data_folder",
-    "describe", "federate", "limit", "load", "parse_partition", "parse_split", "parts", "resize",
+    "PARTITIONS", "Dataset", "Federation", "Partition", "Pool", "combine", "counts", "data_folder",
+    "federate", "limit", "load", "parse_partition", "parse_split", "parts", "resize",
 ]  # fmt: skip
 
 

@@ -27,8 +27,8 @@ from fedloom.deploy.tasks import own_images, own_task
 from fedloom.deploy.terms import FederationTerms, fingerprint, is_run, language, refuse_other_language
 from fedloom.engines import Engine, EngineSettings, make_engine
 from fedloom.experiment.files import write_whole
-from fedloom.trust.ledger import FILE as LEDGER
 from fedloom.trust.ledger import Ledger
+from fedloom.trust.ledger_file import FILE as LEDGER
 
 KINDS = ("update", "evaluate", "global")
 """What a client does for a server. Completing a representation with several clients' data is not among it."""

@@ -14,13 +14,13 @@ from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.failures import RoundError
 from fedloom.core.job import Runner
-from fedloom.core.limits import refuse_model_without_room
 from fedloom.core.message import Message, signature
+from fedloom.core.reading import without_nan
 from fedloom.core.scores import Scores
 from fedloom.core.server import Server
 from fedloom.core.signals import Interrupted, Interrupts
 from fedloom.core.state import FlatState, State
-from fedloom.core.task import EVERYONE, Task
+from fedloom.core.task import EVERYONE, Task, refuse_model_without_room
 from fedloom.core.workspace import Setup
 from fedloom.engines import Engine, EngineSettings, make_engine
 from fedloom.experiment.build import make_task, task_facts
@@ -39,13 +39,13 @@ from fedloom.experiment.resume import (
     with_choice,
 )
 from fedloom.experiment.round import Round
-from fedloom.experiment.run_folder import CLIENTS, ENGINE, SUMMARY, TASK, RunFolder, holds_run, without_nan
+from fedloom.experiment.run_folder import CLIENTS, ENGINE, SUMMARY, TASK, RunFolder, holds_run
 from fedloom.experiment.sampling import Sampling
 from fedloom.experiment.summary import summary_of
 from fedloom.experiment.trust import Trust
 from fedloom.trust.faults import FaultInjector
-from fedloom.trust.ledger import FILE as LEDGER
 from fedloom.trust.ledger import Ledger
+from fedloom.trust.ledger_file import FILE as LEDGER
 
 ATTEMPTS = 5
 """How often a round is begun, with other clients each time, before the run stops for want of answers."""

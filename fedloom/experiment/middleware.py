@@ -13,7 +13,8 @@ from fedloom.core.failures import Failure
 from fedloom.core.job import ENCODED, Job, Result, Runner
 from fedloom.core.message import Message, MessageError, Signature, is_count, mismatch
 from fedloom.core.workspace import Workspace
-from fedloom.trust.ledger import Ledger, Purpose
+from fedloom.trust.ledger import Ledger
+from fedloom.trust.ledger_file import Purpose
 
 
 class RecordMessages:

@@ -18,7 +18,7 @@ from fedloom.engines import EngineSettings, engine_class
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.records import ROUND, RoundRecord, Summary
 from fedloom.experiment.run_folder import ENGINE, finished, holds_run, stored_values, stored_versions, versions
-from fedloom.trust.ledger import LedgerFile
+from fedloom.trust.ledger_file import LedgerFile
 
 FREE = ("engine", "storage", "out", "log", "data.dir", "sweep.parallel")
 """Where and how fast a run goes on may change; what it computes may not."""

@@ -1,7 +1,6 @@
 """A run's folder: recipe, versions, metrics as they come, per-client results, summary, final models."""
 
 import json
-import math
 import platform
 import shutil
 from collections.abc import Iterable, Mapping
@@ -17,7 +16,7 @@ from torch import Tensor
 from fedloom.config.loading import read_yaml
 from fedloom.core import registry, trusted_code
 from fedloom.core.errors import UserError
-from fedloom.core.reading import read_json, read_lines
+from fedloom.core.reading import read_json, read_lines, without_nan
 from fedloom.core.state import serialisable
 from fedloom.experiment.files import unwritable, write_whole
 from fedloom.experiment.lock import RunLock
@@ -204,14 +203,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "not installed as a package"
     return found | registry.files() | {"torch": torch.__version__}  # its own word tells the build (cpu, cu130)
-
-
-def without_nan(value: Any) -> Any:
-    """JSON has no NaN: null instead."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_nan(item) for item in value]
-    return value

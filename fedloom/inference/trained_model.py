@@ -21,12 +21,12 @@ from fedloom.core import trusted_code
 from fedloom.core.batches import Pixels
 from fedloom.core.client import Client
 from fedloom.core.errors import UserError
-from fedloom.core.limits import refuse_model_without_room, refuse_without_room
+from fedloom.core.limits import refuse_without_room
 from fedloom.core.optimizers import Training
 from fedloom.core.protocols import ModelFactory
 from fedloom.core.reading import CHECKED, decoding, parse_json
 from fedloom.core.state import State, serialisable
-from fedloom.core.task import ImageFormat
+from fedloom.core.task import ImageFormat, refuse_model_without_room
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.experiment.files import write_whole
 from fedloom.experiment.records import ImageFacts, Named

@@ -1,41 +1,34 @@
-"""What the command line says of methods: what each is, what travels, what can protect it, its hyperparameters."""
+"""Facts about methods: summary, what they send and keep, which protections apply, hyperparameters."""
 
 from inspect import cleandoc
 from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
-from rich.padding import Padding
-from rich.text import Text
 
 from fedloom import methods
 from fedloom.trust.privacy import uncovered
 from fedloom.trust.robust import unprotected
 
 
-def list_one(out: Console, row: dict[str, Any]) -> None:
-    """A method in the list: its name, then a line each on what it is, what travels, what it can be told, its paper."""
-    travels = [f"{verb} {', '.join(row[verb])}" for verb in ("shares", "sends", "receives", "keeps") if row[verb]]
-    parameters = ", ".join(f"{p['name']}={p['default']}" for p in row["parameters"])
-    out.print(f"[bold]{row['name']}[/bold]")
-    for line in (row["what"], " · ".join(travels), parameters, row["paper"]):
-        if line:
-            out.print(Padding(Text(line), (0, 0, 0, 4)))
-
-
 def method_info(name: str) -> dict[str, Any]:
-    """What `methods --json` says of one."""
+    """Describe a method as `fedloom methods NAME --json` prints it.
+
+    Args:
+        name: A registered method, one with additions (`fedavg+ft`), or a class in a file (`mine.py:Mine`).
+
+    Raises:
+        UserError: There is no such method, or its file may not be imported.
+    """
     method = methods.get(name)
+    summary, *details = cleandoc(method.__doc__ or "").split("\n")
     return {
         "name": method.name,
-        "what": (method.__doc__ or "").split("\n")[0],
-        "more": " ".join(cleandoc(method.__doc__ or "").split("\n")[1:]).strip(),
+        "what": summary,
+        "more": " ".join(details).strip(),
         "shares": list(method.shares),
         "sends": list(method.sends),
         "receives": list(method.receives),
         "keeps": list(method.keeps),
         "leaves": [] if method.pooled else list(method.up),
-        "reveals": {part: says for part, says in method.reveals.items() if part in method.up},
+        "reveals": {part: text for part, text in method.reveals.items() if part in method.up},
         "robust": unprotected(method) is None,
         "not_robust": unprotected(method),
         "private": uncovered(method) is None,
@@ -50,26 +43,6 @@ def method_info(name: str) -> dict[str, Any]:
 
 
 def _paper(kind: type[methods.Method]) -> str:
-    """Its own; that of the method it is built on is told as such."""
+    """Return the method's paper. A paper that is inherited is marked as that of the base method."""
     owner = next(one for one in kind.__mro__ if "paper" in vars(one))
     return kind.paper if owner is kind or not kind.paper else f"built on {owner.__name__}: {kind.paper}"
-
-
-def explain(out: Console, row: dict[str, Any]) -> None:
-    """One method, in full."""
-    lines = [row["more"]] if row["more"] else []
-    for name in ("paper", "shares", "sends", "receives", "keeps"):
-        value = row[name] if isinstance(row[name], str) else ", ".join(row[name])
-        if value:
-            lines.append(f"{name}: {value}")
-    leaves = ", ".join(row["leaves"]) or "no tensors"
-    lines.append(
-        f"leaves a client: {leaves}; its number of samples, losses and test results; no images, no single labels"
-    )
-    lines += [f"{part} reveals: {says}" for part, says in row["reveals"].items()]
-    for name, section in (("robust", "robust rules"), ("private", "differential privacy")):
-        lines.append(f"{section}: " + ("yes" if row[name] else f"no, it {row['not_' + name]}"))
-    lines += [f"{one['name']} = {one['default']}  {one['what']}" for one in row["parameters"]]
-    out.print(f"[bold]{row['name']}[/bold]  {escape(row['what'])}", highlight=False)
-    for line in lines:
-        out.print(Padding(Text(line), (0, 0, 0, 2)))

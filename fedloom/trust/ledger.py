@@ -6,97 +6,25 @@ and the bytes. In a deployment evaluation is counted too, and the texts of error
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import AfterValidator, Field, with_config
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from fedloom.core.limits import refuse_without_room
 from fedloom.core.message import Contents, Message
 from fedloom.core.protocols import MethodLike
-from fedloom.core.reading import CHECKED, Count, conforming, read_json
+from fedloom.core.reading import conforming
 from fedloom.core.scores import Scores
 from fedloom.core.state import nbytes, under
 from fedloom.core.workspace import Workspace
+from fedloom.trust.ledger_file import FILE, Direction, EntryRow, Purpose
 from fedloom.trust.privacy import PrivacySettings
 
-Direction = Literal["up", "down"]
-Purpose = Literal["training", "evaluation", "error"]
-FILE = "ledger.json"
 SIMULATED_NUMBERS = [
     "with every message: the number of training samples, the mean training loss, the seconds that it took",
     "when evaluated: samples right and samples tested per class, and the loss, of the client's own test data",
 ]
-
-
-def _is_type(name: str) -> str:
-    if not isinstance(getattr(torch, name, None), torch.dtype):
-        raise ValueError("must be a type of tensors, such as float32")
-    return name
-
-
-Interval = Annotated[list[Annotated[int, Field(ge=-1, le=2**53)]], Field(min_length=2, max_length=2)]
-"""First and last."""
-
-
-@with_config(CHECKED)
-class TensorRow(TypedDict):
-    """A tensor of a message."""
-
-    name: str
-    shape: list[Count]
-    dtype: Annotated[str, AfterValidator(_is_type)]
-    bytes: Count
-
-
-@with_config(CHECKED)
-class EntryRow(TypedDict):
-    """An entry, as the file has it."""
-
-    direction: Direction
-    purpose: Purpose
-    messages: Count
-    bytes: Count
-    rounds: list[Interval]
-    clients: Count
-    client_ids: list[Interval]
-    tensors: list[TensorRow]
-
-
-@with_config(CHECKED)
-class PartRow(TypedDict):
-    """A part that never leaves a client."""
-
-    part: str
-    tensors: Count
-    bytes: Count
-    why: str
-
-
-@with_config(CHECKED)
-class PrivacyRow(TypedDict):
-    """The recipe's privacy, and whether the run was a simulation."""
-
-    clip: float
-    noise: float
-    simulated: bool
-
-
-@with_config(CHECKED)
-class LedgerFile(TypedDict):
-    """ledger.json."""
-
-    method: str
-    pooled: bool
-    never: list[PartRow]
-    reveals: dict[str, str]
-    numbers: list[str]
-    models: bool
-    privacy: PrivacyRow | None
-    messages: list[EntryRow]
 
 
 @dataclass
@@ -225,13 +153,6 @@ class Ledger:
                 row["messages"], row["bytes"],
             )  # fmt: skip
         return ledger
-
-
-def read_ledger(run: Path) -> dict[str, Any]:
-    """A run folder's ledger."""
-    inner = None if (run / FILE).exists() else min(run.glob(f"*/{FILE}"), default=None)  # a comparison or a sweep
-    such_as = "runs/NAME" if inner is None else inner.parent
-    return {**read_json(run / FILE, LedgerFile, f"give the folder of a run, such as {such_as}")}
 
 
 def ranges(numbers: Iterable[int]) -> list[list[int]]:

@@ -160,7 +160,7 @@ def test_the_paper_of_a_method_that_inherits_it_is_told_as_that_of_another() -> 
 
 def test_paragraphs_of_help_flow_to_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    assert "names are in the file's metadata." in invoke("export", "--help").stdout
+    assert "stored in the file's metadata." in invoke("export", "--help").stdout
 
 
 def test_methods_lists_all_and_explains_one() -> None:
@@ -215,7 +215,7 @@ MISTAKES = [
     (["run", "--data", "digitz"], "digitz"),
     (["run", "nowhere.yaml"], "recipe 'nowhere.yaml' cannot be read"),
     (["run", "demo"], "describes a comparison of methods; run it with `fedloom compare`"),
-    (["compare", "--seeds", "0,x"], "--seeds: 'x' is no seed"),
+    (["compare", "--seeds", "0,x"], "--seeds: 'x' is not a seed"),
     (["compare", "--methods", "local,fedavgg"], "did you mean 'fedavg'?"),
     (["compare", "--methods", "fedprox,local", "--set", "method.mu=1"], "method.mu = 1: a comparison has several"),
     (["methods", "fedproxx"], "did you mean 'fedprox'?"),

@@ -1,5 +1,6 @@
-"""Tab and --help: what a shell is offered, what help says, and that neither imports torch."""
+"""Completion, help and listings: their contents, and that none of them imports torch."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from fedloom.cli import commands, offers
+from fedloom.cli import catalogue, commands, offers
 from fedloom.engines import ENGINES
 from fedloom.inference.adapt import HEADS, STEPS
 from fedloom.inference.export import SUFFIXES
@@ -111,9 +112,14 @@ def test_where_no_name_fits_files_are_offered(tab):
         (["run", "--help"], {}, "--partition"),
         (["deploy", "init", "--help"], {}, "--organisations"),
         ([], {}, "compare"),
+        (["--version"], {}, "fedloom 0."),
+        (["methods"], {}, "fedcrl"),
+        (["methods", "fedcrl"], {}, "leaves a client"),
+        (["methods", "--json"], {}, '"reveals"'),
+        (["datasets"], {}, "cifar100"),
     ],
 )
-def test_tab_and_help_do_not_import_torch(words, variables, said):
+def test_commands_that_only_list_do_not_import_torch(words, variables, said):
     code = (
         f"import sys; from fedloom.__main__ import main; sys.argv = {['fedloom', *words]}\n"
         "try: main()\nfinally: print('imported:', *sys.modules)"
@@ -121,9 +127,53 @@ def test_tab_and_help_do_not_import_torch(words, variables, said):
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=120)
     assert "Traceback" not in done.stderr
-    told, _, imported = done.stdout.rpartition("imported:")
-    assert said in told
-    assert (HEAVY - {"yaml"}).isdisjoint(imported.split())  # names of recipes come from a module with yaml
+    printed, _, imported = done.stdout.rpartition("imported:")
+    assert said in printed
+    assert (HEAVY - {"yaml", "pydantic"}).isdisjoint(imported.split())  # recipes are YAML; JSON is checked by pydantic
+
+
+def test_a_ledger_is_shown_without_torch(runs):
+    code = (
+        f"import sys; from fedloom.__main__ import main; sys.argv = ['fedloom', 'ledger', {str(runs['fedper'])!r}]\n"
+        "try: main()\nfinally: print('imported:', *sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    printed, _, imported = done.stdout.rpartition("imported:")
+    assert "never left a client:" in printed
+    assert "torch" not in imported.split()
+
+
+def test_running_commands_print_a_line_before_they_import_torch():
+    code = (
+        "import sys; from fedloom.cli import base\n"
+        "base.say = lambda text, where=None: print(text, 'torch' in sys.modules)\n"
+        "from fedloom.__main__ import main; sys.argv = ['fedloom', 'run', '--method', 'nowhere']\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stdout.splitlines()[0].endswith(": loading False")
+
+
+def test_the_stored_catalogue_is_current():
+    code = (
+        "import json; from fedloom.cli import catalogue as c\n"
+        "assert json.loads(json.dumps(c.build())) == json.loads(c.FILE.read_text(encoding='utf-8')), 'make catalogue'"
+    )  # in a subprocess, because other tests register methods
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_catalogue_of_other_sources_is_not_used(monkeypatch, tmp_path):
+    stale = tmp_path / "catalogue.json"
+    stale.write_text(json.dumps({"digest": "of other files", "methods": []}))
+    monkeypatch.setattr(catalogue, "FILE", stale)
+    for cached in (catalogue.catalogue, catalogue._stored):
+        cached.cache_clear()
+    try:
+        assert "fedcrl" in {row["name"] for row in catalogue.catalogue()["methods"]}
+    finally:
+        for cached in (catalogue.catalogue, catalogue._stored):
+            cached.cache_clear()
 
 
 def test_importing_the_commands_imports_nothing_heavy():
@@ -156,8 +206,8 @@ def test_help_shows_the_text_of_every_parameter_and_fits_100_columns(words):
         return
     assert "Example" in text
     for parameter in COMMANDS[words].params:
-        told = (getattr(parameter, "help", None) or "").replace("\\[", "[").split()
-        assert [word for word in told if word not in text] == [], parameter.name
+        words = (getattr(parameter, "help", None) or "").replace("\\[", "[").split()
+        assert [word for word in words if word not in text] == [], parameter.name
 
 
 def test_help_of_deploy_does_not_need_flower(monkeypatch):

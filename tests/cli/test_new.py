@@ -33,9 +33,9 @@ def test_everything_it_writes_passes_its_own_test_and_the_linter():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("method", "Mine!"), "a name has small letters"),
-        (("method", "fedavg"), "there is one of this name in fedloom"),
-        (("method", "there"), "there.py is there already"),
+        (("method", "Mine!"), "use lower-case letters"),
+        (("method", "fedavg"), "fedloom ships one of this name"),
+        (("method", "there"), "there.py already exists"),
     ],
 )
 def test_a_name_that_will_not_do_is_refused_and_nothing_is_written(arguments, words):

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedloom.cli.catalogue import datasets
 from fedloom.core.errors import UserError
-from fedloom.data import data_folder, describe, load
+from fedloom.data import data_folder, load
 from fedloom.data.sources import SOURCES
 from fedloom.data.sources.idx import FashionMnist
 
@@ -132,16 +133,16 @@ def test_an_unknown_name_gets_the_nearest_one() -> None:
 def test_datasets_are_described_with_whether_they_are_there(tmp_path: Path) -> None:
     (tmp_path / "usps").mkdir()
     (tmp_path / "usps/usps.h5").touch()
-    infos = {info.name: info for info in describe(tmp_path)}
-    assert [name for name, info in infos.items() if info.found] == ["digits", "usps"]
-    assert {name: infos[name].classes for name in ("cifar100", "emnist", "office-home", "adaptiope")} == {
+    infos = {info["name"]: info for info in datasets(tmp_path)}
+    assert [name for name, info in infos.items() if info["found"]] == ["digits", "usps"]
+    assert {name: infos[name]["classes"] for name in ("cifar100", "emnist", "office-home", "adaptiope")} == {
         "cifar100": 100,
         "emnist": 47,
         "office-home": 65,
         "adaptiope": 123,
     }
-    assert infos["usps"].files == (("usps/usps.bz2", "usps/usps.t.bz2"), ("usps/usps.h5",))
-    assert infos["cinic10"].hub == "flwrlabs/cinic10"
+    assert infos["usps"]["files"] == [["usps/usps.bz2", "usps/usps.t.bz2"], ["usps/usps.h5"]]
+    assert infos["cinic10"]["hub"] == "flwrlabs/cinic10"
     assert list(infos) == sorted(infos)
 
 
@@ -167,7 +168,7 @@ def test_the_hub_is_asked_where_files_are_missing_and_its_answer_is_kept(tmp_pat
         assert dataset.test.tolist() == [False] * 3 + [True]
         assert (dataset.name, dataset.classes) == ("cifar10", names)
     assert asked == [("uoft-cs/cifar10", None)]
-    assert {info.name for info in describe(tmp_path) if info.found} == {"digits", "cifar10"}
+    assert {info["name"] for info in datasets(tmp_path) if info["found"]} == {"digits", "cifar10"}
 
 
 def test_columns_splits_and_configurations_of_the_hub_are_respected(tmp_path: Path, fake_hub: Any) -> None:

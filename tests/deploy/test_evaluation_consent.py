@@ -18,7 +18,7 @@ from fedloom.core.scores import Scores
 from fedloom.deploy import evaluation
 from fedloom.deploy.evaluation import EvaluationLog, EvaluationRequest, EvaluationTerms, evaluations_of
 from fedloom.deploy.terms import fingerprint, language
-from fedloom.trust.ledger import read_ledger
+from fedloom.trust.ledger_file import read_ledger
 
 
 @pytest.fixture

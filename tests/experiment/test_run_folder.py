@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 import fedloom
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
-from fedloom.experiment.run_folder import RunFolder, without_nan
+from fedloom.core.reading import without_nan
+from fedloom.experiment.run_folder import RunFolder
 
 TINY: dict[str, Any] = {
     "data": {"name": "digits", "limit": 200, "clients": 4, "partition": "dirichlet:0.5", "newcomers": 1},

@@ -23,7 +23,8 @@ from fedloom.inference.trained_run import TrainedRun
 from fedloom.report.ledger import ledger_lines
 from fedloom.report.page.page import as_json, page_of
 from fedloom.report.page.runs import entries_of, read_runs
-from fedloom.trust.ledger import Ledger, read_ledger
+from fedloom.trust.ledger import Ledger
+from fedloom.trust.ledger_file import read_ledger
 from tests.fuzz import mutate
 from tests.fuzz.mutate import Mutate
 

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 from fedloom.cli import commands
 from fedloom.core.errors import UserError
 from fedloom.core.message import Message
-from fedloom.trust.ledger import Ledger, ranges, read_ledger
+from fedloom.trust.ledger import Ledger, ranges
+from fedloom.trust.ledger_file import read_ledger
 
 
 def entries(ledger, direction):

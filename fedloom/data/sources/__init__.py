@@ -6,15 +6,16 @@ from dataclasses import replace
 from inspect import isfunction
 from pathlib import Path
 
+from fedloom.core.data_files import cached_download, data_folder
 from fedloom.core.errors import UserError, nearest
 from fedloom.core.registry import file_of, import_all, place_of
 from fedloom.core.task import Dataset
 from fedloom.data import hub
 from fedloom.data.dataset import combine, resize
 from fedloom.data.sources import npz, tree
-from fedloom.data.sources.source import SOURCES, Source, SourceInfo, data_folder
+from fedloom.data.sources.source import SOURCES, Source
 
-__all__ = ["SOURCES", "Source", "SourceInfo", "data_folder", "describe", "load", "parts"]
+__all__ = ["SOURCES", "Source", "data_folder", "load", "parts"]
 
 import_all(__name__)
 
@@ -51,31 +52,13 @@ def load(name: str, *, folder: Path | str | None = None, size: int | None = None
     return replace(dataset, images=resize(dataset.images, size)) if size else dataset
 
 
-def describe(folder: Path | str | None = None) -> list[SourceInfo]:
-    """What there is to load by name, and whether its files are in the data folder."""
-    root = data_folder(folder)
-    return [
-        SourceInfo(
-            name=name,
-            description=source.description,
-            classes=len(source.classes) or source.count,
-            found=source.where(root) is not None or _kept(source, root).exists(),
-            files=source.layouts,
-            command=source.how(root),
-            hub=source.remote.repo if source.remote else None,
-        )
-        for name, source in sorted(SOURCES.items())
-        if isinstance(source, Source)
-    ]
-
-
 def _load_source(source: Source, root: Path, size: int | None) -> Dataset:
     if (place := source.where(root)) is not None:
         return source.read(place, size)
     if source.remote is None:
         raise source.missing(root)
     # What the hub gave once is kept in the data folder: decoding it again takes longer than reading this.
-    kept = _kept(source, root, size)
+    kept = cached_download(source.name, root, size)
     if kept.exists():
         return replace(npz.read_npz(kept), name=source.name)
     if not hub.installed():
@@ -90,10 +73,6 @@ def _load_source(source: Source, root: Path, size: int | None) -> Dataset:
     with contextlib.suppress(OSError):  # a data folder that cannot be written to is no reason to fail
         npz.write_npz(kept, dataset)
     return dataset
-
-
-def _kept(source: Source, root: Path, size: int | None = None) -> Path:
-    return root / "hub" / (f"{source.name}-{size}.npz" if size else f"{source.name}.npz")
 
 
 def _made(name: str, make: Callable[[], Dataset]) -> Dataset:

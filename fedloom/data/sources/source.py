@@ -1,14 +1,13 @@
 """What a source is: a name, the original files, how to get them, and how to read them."""
 
-import os
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from inspect import isfunction
 from pathlib import Path
 from typing import ClassVar
 
+from fedloom.core.data_files import Layout, complete_layout, folder_with
 from fedloom.core.errors import UserError
 from fedloom.core.registry import Registry
 from fedloom.core.task import Dataset
@@ -25,7 +24,7 @@ class Source(ABC):
     """names of the labels, in order; empty where the files say"""
     count: ClassVar[int] = 0
     """number of classes, where `classes` is empty"""
-    layouts: ClassVar[tuple[tuple[str, ...], ...]]
+    layouts: ClassVar[tuple[Layout, ...]]
     """alternative sets of files (or folders) relative to the data folder; each may also be there as .gz"""
     command: ClassVar[str] = ""
     """the shell command that gets them into {folder}"""
@@ -43,17 +42,11 @@ class Source(ABC):
 
     def where(self, folder: Path) -> Path | None:
         """The first data folder that holds all files of a layout."""
-        for place in (folder, *self.also):
-            if self.layout(place) is not None:
-                return place
-        return None
+        return folder_with(self.layouts, (folder, *self.also))
 
-    def layout(self, folder: Path) -> tuple[str, ...] | None:
+    def layout(self, folder: Path) -> Layout | None:
         """The first layout that is complete in this folder."""
-        for files in self.layouts:
-            if all(present(folder / file) for file in files):
-                return files
-        return None
+        return complete_layout(self.layouts, folder)
 
     def missing(self, folder: Path, reason: str = "") -> UserError:
         """What to say where the files are not there: which, where, and the one command that gets them."""
@@ -66,38 +59,6 @@ class Source(ABC):
     def how(self, folder: Path) -> str:
         """The command that gets the files into this data folder."""
         return self.command.format(folder=shlex.quote(str(folder)))
-
-
-def present(path: Path) -> bool:
-    """Whether the file or folder is there, as it is or gzipped."""
-    return path.exists() or path.with_name(path.name + ".gz").exists()
-
-
-def data_folder(folder: Path | str | None = None) -> Path:
-    """Where original files are looked for: the argument, then $FEDLOOM_DATA, then the user's cache."""
-    if folder is not None:
-        return Path(folder).expanduser()
-    if chosen := os.environ.get("FEDLOOM_DATA"):
-        return Path(chosen).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "fedloom" / "data"
-
-
-@dataclass(frozen=True)
-class SourceInfo:
-    """A line of `fedloom datasets`."""
-
-    name: str
-    description: str
-    classes: int
-    found: bool
-    """the files are in the data folder (or come with a package)"""
-    files: tuple[tuple[str, ...], ...]
-    """alternative sets of files, relative to the data folder"""
-    command: str
-    """gets them"""
-    hub: str | None
-    """where `fedloom[hub]` fetches it"""
 
 
 SOURCES: Registry[Source | Callable[[], Dataset]] = Registry(

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from fedloom.core.errors import UserError
-from fedloom.experiment.run_folder import without_nan
+from fedloom.core.reading import without_nan
 from fedloom.report.page.classes import classes
 from fedloom.report.page.clients import clients
 from fedloom.report.page.costs import costs
