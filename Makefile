@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint layers types unit slow gpu catalogue clean
+.PHONY: demo test lint layers types unit slow gpu catalogue lock clean
 
 demo: $(VENV)/.user
 	$(BIN)/fedloom compare demo
@@ -35,6 +35,12 @@ gpu: $(VENV)/.dev
 # Names and summaries that the command line lists without importing torch: after a change of methods or datasets
 catalogue: $(VENV)/.user
 	$(BIN)/python -m fedloom.cli.catalogue
+
+# Pins every package that `make` installs, with its dependencies, for Python 3.11 to 3.13
+lock: $(VENV)/.user
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --all-extras --constraints constraints.in \
+	  --no-annotate --quiet --custom-compile-command "make lock" --output-file constraints.txt
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
