@@ -159,7 +159,7 @@ FILES = {
     "npz: not one": (text("own.npz", b"hello"), own(), ["own.npz", "cannot be read"]),
     "npz: empty file": (text("own.npz", b""), own(), ["own.npz", "cannot be read"]),
     "npz: pickled objects": (npz(x=np.array([len], dtype=object)), own(), ["own.npz", "plain arrays"]),
-    "npz: no labels": (lambda: np.savez("own.npz", x=X), own(), ["own.npz", "has no 'y'", "expected are x and y"]),
+    "npz: no labels": (lambda: np.savez("own.npz", x=X), own(), ["own.npz", "has no 'y'", "it must have x and y"]),
     "npz: a label below zero": (npz(y=Y - 1), own(), ["label -1 of sample 0 is out of range"]),
     "npz: a label above the classes": (npz(classes=np.array(["a"])), own(), ["label 2 of sample 2", "for 1 classes"]),
     "npz: floats for images": (npz(x=X / 255), own(), ["x must be uint8", "convert it"]),
@@ -167,7 +167,7 @@ FILES = {
     "npz: fewer labels than images": (npz(y=Y[:5]), own(), ["y must be 24 whole numbers"]),
     "npz: halves for labels": (npz(y=Y / 2), own(), ["y must be 24 whole numbers"]),
     "npz: no images": (npz(x=X[:0], y=Y[:0]), own(), ["there are no images in it"]),
-    "npz: images without pixels": (npz(x=X[:, :0]), own(), ["own.npz", "x has shape [24, 0, 8]", "without a pixel"]),
+    "npz: images without pixels": (npz(x=X[:, :0]), own(), ["own.npz", "x has shape [24, 0, 8]", "without pixels"]),
     "npz: groups that do not fit": (npz(groups=np.zeros(3)), own(), ["3 groups for 24 images"]),
     "npz: a group without a name": (
         npz(groups=Y, group_names=np.array(["a"])), own(), ["group 2 of sample 2 is out of range"]),
@@ -176,7 +176,7 @@ FILES = {
         own(), ["x_train and x_test differ"]),
     "npz: one class name too long a list": (npz(classes=np.zeros((2, 2))), own(), ["own.npz", "classes"]),
     "npz: labels far too large": (npz(y=Y + 2**40), own(), ["own.npz", "label 1099511627778", "from 0 without gaps"]),
-    "a file that is no archive": (text("own.csv", "1,2"), [*digits()[:6], "own.csv"], ["a file must be an .npz"]),
+    "a file that is not an archive": (text("own.csv", "1,2"), [*digits()[:6], "own.csv"], ["a file must be an .npz"]),
     # folders of pictures
     "pictures of mixed sizes": (
         mixed_sizes, ["run", "--data", "pics"], ["a/1.png is 8×8", "b/2.png is 9×8", "set data.size"]),
@@ -200,7 +200,7 @@ FILES = {
         mnist(t10k_images=idx(np.zeros((4, 5, 5)))), original("mnist"), ["mnist", "[8, 8]", "[5, 5]"]),
     "cifar: truncated": (cifar(b"\x80\x04abc"), original("cifar10"), ["test_batch", "cannot be read"]),
     "cifar: a pickle that runs something": (
-        cifar(pickle.dumps(len)), original("cifar10"), ["test_batch", "builtins.len, which is not admitted"]),
+        cifar(pickle.dumps(len)), original("cifar10"), ["test_batch", "builtins.len, which is not allowed"]),
     "cifar: a batch without data": (cifar(pickle.dumps({"labels": [1]})), original("cifar10"), ["has no 'data'"]),
     "cifar: meta and batch swapped": (
         cifar(pickle.dumps({"label_names": list("abcdefghij")})), original("cifar10"), ["test_batch", "has no 'data'"]),

@@ -1,4 +1,4 @@
-"""Data: sources of images, and their division among clients."""
+"""Datasets of images, and their division among clients."""
 
 from pathlib import Path
 
@@ -17,6 +17,24 @@ __all__ = [
 
 
 def load(name: str, *, folder: Path | str | None = None, size: int | None = None) -> Dataset:
-    """Loads a dataset as `fedloom.data.sources.load` does; a file that the name gives, `file.py:name`, is imported."""
+    """Load a dataset by name.
+
+    Args:
+        name: A dataset that `fedloom datasets` lists, several joined as styles (`mnist+usps+svhn`), the path of an
+            image folder or an `.npz` file, or `path/to/file.py:function`. A Python file is imported, which runs its
+            code. Paths may be relative to the current folder or to the data folder.
+        folder: The data folder; by default `$FEDLOOM_DATA`, then the user's cache.
+        size: Height and width to which images are resized.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        UserError: The dataset is unknown, its files are missing or damaged, or it does not fit into memory.
+
+    Example:
+        >>> len(load("digits"))
+        1797
+    """
     trusted_code.allow(name)
     return sources.load(name, folder=folder, size=size)

@@ -1,7 +1,7 @@
-"""Arrays out of files and archives, read in bounded memory: sizes are checked before anything is allocated.
+"""Reader of arrays in files and `.npz` archives, in bounded memory: sizes are checked before memory is allocated.
 
-A declared size may be false, so exactly as many bytes are read as it says, a chunk at a time, and a file that has fewer
-or more is refused.
+A declared size may be wrong. Exactly the declared number of bytes is read, in chunks, and a file with fewer or more
+bytes is rejected.
 """
 
 import math
@@ -19,33 +19,33 @@ from fedloom.core.limits import refuse_without_room
 from fedloom.core.reading import CHUNK
 
 PLAIN = "biufUS"
-"""Kinds of types that hold no Python objects: truth values, numbers, texts."""
+"""NumPy type kinds without Python objects: booleans, numbers, strings."""
 HEADER = 10_000
-"""Bytes of the header of an array, at most."""
+"""Maximum size of an array's header, in bytes."""
 
 
 class TooShortError(EOFError):
-    """A stream that has fewer bytes than were declared."""
+    """A stream ends before the declared number of bytes."""
 
 
 def exactly(stream: IO[bytes], count: int) -> bytes:
-    """The next `count` bytes.
+    """Read exactly `count` bytes.
 
     Raises:
-        TooShortError: There are fewer.
+        TooShortError: The stream has fewer bytes.
     """
     parts, left = [], count
     while left:
         part = stream.read(min(left, CHUNK))
         if not part:
-            raise TooShortError(f"it ends {left} bytes too early")
+            raise TooShortError(f"the file ends {left} bytes too early")
         parts.append(part)
         left -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def fill(stream: IO[bytes], target: np.ndarray, dtype: np.dtype) -> None:
-    """Reads an array in C order into `target`, which may be a view in another order; few rows are in memory twice."""
+    """Read an array in C order into `target`, which may be a view in another order, a few rows at a time."""
     if target.ndim == 0:
         target = target.reshape(1)
     row = math.prod(target.shape[1:]) * dtype.itemsize
@@ -58,12 +58,12 @@ def fill(stream: IO[bytes], target: np.ndarray, dtype: np.dtype) -> None:
 
 @dataclass(frozen=True)
 class Header:
-    """What an archive says of an array."""
+    """Shape and type of an array, as declared in an archive."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     fortran: bool
-    """Whether the first index runs fastest."""
+    """Whether the array is in Fortran order: the first index varies fastest."""
 
     @property
     def count(self) -> int:
@@ -72,12 +72,12 @@ class Header:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return self.count * self.dtype.itemsize
 
 
 class Archive:
-    """The arrays of an `.npz` file. Headers can be asked for before anything is read; arrays of objects never are."""
+    """The arrays of an `.npz` file, with headers that can be read before the data. Object arrays are never loaded."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -97,23 +97,23 @@ class Archive:
 
     @property
     def names(self) -> list[str]:
-        """Of its arrays."""
+        """Names of the arrays, sorted."""
         return sorted(self._members)
 
     def header(self, key: str) -> Header:
-        """Shape and type of an array, compared with the size of its entry in the archive."""
+        """Return shape and type of an array, after a check against the size of its entry in the archive."""
         with self._open(key) as stream:
             return self._header(key, stream)
 
     def refuse_without_room(self, keys: Iterable[str], copies: int = 1) -> None:
-        """Raises a UserError unless there is memory for these arrays."""
+        """Raise a UserError unless there is memory for these arrays."""
         for key in keys:
             header = self.header(key)
             what = f"{self.path}: {key} of shape {list(header.shape)}"
             refuse_without_room(copies * header.size, what, "leave out images, or make them smaller", "it")
 
     def read(self, key: str) -> np.ndarray:
-        """An array as it was saved."""
+        """Return an array."""
         header = self.header(key)
         self.refuse_without_room([key])
         array = np.empty(header.shape, header.dtype)
@@ -121,31 +121,31 @@ class Archive:
         return array
 
     def read_into(self, key: str, target: np.ndarray) -> None:
-        """An array's values into a target of the same shape, or a view of it."""
+        """Read an array into a target of the same shape, which may be a view."""
         with self._open(key) as stream:
             header = self._header(key, stream)
             fill(stream, target.T if header.fortran else target, header.dtype)
-            if stream.read(1):  # reads to the end, where the checksum is compared
+            if stream.read(1):  # reads to the end, where zipfile verifies the checksum
                 raise ValueError(f"{key} has more values than its shape {list(header.shape)}")
 
     def _open(self, key: str) -> IO[bytes]:
         info = self._members[key]
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{key} is compressed by a method that NumPy does not use")
+            raise ValueError(f"{key} is compressed with a method that NumPy does not use")
         return self._zip.open(info)
 
     def _header(self, key: str, stream: IO[bytes]) -> Header:
         version = np.lib.format.read_magic(stream)
         if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"{key} has version {version[0]}.{version[1]}")
+            raise ValueError(f"{key} has the unsupported format version {version[0]}.{version[1]}")
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(stream, max_header_size=HEADER)
         if dtype.kind not in PLAIN or dtype.itemsize == 0:
             raise UserError(
-                f"{self.path}: {key} cannot be read: {dtype} is not one of the plain arrays (numbers or texts)"
+                f"{self.path}: {key} cannot be read: {dtype} is not a type of plain arrays (numbers or strings)"
             )
         if not all(type(size) is int and 0 <= size < 2**48 for size in shape) or len(shape) > 8:
-            raise ValueError(f"{key} has the impossible shape {shape!s:.80}")
+            raise ValueError(f"{key} has the invalid shape {shape!s:.80}")
         header = Header(shape, dtype, fortran)
         left = self._members[key].file_size - stream.tell()
         if header.size != left:

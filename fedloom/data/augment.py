@@ -1,7 +1,8 @@
-"""Augmentation of whole batches on their device, each sample with its own draw.
+"""Augmentations of whole batches on their device, with separate random numbers for each sample.
 
-Every function takes images [B, C, H, W] in [0, 1], returns the same, and draws from the `Random` it is
-given. The order of operations never depends on values, so that a CUDA graph can hold it.
+Each function takes images [B, C, H, W] in [0, 1] and a `Random`, and returns images of the same shape and range. The
+operations never depend on values, so that they can be captured in a CUDA graph. Recipes write augmentations as
+`name` or `name:value`; see `parse_augment`.
 """
 
 import math
@@ -17,7 +18,16 @@ from fedloom.core.rng import Random
 
 
 def crop(x: Tensor, padding: int, random: Random) -> Tensor:
-    """A window of the image's size at a random place of the image padded with zeros."""
+    """Pad images with zeros and crop them to their original size at a random position.
+
+    Args:
+        x: Images [B, C, H, W].
+        padding: Pixels added on each side.
+        random: Random numbers.
+
+    Returns:
+        Images [B, C, H, W].
+    """
     batch, channels, height, width = x.shape
     padded = F.pad(x, (padding,) * 4)
     down, right = random.integers(2 * padding + 1, (2, batch, 1))
@@ -29,18 +39,39 @@ def crop(x: Tensor, padding: int, random: Random) -> Tensor:
 
 
 def flip(x: Tensor, p: float, random: Random) -> Tensor:
-    """Left and right exchanged with probability p."""
+    """Flip images horizontally with probability p.
+
+    Args:
+        x: Images [B, C, H, W].
+        p: Probability for each image.
+        random: Random numbers.
+
+    Returns:
+        Images [B, C, H, W].
+    """
     return torch.where(_chosen(x, p, random), x.flip(-1), x)
 
 
 def jitter(
     x: Tensor, brightness: float, contrast: float, saturation: float, hue: float, p: float, random: Random
 ) -> Tensor:
-    """Colours changed with probability p, in the order of the arguments.
+    """Change brightness, contrast, saturation and hue with probability p, in this order.
 
-    The first three mix the image with black, with its mean grey and with its own grey version, by a factor
-    uniform in [1 − s, 1 + s]; the hue turns by a share of the circle uniform in [−hue, hue]. Where colour
-    means nothing (saturation of one channel, hue of anything but three), it is left alone.
+    The first three mix the image with black, with its mean grey value and with its grey version, by a factor drawn
+    uniformly from [1 − s, 1 + s] for strength s. Saturation needs more than one channel and hue three channels; for
+    other images they have no effect.
+
+    Args:
+        x: Images [B, C, H, W] in [0, 1].
+        brightness: Strength of the change of brightness; 0 for none, as for the others.
+        contrast: Strength of the change of contrast.
+        saturation: Strength of the change of saturation.
+        hue: Maximum rotation of the hue, as a fraction of the colour circle.
+        p: Probability for each image.
+        random: Random numbers.
+
+    Returns:
+        Images [B, C, H, W] in [0, 1].
     """
     changed = x
     if brightness:
@@ -55,15 +86,31 @@ def jitter(
 
 
 def grayscale(x: Tensor, p: float, random: Random) -> Tensor:
-    """The image's grey version in every channel, with probability p."""
+    """Replace every channel by the image's grey version with probability p.
+
+    Args:
+        x: Images [B, C, H, W].
+        p: Probability for each image.
+        random: Random numbers.
+
+    Returns:
+        Images [B, C, H, W].
+    """
     return torch.where(_chosen(x, p, random), _grey(x), x)
 
 
 def resized_crop(x: Tensor, scale: tuple[float, float], ratio: tuple[float, float], random: Random) -> Tensor:
-    """A random part of the image, brought to its size bilinearly.
+    """Crop a random part of each image and resize it bilinearly to the original size.
 
-    The part's share of the area is uniform in `scale`, its aspect (width over height, in pixels) log-uniform
-    in `ratio`; a side that would stick out is cut to the image (torchvision draws again instead).
+    Args:
+        x: Images [B, C, H, W].
+        scale: Range of the part's share of the area, drawn uniformly.
+        ratio: Range of its aspect ratio (width over height, in pixels), drawn log-uniformly. A side that exceeds the
+            image is clipped, where torchvision draws again.
+        random: Random numbers.
+
+    Returns:
+        Images [B, C, H, W].
     """
     height, width = x.shape[2:]
     area = _uniform(x, *scale, random)
@@ -73,22 +120,37 @@ def resized_crop(x: Tensor, scale: tuple[float, float], ratio: tuple[float, floa
     columns = _centres(x, width) * across + _uniform(x, -1, 1, random) * (1 - across)
     rows = _centres(x, height) * along + _uniform(x, -1, 1, random) * (1 - along)
     shape = (len(x), height, width)
-    # By hand and not affine_grid: that one multiplies matrices, in TF32 where a user has allowed it.
+    # Computed here because affine_grid multiplies matrices, in TF32 if the user has allowed it.
     grid = torch.stack([columns[:, 0].expand(shape), rows[:, 0].transpose(1, 2).expand(shape)], dim=-1)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
 def noise(x: Tensor, std: float, random: Random) -> Tensor:
-    """Gaussian noise of this standard deviation on every value, kept within [0, 1]."""
+    """Add Gaussian noise to every value and clamp to [0, 1].
+
+    Args:
+        x: Images [B, C, H, W] in [0, 1].
+        std: Standard deviation of the noise.
+        random: Random numbers.
+
+    Returns:
+        Images [B, C, H, W] in [0, 1].
+    """
     return (x + std * random.normal(x.shape).to(x.dtype)).clamp(0, 1)
 
 
 def sobel(x: Tensor) -> Tensor:
-    """FedStyle's Sobel-filtered copy (Kanopoulos et al., 1988): edges of the grey version, in every channel.
+    """Apply the Sobel filter (Kanopoulos et al., 1988) to the grey version of images, as FedStyle does.
 
-    The gradient's magnitude, each image divided by its own maximum, so that the style is the same for pale
-    and for strong images: values fill [0, 1]. That maximum is at least an edge of one grey level in 255, so a
-    flat image stays black. The border is repeated, lest it be an edge itself. The paper leaves all this open.
+    The result is the magnitude of the gradient, divided by its maximum in each image, so that the style is the same for
+    images of low and high contrast. The divisor is at least that of an edge of one grey level (1/255), so that a flat
+    image stays black. The border is replicated, so that it is not an edge. The paper leaves these choices open.
+
+    Args:
+        x: Images [B, C, H, W] in [0, 1].
+
+    Returns:
+        Edges in [0, 1], repeated in every channel [B, C, H, W].
     """
     grey = F.pad(_grey(x), (1, 1, 1, 1), mode="replicate")
     down = grey[:, :, :-2] + 2 * grey[:, :, 1:-1] + grey[:, :, 2:]
@@ -100,15 +162,16 @@ def sobel(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Augment:
-    """Augmentations with their values, applied in order: `augment(x, random)`."""
+    """A sequence of augmentations: `augment(x, random)` applies them in order."""
 
     steps: tuple[tuple[str, float], ...] = ()
+    """Names and values, such as ("crop", 4.0)."""
 
     def __bool__(self) -> bool:
         return bool(self.steps)
 
     def __call__(self, x: Tensor, random: Random) -> Tensor:
-        """Augmented images [B, C, H, W] of images in [0, 1]."""
+        """Return augmented images [B, C, H, W] of images in [0, 1]."""
         for name, value in self.steps:
             x = _STEPS[name].apply(x, value, random)
         return x
@@ -118,25 +181,38 @@ class Augment:
 
 
 def parse_augment(specs: Iterable[str]) -> Augment:
-    """An augmentation out of specs, `name` or `name:value`.
+    """Parse augmentations written as `name` or `name:value`.
 
-    | spec | does | value |
+    | augmentation | function | value |
     |---|---|---|
     | `crop:4` | `crop` | padding |
     | `flip:0.5` | `flip` | probability |
-    | `jitter:0.4` | `jitter` of strengths (s, s, s, s/4) with probability 0.8 (0.4: MoCo v2's) | s |
+    | `jitter:0.4` | `jitter` with strengths (s, s, s, s/4) and probability 0.8 (s = 0.4 in MoCo v2) | s |
     | `grayscale:0.2` | `grayscale` | probability |
-    | `resized-crop:0.2` | `resized_crop` of scale (s, 1) and ratio (3/4, 4/3) | s |
+    | `resized-crop:0.2` | `resized_crop` with scale (s, 1) and ratio (3/4, 4/3) | s |
     | `noise:0.05` | `noise` | standard deviation |
 
-    The values shown are the ones that a bare name gets.
+    The values in the table are the defaults of a name without a value.
+
+    Args:
+        specs: The augmentations, in the order in which they are applied.
+
+    Returns:
+        The sequence of augmentations.
+
+    Raises:
+        UserError: A name is unknown, or a value is invalid.
+
+    Example:
+        >>> str(parse_augment(["crop", "flip:0.3"]))
+        'crop:4, flip:0.3'
     """
     return Augment(tuple(_parsed(spec) for spec in specs))
 
 
 @dataclass(frozen=True)
 class _Step:
-    """How a spec is applied, what its value may be and what it is if none is given."""
+    """An augmentation with the default and the range of its value."""
 
     apply: Callable[[Tensor, float, Random], Tensor]
     default: float
@@ -174,19 +250,19 @@ def _parsed(spec: str) -> tuple[str, float]:
     try:
         value = float(text)
     except ValueError:
-        raise UserError(f"augmentation '{spec}' has no number after the colon: it takes {remedy}") from None
+        raise UserError(f"augmentation '{spec}': the value must be {remedy}") from None
     if not step.takes(value):
-        raise UserError(f"augmentation '{spec}' has a value out of range: it takes {remedy}")
+        raise UserError(f"augmentation '{spec}': the value is out of range; it must be {remedy}")
     return name, value
 
 
 def _uniform(x: Tensor, low: float, high: float, random: Random) -> Tensor:
-    """A number in [low, high) for each sample [B, 1, 1, 1]."""
+    """Draw a number in [low, high) for each sample [B, 1, 1, 1]."""
     return random.uniform((len(x), 1, 1, 1), low, high).to(x.dtype)
 
 
 def _chosen(x: Tensor, p: float, random: Random) -> Tensor:
-    """True with probability p for each sample [B, 1, 1, 1]."""
+    """Draw True with probability p for each sample [B, 1, 1, 1]."""
     return random.chosen((len(x), 1, 1, 1), p)
 
 
@@ -195,12 +271,12 @@ def _factor(x: Tensor, strength: float, random: Random) -> Tensor:
 
 
 def _mixed(x: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    """The image moved away from (factor > 1) or towards (factor < 1) the other one."""
+    """Move images towards (factor < 1) or away from (factor > 1) other images."""
     return (factor * x + (1 - factor) * other).clamp(0, 1)
 
 
 def _grey(x: Tensor) -> Tensor:
-    """Luma of RGB by ITU-R BT.601, the channels' mean of anything else [B, 1, H, W]."""
+    """Return the luma of RGB images (ITU-R BT.601), or the mean over the channels of other images [B, 1, H, W]."""
     if x.shape[1] != 3:
         return x.mean(1, keepdim=True)
     red, green, blue = x.split(1, dim=1)
@@ -208,12 +284,12 @@ def _grey(x: Tensor) -> Tensor:
 
 
 def _turned(x: Tensor, turn: Tensor) -> Tensor:
-    """The hue of HSV moved on by a share of the circle."""
+    """Rotate the hue (of HSV) by a fraction of the colour circle."""
     red, green, blue = x.split(1, dim=1)
     value = x.amax(1, keepdim=True)
     chroma = value - x.amin(1, keepdim=True)
     safe = torch.where(chroma > 0, chroma, 1)
-    # The hue in sixths of the circle, by which channel is strongest.
+    # The hue in sixths of the circle; the formula depends on the largest channel.
     sixths = torch.where(value == red, (green - blue) / safe, (blue - red) / safe + 2)
     sixths = torch.where((value == blue) & (value != red) & (value != green), (red - green) / safe + 4, sixths)
     sixths = sixths + 6 * turn
@@ -225,5 +301,5 @@ def _turned(x: Tensor, turn: Tensor) -> Tensor:
 
 
 def _centres(x: Tensor, side: int) -> Tensor:
-    """Pixel centres along a side, the image spanning [−1, 1] [side]."""
+    """Return the pixel centres along a side [side], with the image spanning [−1, 1]."""
     return (2 * torch.arange(side, device=x.device, dtype=x.dtype) + 1) / side - 1

@@ -1,4 +1,4 @@
-"""A dataset is one uint8 tensor with its labels; federations are lists of positions into it."""
+"""Functions that resize, combine and limit datasets."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,9 +15,17 @@ from fedloom.core.task import Dataset
 
 
 def resize(images: Tensor, size: int | tuple[int, int]) -> Tensor:
-    """Bilinear with antialiasing, uint8 in and out, a chunk at a time so that memory stays bounded.
+    """Resize images bilinearly with antialiasing, in chunks, so that memory stays bounded.
 
-    images: uint8 [N, C, H, W] → uint8 [N, C, size, size], or [N, C, *size].
+    Args:
+        images: uint8 [N, C, H, W].
+        size: Height and width, or one number for both.
+
+    Returns:
+        uint8 [N, C, height, width]; the same tensor if the size does not change.
+
+    Raises:
+        UserError: The resized images do not fit into memory.
     """
     height, width = (size, size) if isinstance(size, int) else size
     if images.shape[-2:] == (height, width):
@@ -31,13 +39,29 @@ def resize(images: Tensor, size: int | tuple[int, int]) -> Tensor:
 
 
 def combine(datasets: Sequence[Dataset], size: int | None = None) -> Dataset:
-    """One dataset of several that show the same classes in different styles; its groups are the styles.
+    """Combine datasets that show the same classes in different styles into one, whose groups are the styles.
 
-    Images are brought to `size`, or to the largest height and width among them; if any is in colour, grey
-    ones are repeated to three channels. Groups that a part had of its own give way to the styles.
+    If any dataset is in colour, grey images are repeated to three channels. Groups within the datasets are replaced by
+    the styles.
+
+    Args:
+        datasets: Datasets with the same number of classes; the class names are those of the first.
+        size: Height and width to which images are resized; by default the largest height and width among them.
+
+    Returns:
+        The combined dataset.
+
+    Raises:
+        UserError: There are no datasets, or their numbers of classes or channels do not match.
+
+    Example:
+        >>> from fedloom.data import load
+        >>> digits = load("digits")
+        >>> combine([digits, digits]).group_names
+        ('digits', 'digits')
     """
     if not datasets:
-        raise UserError("combine: no datasets were given")
+        raise UserError("combine: datasets is empty; give at least one dataset")
     first = datasets[0]
     for other in datasets[1:]:
         if len(other.classes) != len(first.classes):
@@ -61,9 +85,26 @@ def combine(datasets: Sequence[Dataset], size: int | None = None) -> Dataset:
 
 
 def limit(dataset: Dataset, n: int, seed: int) -> Dataset:
-    """At most n training and n test images of each group (of all, where there are no groups), at random."""
+    """Draw at most n training and n test images of each group at random (of the whole dataset without groups).
+
+    Args:
+        dataset: The dataset.
+        n: Number of images, at least 1.
+        seed: Seed of the random choice.
+
+    Returns:
+        A dataset with the chosen images, in their original order.
+
+    Raises:
+        UserError: `n` is below 1.
+
+    Example:
+        >>> from fedloom.data import load
+        >>> len(limit(load("digits"), 100, seed=0))
+        100
+    """
     if n < 1:
-        raise UserError(f"limit: {n} images cannot be kept, at least 1 must be")
+        raise UserError(f"limit = {n}: must be at least 1")
     groups = np.zeros(len(dataset), np.int64) if dataset.groups is None else dataset.groups.numpy()
     test = dataset.test.numpy()
     kept = []
@@ -83,7 +124,18 @@ def limit(dataset: Dataset, n: int, seed: int) -> Dataset:
 
 
 def with_channels(images: Tensor, channels: int) -> Tensor:
-    """Grey images repeated to that many channels."""
+    """Repeat grey images to a number of channels.
+
+    Args:
+        images: [N, C, H, W].
+        channels: Number of channels wanted.
+
+    Returns:
+        [N, channels, H, W]; the same tensor if it already has this number of channels.
+
+    Raises:
+        UserError: The images have another number of channels than 1 or `channels`.
+    """
     if images.shape[1] == channels:
         return images
     if images.shape[1] != 1:

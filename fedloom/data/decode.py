@@ -1,4 +1,4 @@
-"""Pictures of any size, mode and file format → one uint8 tensor."""
+"""Decoding of image files of any size, mode and format into one uint8 tensor."""
 
 import os
 import warnings
@@ -18,56 +18,68 @@ from fedloom.core.limits import refuse_without_room
 
 GREY = {"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-"""Formats that are decoded. Pillow knows more, and runs Ghostscript for some of them."""
+"""Allowed formats. Pillow supports more, but runs Ghostscript for some of them."""
 PIXELS = 2**26
-"""Of one picture, at most: 8,192 × 8,192."""
+"""Maximum number of pixels of an image: 8,192 × 8,192."""
 WORKING = 2**29
-"""Bytes for pictures that are being decoded, unless a single one takes more."""
+"""Memory for images that are being decoded, in bytes, unless a single image takes more."""
 LARGE = 2**24
-"""JPEGs with more pixels are decoded at the smallest scale that has twice the pixels wanted in each direction."""
+"""JPEGs with more pixels are decoded at the smallest scale with at least twice the wanted height and width."""
 COST = 16
-"""Bytes that a pixel takes while a picture is decoded and converted, at most."""
+"""Maximum memory per pixel while an image is decoded and converted, in bytes."""
 
-# Pillow warns of pictures that `open_picture` refuses.
+# Pillow warns of large images, which `open_picture` rejects.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def open_picture(source: str | Path | IO[bytes]) -> Image.Image:
-    """Opens a picture, reading its header alone.
+    """Open an image, reading only its header.
 
     Raises:
-        ValueError: It has more than `PIXELS` pixels.
-        Exception: It is no picture; Pillow raises nearly anything.
+        ValueError: The image has more than `PIXELS` pixels.
+        Exception: The file is not an image of an allowed format; Pillow raises many kinds of exceptions.
     """
     picture = Image.open(source, formats=FORMATS)
     width, height = picture.size
     if width * height > PIXELS:
         picture.close()
-        raise ValueError(f"it has {width}×{height} pixels, and {PIXELS:,} are the most; make it smaller")
+        raise ValueError(f"the image has {width}×{height} pixels, at most {PIXELS:,} are allowed; make it smaller")
     return picture
 
 
 def workers_for(sizes: Sequence[tuple[int, int]], result: int, what: str, workers: int | None = None) -> int | None:
-    """How many pictures may be decoded at a time, so that they take `WORKING` bytes at most; large ones one by one.
+    """Return the number of threads such that images being decoded take at most `WORKING` bytes (at least one thread).
 
     Raises:
-        UserError: The result and the largest picture do not fit into memory.
+        UserError: The result and the largest image do not fit into memory.
     """
     largest = COST * max((width * height for width, height in sizes), default=0)
     refuse_without_room(result + largest, what)
     most = max(1, WORKING // max(1, largest))
-    return most if workers is None and most < (os.cpu_count() or 1) + 4 else workers  # + 4: as the thread pool has it
+    # ThreadPoolExecutor takes about this number of threads by default.
+    return most if workers is None and most < (os.cpu_count() or 1) + 4 else workers
 
 
 def decode(
     names: Sequence[str], open_one: Callable[[int], Image.Image], size: int | None, workers: int | None = None
 ) -> Tensor:
-    """uint8 [N, C, H, W] of the pictures that `open_one(0…N-1)` opens; `names` are for error messages.
+    """Decode images into one tensor.
 
-    C is 1 if every picture is grey, else 3. With a `size` each is resized to size × size (bilinear,
-    antialiased; the aspect ratio is not kept). Headers are read first, so that mixed sizes and what does not fit into
-    memory are refused before anything is decoded, and pixels land in the final tensor: memory is that of the result
-    and of the few pictures that are being decoded.
+    Headers are read first, so that images of mixed sizes, or too large for memory, are rejected before any image is
+    decoded. Pixels are written directly into the result: peak memory is that of the result and of the images being
+    decoded.
+
+    Args:
+        names: Names of the N images, for error messages.
+        open_one: Opens the image of an index, 0 to N − 1.
+        size: Height and width to which images are resized (bilinear, antialiased, without keeping the aspect ratio).
+        workers: Number of threads; by default chosen by the size of the images.
+
+    Returns:
+        uint8 [N, C, H, W]; C is 1 if every image is grey, otherwise 3.
+
+    Raises:
+        UserError: An image cannot be read, sizes differ and `size` is not given, or memory does not suffice.
     """
 
     @contextmanager
@@ -79,7 +91,7 @@ def decode(
             raise
         except (Exception, MemoryError) as error:
             raise UserError(
-                f"{names[index]}: cannot be read as an image ({brief(error)}); replace it, or leave it out"
+                f"{names[index]}: cannot be read as an image ({brief(error)}); replace or remove it"
             ) from error
 
     def head(index: int) -> tuple[str, tuple[int, int]]:
@@ -103,12 +115,12 @@ def decode(
 
 
 def write_picture(picture: Image.Image, target: np.ndarray) -> None:
-    """Into uint8 [C, H, W]: grey or RGB, resized if need be."""
+    """Write an image into uint8 [C, H, W], converted to grey or RGB and resized if necessary."""
     channels, height, width = target.shape
     if picture.format == "JPEG" and picture.width * picture.height > LARGE:
         picture.draft(None, (2 * width, 2 * height))
     if picture.mode.startswith("I"):
-        # Pillow clips 16-bit greys at 255 when it converts; a medical picture would come out white.
+        # Pillow clips 16-bit grey values at 255 in its conversion, which would make medical images white.
         picture = Image.fromarray((np.asarray(picture) >> 8).clip(0, 255).astype(np.uint8))
     picture = picture.convert("L" if channels == 1 else "RGB")
     if picture.size != (width, height):
@@ -122,6 +134,6 @@ def _common_size(names: Sequence[str], sizes: Sequence[tuple[int, int]]) -> tupl
         if size != sizes[0]:
             raise UserError(
                 f"the images differ in size: {names[0]} is {sizes[0][0]}×{sizes[0][1]}, "
-                f"{name} is {size[0]}×{size[1]}; set data.size (for example 64) to bring them to one"
+                f"{name} is {size[0]}×{size[1]}; set data.size (for example 64) to resize them"
             )
     return sizes[0]

@@ -1,4 +1,4 @@
-"""A federation: which samples each client trains on and is tested on, and who is held out as a newcomer."""
+"""Division of a dataset into a federation: each client's training and test samples, and the newcomers."""
 
 import numpy as np
 
@@ -20,16 +20,36 @@ def federate(
     resample: bool = False,
     seed: int,
 ) -> Federation:
-    """Divides a dataset among clients; the same call gives the same federation.
+    """Divide a dataset among clients. The same arguments always give the same federation.
 
-    partition: see `fedloom.data.partition`; a file that a text names is imported. split: where test data come from,
-      `pooled:0.75`  training and test set pooled and divided; each client keeps 75% to train on
-      `official`     the training set is divided; of the official test set each gets its share, class by class
-      `common`       all are tested on the whole official test set (by domain: on that of their own domain)
-      `domain:0.7`   of each domain 70% are divided among its clients; all of them are tested on the other 30%
-    minimum: samples that divisions with random sizes leave each client. newcomers: how many clients, or which
-    fraction of them, take no part in training. resample: every group's training data are brought to the mean
-    size of a group, by leaving out or repeating samples of each client (FedStyle).
+    Args:
+        dataset: The dataset.
+        clients: Number of clients (`natural` and `domain:k` derive it from the groups instead).
+        partition: How samples are divided: `dirichlet:0.1`; see `fedloom.data.partition`. A Python file in it
+            (`file.py:name`) is imported, which runs its code.
+        split: Where test samples come from:
+            `pooled:0.75`: training and test set are pooled and divided; each client trains on 75% of its samples;
+            `official`: the training set is divided, and the official test set in each client's class proportions;
+            `common`: every client is tested on the whole official test set (for `domain` and `natural`, on the test
+            samples of the client's domain);
+            `domain:0.7`: 70% of each domain are divided among its clients, which are all tested on the other 30%.
+        minimum: Minimum number of samples per client, for partitions with random sizes.
+        newcomers: Clients that take no part in training: their number, or a fraction below 1.
+        resample: Bring each group's training data to the mean size of a group, by leaving out or repeating samples
+            of each client (FedStyle).
+        seed: Seed of all random choices.
+
+    Returns:
+        The federation: positions in the dataset of each client's samples. Its `notes` name anything unusual.
+
+    Raises:
+        UserError: An argument is invalid, or the dataset cannot be divided this way.
+
+    Example:
+        >>> from fedloom.data import load
+        >>> federation = federate(load("digits"), clients=10, partition="dirichlet:0.5", seed=0)
+        >>> len(federation)
+        10
     """
     kind, kept = parse_split(split)
     _refuse_without_test_set(kind, split, dataset)
@@ -38,11 +58,11 @@ def federate(
         partition = parse_partition(partition)
     division, partition = partition, partition.spec
     if kind == "domain" and not division.by_group:
-        raise UserError(f"split '{split}': needs clients of one domain each: data.partition = domain or natural")
+        raise UserError(f"split '{split}': needs clients with one domain each; use data.partition = domain or natural")
     labels = dataset.labels.numpy()
     groups = None if dataset.groups is None else dataset.groups.numpy()
     if resample and groups is None:
-        raise UserError(f"resample: dataset '{dataset.name}' has no groups whose sizes could be evened out")
+        raise UserError(f"resample: dataset '{dataset.name}' has no groups to resample; use resample = false")
     is_test = _held_out(groups, kept, seed, split) if kind == "domain" else dataset.test.numpy()
     pool = np.arange(len(labels)) if kind == "pooled" else np.flatnonzero(~is_test)
     notes: list[str] = []
@@ -59,7 +79,7 @@ def federate(
     held = [pool[part] for part in parts]
     if without := [client for client, part in enumerate(held) if len(part) == 0]:
         raise UserError(
-            f"data.partition = '{partition}': {len(without)} of {len(held)} clients get no samples, among them client "
+            f"data.partition = '{partition}': {len(without)} of {len(held)} clients get no samples, for example client "
             f"{without[0]}; use fewer clients, or another partition"
         )
     if small := sum(len(part) < minimum for part in held):
@@ -82,7 +102,21 @@ def federate(
 
 
 def counts(dataset: Dataset, federation: Federation) -> np.ndarray:
-    """int64 [clients, classes]: how many training samples of each class a client has."""
+    """Count each client's training samples by class.
+
+    Args:
+        dataset: The dataset.
+        federation: Its division.
+
+    Returns:
+        int64 [clients, classes].
+
+    Example:
+        >>> from fedloom.data import load
+        >>> digits = load("digits")
+        >>> counts(digits, federate(digits, clients=3, partition="iid", seed=0)).shape
+        (3, 10)
+    """
     classes = len(dataset.classes)
     owner = np.repeat(np.arange(len(federation)), [len(part) for part in federation.train])
     labels = dataset.labels.numpy()[np.concatenate(federation.train)]
@@ -90,7 +124,21 @@ def counts(dataset: Dataset, federation: Federation) -> np.ndarray:
 
 
 def parse_split(split: str) -> tuple[str, float]:
-    """`pooled:0.75` → the kind and the part to train on."""
+    """Parse a split such as `pooled:0.75`.
+
+    Args:
+        split: `pooled[:share]`, `official`, `common` or `domain[:share]`.
+
+    Returns:
+        The kind, and the share of samples to train on (0.75 by default; 1 for `official` and `common`).
+
+    Raises:
+        UserError: The kind is unknown, or the share is not between 0 and 1.
+
+    Example:
+        >>> parse_split("pooled:0.8")
+        ('pooled', 0.8)
+    """
     kind, colon, text = split.partition(":")
     if kind not in ("pooled", "official", "common", "domain"):
         raise UserError(
@@ -102,10 +150,10 @@ def parse_split(split: str) -> tuple[str, float]:
         except ValueError:
             kept = 0.0
         if not 0 < kept < 1:
-            raise UserError(f"split '{split}': the part to train on must be between 0 and 1, for example {kind}:0.75")
+            raise UserError(f"split '{split}': the share to train on must be between 0 and 1, for example {kind}:0.75")
         return kind, kept
     if colon:
-        raise UserError(f"split '{split}': '{kind}' takes no value")
+        raise UserError(f"split '{split}': '{kind}' takes no value; write {kind}")
     return kind, 1.0
 
 
@@ -121,7 +169,7 @@ def _refuse_without_test_set(kind: str, split: str, dataset: Dataset) -> None:
 
 
 def _held_out(groups: np.ndarray | None, kept: float, seed: int, split: str) -> np.ndarray:
-    """Which samples are for tests: of each domain, the part that is not kept for training."""
+    """Return a mask of the test samples: a random share of each domain."""
     assert groups is not None
     rng = numpy_generator(seed, "split", split)
     held_out = np.zeros(len(groups), bool)
@@ -146,7 +194,7 @@ def _split_each(
 def _deal(
     held: list[np.ndarray], pool: np.ndarray, strata: np.ndarray, rng: np.random.Generator, notes: list[str]
 ) -> list[np.ndarray]:
-    """Deals test samples as training samples are, stratum by stratum (class, or domain and class)."""
+    """Divide test samples in proportion to training samples, for each stratum (class, or domain and class)."""
     owner = np.repeat(np.arange(len(held)), [len(part) for part in held])
     pairs, amounts = np.unique(strata[np.concatenate(held)] * len(held) + owner, return_counts=True)
     stratum_of, owner_of = np.divmod(pairs, len(held))
@@ -159,14 +207,14 @@ def _deal(
         shares = _largest_remainder(amounts[here], len(members), rng)
         receiver[rng.permutation(members)] = np.repeat(owner_of[here], shares)
     if unused := int((receiver < 0).sum()):
-        notes.append(f"{unused} test samples are unused: nobody trains on their class")
+        notes.append(f"{unused} test samples are unused: no client trains on their class")
     order = np.argsort(receiver, kind="stable")[unused:]
     ends = np.cumsum(np.bincount(receiver[order], minlength=len(held)))
     return np.split(pool[order], ends[:-1])
 
 
 def _largest_remainder(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
-    """Whole numbers in proportion to the weights that add up to the total; ties fall at random."""
+    """Return whole numbers in proportion to the weights that add up to the total; ties are broken at random."""
     exact = weights * total
     shares, remainders = np.divmod(exact, weights.sum())
     order = np.lexsort((rng.random(len(weights)), -remainders))
@@ -177,7 +225,7 @@ def _largest_remainder(weights: np.ndarray, total: int, rng: np.random.Generator
 def _share(
     held: list[np.ndarray], pool: np.ndarray, groups: np.ndarray | None, division: Partition
 ) -> list[np.ndarray]:
-    """The whole test set for everyone, or that of the client's own domain; never copied."""
+    """Return each client's test set: the whole one or that of its domain, as one shared array."""
     if groups is None or not division.by_group:
         return [pool] * len(held)
     own = {int(group): pool[groups[pool] == group] for group in np.unique(groups)}
@@ -185,10 +233,10 @@ def _share(
 
 
 def _even_out(train: list[np.ndarray], groups: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Brings each group's training data to the mean size of a group.
+    """Bring each group's training data to the mean size of a group.
 
-    Each client leaves out or repeats samples of its own, in proportion: so that no sample moves from one
-    client to another, nor into someone's test data.
+    Each client leaves out or repeats some of its samples, in proportion, so that no sample moves to another client or
+    into test data.
     """
     owner = np.repeat(np.arange(len(train)), [len(part) for part in train])
     positions = np.concatenate(train)

@@ -1,4 +1,4 @@
-"""Datasets from the Hugging Face hub (`fedloom[hub]`), for when the original files are not there."""
+"""Datasets from the Hugging Face hub (`fedloom[hub]`), used if the original files are missing."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,35 +16,45 @@ from fedloom.data.decode import decode, open_picture
 
 
 class UnreachableError(UserError):
-    """The hub did not give what was asked of it: no network, or the dataset has moved."""
+    """A failed download from the hub: the network is down, or the dataset has moved."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A hub dataset with a column of images and one of labels."""
+    """A dataset on the hub with a column of images and a column of labels."""
 
     repo: str
+    """Repository: `owner/name`."""
     config: str | None = None
+    """Configuration of the dataset, if it has several."""
     image: str = "image"
+    """Column of images."""
     label: str = "label"
+    """Column of labels."""
     group: str | None = None
+    """Column of groups (styles), if there is one."""
     train: tuple[str, ...] = ("train",)
+    """Splits that are training data."""
     test: tuple[str, ...] = ("test",)
+    """Splits that are the official test set."""
     transposed: bool = False
-    """rows and columns of the pictures are swapped, as in the original files of EMNIST"""
+    """Whether rows and columns of the images are swapped, as in the original files of EMNIST."""
 
 
 @dataclass(frozen=True)
 class Files:
-    """A hub repository that holds the original files: they are copied into the data folder as they are."""
+    """A repository on the hub with the original files, which are copied into the data folder unchanged."""
 
     repo: str
+    """Repository: `owner/name`."""
     names: tuple[str, ...]
+    """Files in the repository."""
     into: str
+    """Folder for them, relative to the data folder."""
 
 
 def installed() -> bool:
-    """Whether Hugging Face `datasets` can be imported (a folder of that name in the way does not count)."""
+    """Return whether Hugging Face `datasets` can be imported (and is not merely a folder of that name)."""
     try:
         import datasets
     except ImportError:
@@ -53,8 +63,8 @@ def installed() -> bool:
 
 
 def download(files: Files, folder: Path) -> None:
-    """Copies the original files into the data folder."""
-    library = import_module("huggingface_hub")  # `datasets` brings it along
+    """Download the original files into the data folder."""
+    library = import_module("huggingface_hub")  # a dependency of `datasets`
     for name in files.names:
         try:
             library.hf_hub_download(files.repo, name, repo_type="dataset", local_dir=folder / files.into)
@@ -63,7 +73,7 @@ def download(files: Files, folder: Path) -> None:
 
 
 def fetch(table: Table, name: str, classes: tuple[str, ...], size: int | None) -> Dataset:
-    """The hub's dataset as one of ours; `classes` name its labels, in order (empty: the hub's own names)."""
+    """Download a dataset; `classes` are the names of its labels in order (by default the hub's)."""
     import datasets
 
     try:
@@ -72,11 +82,11 @@ def fetch(table: Table, name: str, classes: tuple[str, ...], size: int | None) -
         raise _unreachable(table.repo, error) from error
     wanted = (*table.train, *table.test)
     if missing := [split for split in wanted if split not in splits]:
-        raise UnreachableError(f"{table.repo} on the Hugging Face hub has no split '{missing[0]}' any more")
+        raise UnreachableError(f"{table.repo} on the Hugging Face hub no longer has the split '{missing[0]}'")
     rows = [(split, i) for split in wanted for i in range(len(splits[split]))]
-    # Pictures as the files they are, so that they are opened like any other: with a limit, and not all formats.
+    # Undecoded, so that `open_picture` opens them, with its limits on size and formats.
     files = {split: splits[split].cast_column(table.image, datasets.Image(decode=False)) for split in wanted}
-    # One worker: the hub's tables are not meant to be read from several threads.
+    # One worker, because the hub's tables are not thread-safe.
     images = decode(
         [f"{table.repo}, {split} image {i}" for split, i in rows],
         lambda index: open_picture(_file(files[rows[index][0]][rows[index][1]][table.image])),
@@ -104,7 +114,7 @@ def fetch(table: Table, name: str, classes: tuple[str, ...], size: int | None) -
 
 
 def _file(value: Any) -> IO[bytes] | Path:
-    """A cell of an image column that is not decoded."""
+    """Return the file in a cell of an undecoded image column."""
     data, path = value["bytes"], value["path"]
     return BytesIO(data) if data is not None else Path(path)
 

@@ -1,6 +1,7 @@
-"""Numeric arrays out of MATLAB files (version 5, as SVHN's are), in bounded memory.
+"""Reader of numeric arrays in MATLAB files (version 5, the format of SVHN), in bounded memory.
 
-SciPy's reader allocates what a file declares; this one compares every size with the bytes that are there first.
+SciPy's reader allocates any size that a file declares. This one first compares every declared size with the bytes in
+the file.
 """
 
 import math
@@ -17,27 +18,30 @@ from fedloom.data.arrays import exactly
 
 MATRIX, COMPRESSED = 14, 15
 STORED = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
-"""How the values of an array are stored, by the number in its tag."""
+"""Stored type of an array's values, by the number in its tag."""
 CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}
-"""The type of an array, by its class."""
-VARIABLES = 100
+"""Type of an array, by the number of its MATLAB class."""
+VARIABLES = 100  # maximum number of variables in a file
 
 
 def read_arrays(file: IO[bytes], size: int, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """The numeric arrays of these names; other variables are passed over.
+    """Read the numeric arrays of some names; other variables are skipped.
 
     Args:
-        file: Opened for reading.
-        size: Its bytes.
-        names: The variables that are wanted.
+        file: The file, opened for reading.
+        size: Size of the file in bytes.
+        names: Names of the wanted variables.
+
+    Returns:
+        The arrays that the file contains, by name.
 
     Raises:
-        ValueError, EOFError, zlib.error: It is not such a file, or damaged.
+        ValueError, EOFError, zlib.error: The file is not a MATLAB 5.0 file, or it is damaged.
     """
     head = exactly(file, 128)
     order = {b"IM": "<", b"MI": ">"}.get(head[126:128])
     if order is None or not head.startswith(b"MATLAB 5.0"):
-        raise ValueError(f"it begins with {head[:10]!r}, and MATLAB 5.0 is expected")
+        raise ValueError(f"the file begins with {head[:10]!r} instead of MATLAB 5.0")
     found: dict[str, np.ndarray] = {}
     place = 128
     for _ in range(VARIABLES):
@@ -46,7 +50,7 @@ def read_arrays(file: IO[bytes], size: int, names: Iterable[str]) -> dict[str, n
         file.seek(place)
         kind, length = struct.unpack(f"{order}II", exactly(file, 8))
         if length > size - place - 8:
-            raise ValueError(f"a variable is said to have {length} bytes, and {size - place - 8} are left")
+            raise ValueError(f"a variable declares {length} bytes, but only {size - place - 8} are left")
         stream: IO[bytes] = file
         if kind == COMPRESSED:
             stream = _Inflated(file, length)  # type: ignore[assignment]
@@ -54,18 +58,18 @@ def read_arrays(file: IO[bytes], size: int, names: Iterable[str]) -> dict[str, n
         if (inner if kind == COMPRESSED else kind) == MATRIX and (array := _matrix(stream, order, set(names))):
             found[array[0]] = array[1]
         place += 8 + length
-    raise ValueError(f"it has more than {VARIABLES} variables")
+    raise ValueError(f"the file has more than {VARIABLES} variables")
 
 
 class _Inflated:
-    """The content of a compressed variable, unpacked as it is read."""
+    """Content of a compressed variable, decompressed as it is read."""
 
     def __init__(self, file: IO[bytes], length: int):
         self._chunks = _inflate(file, length)
         self._left = b""
 
     def read(self, count: int) -> bytes:
-        """At most `count` bytes; none at the end."""
+        """Return at most `count` bytes; none at the end."""
         if not self._left:
             self._left = next(self._chunks, b"")
         data, self._left = self._left[:count], self._left[count:]
@@ -84,7 +88,7 @@ def _inflate(file: IO[bytes], length: int) -> Iterator[bytes]:
 
 
 def _matrix(stream: IO[bytes], order: str, names: set[str]) -> tuple[str, np.ndarray] | None:
-    """Name and values of an array, unless it is of another kind or not wanted."""
+    """Return name and values of an array, or None if it is not one of the wanted names."""
     flags, shape, name = (_element(stream, order) for _ in range(3))
     if len(flags) != 8 or len(shape) % 4 or not 8 <= len(shape) <= 32:
         raise ValueError("a variable's description is damaged")
@@ -109,7 +113,7 @@ def _matrix(stream: IO[bytes], order: str, names: set[str]) -> tuple[str, np.nda
 
 
 def _tag(stream: IO[bytes], order: str) -> tuple[int, int, bool]:
-    """Type, bytes, and whether they follow within the same eight bytes (then those come next)."""
+    """Return type and number of bytes of an element, and whether its data are within the same eight bytes."""
     (first,) = struct.unpack(f"{order}I", exactly(stream, 4))
     if first >> 16:
         return first & 0xFFFF, first >> 16, True
@@ -118,7 +122,7 @@ def _tag(stream: IO[bytes], order: str) -> tuple[int, int, bool]:
 
 
 def _element(stream: IO[bytes], order: str) -> bytes:
-    """A small element: flags, shape or name."""
+    """Return the data of a small element: flags, shape or name."""
     _kind, length, short = _tag(stream, order)
     if length > (4 if short else 1000):
         raise ValueError(f"a variable's description has {length} bytes")

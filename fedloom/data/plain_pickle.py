@@ -1,8 +1,8 @@
-"""Reads pickles of plain values without Python's unpickler, so that nothing in them can ever run.
+"""Reader of pickles of plain values that never runs code from the pickle.
 
-CIFAR's authors publish pickles. A pickle is a program for a small stack machine, and Python's own machine calls any
-function that the program names; this one knows no functions. It understands lists, tuples, dicts, texts, numbers and
-bytes, and turns the few calls by which NumPy writes an array into an array of checked type, shape and size.
+CIFAR is published as pickles. A pickle is a program for a small stack machine, and Python's unpickler calls any
+function that the program names. This reader calls none. It supports lists, tuples, dicts, strings, numbers and bytes,
+and translates the few calls with which NumPy pickles an array into an array of validated type, shape and size.
 """
 
 import math
@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 TYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8")
-"""Of the values of an array."""
+"""Allowed types of an array's values."""
 
 
 class PickleError(ValueError):
-    """A pickle that holds something besides plain values; says what."""
+    """A pickle that is damaged or contains something other than plain values."""
 
 
 @dataclass(frozen=True)
 class _Name:
-    """A function or class that the pickle names."""
+    """A function or class named in the pickle."""
 
     module: str
     name: str
@@ -34,7 +34,7 @@ class _Name:
 
 @dataclass
 class _Array:
-    """An array while it is being described."""
+    """An array under construction."""
 
     value: np.ndarray | None = None
 
@@ -51,10 +51,16 @@ _MARK = object()
 
 
 def load(data: bytes) -> Any:
-    """The value that a pickle describes.
+    """Return the value of a pickle.
+
+    Args:
+        data: The pickle.
+
+    Returns:
+        The value.
 
     Raises:
-        ValueError: It is damaged, or describes something besides plain values.
+        ValueError: The pickle is damaged, or contains something other than plain values.
     """
     stack: list[Any] = []
     memo: dict[int, Any] = {}
@@ -70,11 +76,11 @@ def load(data: bytes) -> Any:
         elif name in _RECALL:
             stack.append(memo[int(argument)])
         elif name == "GLOBAL":
-            stack.append(_admitted(*argument.split(" ", 1)))
+            stack.append(_allowed(*argument.split(" ", 1)))
         elif name in _ACTIONS:
             _ACTIONS[name](stack)
         elif name not in ("PROTO", "FRAME"):
-            raise PickleError(f"the pickle's instruction {name} is not admitted")
+            raise PickleError(f"the pickle instruction {name} is not allowed")
     raise PickleError("the pickle ends early")
 
 
@@ -88,7 +94,7 @@ _RECALL = {"GET", "BINGET", "LONG_BINGET"}
 
 
 def _to_mark(stack: list[Any]) -> list[Any]:
-    """Takes what was put on the stack since the last mark."""
+    """Pop all items above the last mark, and the mark."""
     for index in range(len(stack) - 1, -1, -1):
         if stack[index] is _MARK:
             items = stack[index + 1 :]
@@ -134,25 +140,25 @@ def _dict(stack: list[Any]) -> None:
 
 def _stack_global(stack: list[Any]) -> None:
     module, name = _pop(stack, 2)
-    stack.append(_admitted(_expect(module, str), _expect(name, str)))
+    stack.append(_allowed(_expect(module, str), _expect(name, str)))
 
 
-ADMITTED = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
+ALLOWED = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
     (f"numpy.{core}.{module}", name)
     for core in ("core", "_core")  # _core since NumPy 2.0
     for module, name in (("multiarray", "_reconstruct"), ("numeric", "_frombuffer"))
 }
-"""What NumPy's pickles name. None of it is ever called: see `_reduce`."""
+"""Functions and classes named in NumPy's pickles. None of them is ever called; see `_reduce`."""
 
 
-def _admitted(module: str, name: str) -> _Name:
-    if (module, name) not in ADMITTED:
-        raise PickleError(f"it wants to call {_Name(module, name)}, which is not admitted")
+def _allowed(module: str, name: str) -> _Name:
+    if (module, name) not in ALLOWED:
+        raise PickleError(f"the pickle calls {_Name(module, name)}, which is not allowed")
     return _Name(module, name)
 
 
 def _reduce(stack: list[Any]) -> None:
-    """What the named function would make of its arguments, for the functions that NumPy's pickles name."""
+    """Push the result that a function of NumPy's pickles would return for its arguments."""
     called, arguments = _pop(stack, 2)
     name, arguments = _expect(called, _Name).name, _expect(arguments, tuple)
     if name == "_reconstruct":
@@ -160,23 +166,23 @@ def _reduce(stack: list[Any]) -> None:
     elif name == "dtype":
         kind = _text(arguments[0])
         if kind.lstrip("|<>=") not in TYPES:
-            raise PickleError(f"an array of type {kind[:20]!r} is not admitted")
+            raise PickleError(f"an array of type {kind[:20]!r} is not allowed")
         stack.append(_Type(kind.lstrip("|<>="), kind[0] if kind[0] in "<>" else "|"))
     elif name == "encode":
-        # Python 3 writes bytes so in old protocols.
+        # Python 3 writes bytes in this way with old protocols.
         text, codec = arguments
         if codec != "latin1":
-            raise PickleError(f"codec {codec!r:.20} is not admitted")
+            raise PickleError(f"codec {codec!r:.20} is not allowed")
         stack.append(_expect(text, str).encode("latin1"))
     elif name == "_frombuffer":
         raw, kind, shape, order = arguments
         stack.append(_Array(_array(raw, kind, shape, order == "F")))
     else:
-        raise PickleError(f"a call of {called} is not admitted")
+        raise PickleError(f"a call of {called} is not allowed")
 
 
 def _build(stack: list[Any]) -> None:
-    """Completes an array or a type by its state."""
+    """Complete an array or a type with its state."""
     state = _expect(stack.pop(), tuple)
     target = stack[-1]
     if isinstance(target, _Type):
@@ -186,16 +192,16 @@ def _build(stack: list[Any]) -> None:
         _version, shape, kind, fortran, raw = state
         target.value = _array(raw, kind, shape, bool(fortran))
     else:
-        raise PickleError(f"a state for a {type(target).__name__} is not admitted")
+        raise PickleError(f"a state for a {type(target).__name__} is not allowed")
 
 
 def _array(raw: Any, kind: Any, shape: Any, fortran: bool) -> np.ndarray:
-    if isinstance(raw, str):  # what Python 2 wrote
+    if isinstance(raw, str):  # written by Python 2
         raw = raw.encode("latin1")
     raw, kind, shape = _expect(raw, bytes, bytearray), _expect(kind, _Type), _expect(shape, tuple)
     dtype = np.dtype(kind.order.replace("|", "") + kind.name)
     if len(shape) > 4 or not all(type(size) is int and 0 <= size < 2**40 for size in shape):
-        raise PickleError(f"an array has the impossible shape {shape!s:.80}")
+        raise PickleError(f"an array has the invalid shape {shape!s:.80}")
     if math.prod(shape) * dtype.itemsize != len(raw):
         raise PickleError(f"an array of shape {list(shape)} and type {dtype} has {len(raw)} bytes")
     return np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran else "C")
@@ -228,7 +234,7 @@ _ACTIONS: dict[str, Callable[[list[Any]], None]] = {
 
 def _expect(value: Any, *kinds: type) -> Any:
     if not isinstance(value, kinds):
-        raise PickleError(f"the pickle has a {type(value).__name__.lstrip('_')} where a {kinds[0].__name__} belongs")
+        raise PickleError(f"the pickle has a {type(value).__name__.lstrip('_')} instead of a {kinds[0].__name__}")
     return value
 
 
@@ -237,7 +243,7 @@ def _text(value: Any) -> str:
 
 
 def _settled(value: Any) -> Any:
-    """The result, and the values of a result that is a dict, with arrays in the place of their descriptions."""
+    """Return the result with arrays in place of `_Array` objects, also as values of a dict."""
     if isinstance(value, dict):
         return {key: item.value if isinstance(item, _Array) else item for key, item in value.items()}
     return value.value if isinstance(value, _Array) else value

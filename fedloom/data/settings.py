@@ -12,14 +12,14 @@ from fedloom.data.partition import parse_partition
 
 
 class DataSettings(Section):
-    """Which images, who holds which of them, and what is done to them on the way into a network."""
+    """The dataset, its division among clients, and the preprocessing of images."""
 
-    name: str = Field("digits", description="a dataset (see `fedloom datasets`), `a+b` for styles, a folder or .npz")
-    dir: Path | None = Field(None, description="data folder; else $FEDLOOM_DATA, else the user's cache")
+    name: str = Field("digits", description="a dataset (see `fedloom datasets`), `a+b` for styles, a folder or an .npz")
+    dir: Path | None = Field(None, description="data folder; by default $FEDLOOM_DATA, then the user's cache")
     size: int | None = Field(None, ge=4, description="resize images to size × size")
-    channels: int | None = Field(None, ge=3, le=3, description="3: grey images are repeated to three channels")
-    limit: int | None = Field(None, ge=1, description="at most this many training and test images (of each style)")
-    clients: int = Field(20, ge=1, description="how many clients (`natural` takes one per folder)")
+    channels: int | None = Field(None, ge=3, le=3, description="3 repeats grey images to three channels")
+    limit: int | None = Field(None, ge=1, description="maximum number of training and of test images (per style)")
+    clients: int = Field(20, ge=1, description="number of clients (`natural` makes one per group)")
     partition: Annotated[str, as_written(parse_partition)] = Field(
         "dirichlet:0.1",
         description="iid, dirichlet:α, capped-dirichlet:α, equal-dirichlet:α, pathological:k, shards:k, quantity:α, …",
@@ -27,17 +27,19 @@ class DataSettings(Section):
     split: Annotated[str, as_written(parse_split)] = Field(
         "pooled:0.75", description="where test data come from: pooled:0.75, official, common, domain:0.7"
     )
-    minimum: int = Field(10, ge=1, description="samples that every client has at least, where sizes are random")
-    newcomers: float = Field(0, ge=0, description="clients held out of training: a number, or a share below 1")
+    minimum: int = Field(10, ge=1, description="minimum number of samples per client, where sizes are random")
+    newcomers: float = Field(0, ge=0, description="clients held out of training: a number, or a fraction below 1")
     resample: bool = Field(False, description="resample every style to the mean style size (FedStyle)")
     augment: Annotated[tuple[str, ...], as_written(parse_augment)] = Field(
-        (), description="on training images: crop:4, flip, jitter:0.4, …"
+        (), description="augmentation of training images: crop:4, flip, jitter:0.4, …"
     )
     views: Annotated[tuple[str, ...], as_written(parse_augment)] = Field(
-        ("crop:4", "flip"), description="on the views of contrastive losses"
+        ("crop:4", "flip"), description="augmentation of the views of contrastive losses"
     )
-    normalise: Literal["half", "channels"] = Field("half", description="mean and std 0.5, or measured per channel")
-    seed: int | None = Field(None, description="of the federation alone; the run's seed if not given")
+    normalise: Literal["half", "channels"] = Field(
+        "half", description="normalise by mean and std 0.5, or as measured per channel"
+    )
+    seed: int | None = Field(None, description="seed of the federation; by default the run's seed")
 
     @model_validator(mode="after")
     def _possible(self) -> "DataSettings":
@@ -47,6 +49,6 @@ class DataSettings(Section):
         if held_out >= self.clients and self.partition != "natural":
             raise refusal(
                 f"data.newcomers = {self.newcomers:g}: leaves none of data.clients = {self.clients} to train; "
-                f"it can be {self.clients - 1} at most"
+                f"must be at most {self.clients - 1}"
             )
         return self

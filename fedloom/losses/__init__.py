@@ -1,7 +1,8 @@
-"""Losses: pure functions of tensors, one a file.
+"""Losses: pure functions of tensors, one file each.
 
-All are finite, gradients too, for one class, one sample or equal rows; and all can be captured in a CUDA
-graph: shapes never depend on values, and nothing is read on the host.
+Values and gradients are finite even for a single class, a single sample or equal rows. All losses can be captured in a
+CUDA graph: shapes never depend on values, and no value is read on the host. Shapes: B is the batch size, D the width of
+a representation or projection, C the number of classes.
 """
 
 from fedloom.losses.barlow_twins import barlow_twins

@@ -1,4 +1,4 @@
-"""Barlow Twins' loss (Zbontar et al., 2021, https://arxiv.org/abs/2103.03230, Eq. 1–2)."""
+"""Loss of Barlow Twins (Zbontar et al., ICML 2021, https://arxiv.org/abs/2103.03230, Eq. 1–2)."""
 
 import torch
 from torch import Tensor
@@ -8,16 +8,23 @@ from fedloom.losses.precision import in_float32
 
 @in_float32
 def barlow_twins(z1: Tensor, z2: Tensor, lambd: float) -> Tensor:
-    """Makes the correlation of two views' features the identity: invariant and without redundancy.
+    """Compute the distance of the cross-correlation of two views' features from the identity matrix.
 
         L = Σ_i (1 − C_ii)² + λ Σ_i Σ_{j≠i} C_ij²,   C = correlation over the batch of z1's and z2's columns
 
-    Variances get batch-norm's ε = 1e-5, as in the authors' code, so that a collapsed feature does no harm.
+    ε = 1e-5 is added to the variances, as in the authors' batch-norm, so that a constant feature causes no NaN.
 
     Args:
-        z1: projections of the first views [B, D].
-        z2: projections of the second views [B, D].
-        lambd: weight of the redundancy term; the paper has 0.005.
+        z1: Projections of the first views [B, D].
+        z2: Projections of the second views [B, D].
+        lambd: Weight λ of the redundancy term; 0.005 in the paper.
+
+    Returns:
+        The loss, a scalar.
+
+    Example:
+        >>> z = torch.randn(64, 16)
+        >>> loss = barlow_twins(z, z + 0.1 * torch.randn(64, 16), lambd=0.005)
     """
     correlation = _standardised(z1).T @ _standardised(z2) / len(z1)
     diagonal = correlation.diagonal()

@@ -1,4 +1,4 @@
-"""Prototypes: what a class looks like to a network."""
+"""Class means (prototypes): the mean representation of each class."""
 
 import torch
 from torch import Tensor
@@ -6,14 +6,28 @@ from torch import Tensor
 CLASS_STATISTICS = {
     "counts": "how many training samples of each class the client has, exactly",
     "means": "the mean representation of each class; of a class with one sample, that sample's representation",
-    "moments": "the means again, times the share of each class",
+    "moments": "the mean representation of each class, times the class's share of the samples",
 }
-"""What class means and their counts say about a client's data, by the names that methods send them under."""
+"""Information about a client's data in the class statistics that methods send, by part name."""
 
 
 @torch.no_grad()
 def class_means(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Mean representation and number of samples of every class ([C, k] and [C]; zeros for absent classes)."""
+    """Return the mean representation and the number of samples of each class.
+
+    Args:
+        z: Representations [N, D].
+        y: Labels [N].
+        classes: Number of classes C.
+
+    Returns:
+        Means [C, D] and counts [C]; both are zero for classes without samples.
+
+    Example:
+        >>> means, counts = class_means(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0]), classes=2)
+        >>> means.flatten().tolist(), counts.tolist()
+        ([2.0, 0.0], [2.0, 0.0])
+    """
     member = torch.nn.functional.one_hot(y, classes).to(z.dtype)
     counts = member.sum(0)
     return member.T @ z / counts.clamp_min(1)[:, None], counts

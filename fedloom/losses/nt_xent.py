@@ -1,4 +1,4 @@
-"""SimCLR's loss (Chen et al., 2020, https://arxiv.org/abs/2002.05709, Eq. 1)."""
+"""NT-Xent, the loss of SimCLR (Chen et al., ICML 2020, https://arxiv.org/abs/2002.05709, Eq. 1)."""
 
 import torch
 import torch.nn.functional as F
@@ -9,16 +9,21 @@ from fedloom.losses.precision import in_float32
 
 @in_float32
 def nt_xent(z1: Tensor, z2: Tensor, tau: float) -> Tensor:
-    """Two views of an image are each other's positive; the other 2B − 2 views of the batch are negatives.
+    """Compute the contrast of each view with the other view of its image and all other views of the batch.
 
         ℓ_i = −log( exp(cos(z_i, z_j)/τ) / Σ_{k≠i} exp(cos(z_i, z_k)/τ) ),   j the other view of i
 
-    The mean over all 2B anchors is returned.
-
     Args:
-        z1: projections of the first views [B, D]; any length.
-        z2: projections of the second views [B, D].
-        tau: temperature.
+        z1: Projections of the first views [B, D]; normalised here.
+        z2: Projections of the second views [B, D]; normalised here.
+        tau: Temperature τ.
+
+    Returns:
+        The mean over all 2B views, a scalar.
+
+    Example:
+        >>> z1, z2 = torch.randn(2, 32, 16)
+        >>> loss = nt_xent(z1, z2, tau=0.07)
     """
     z = F.normalize(torch.cat([z1, z2]), dim=1)
     itself = torch.eye(len(z), dtype=torch.bool, device=z.device)

@@ -1,4 +1,4 @@
-"""Losses compare numbers that differ little: they are computed in float32 even where networks run in bf16."""
+"""Precision of losses: float32 even under autocast, since losses compare numbers that differ little."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -12,7 +12,7 @@ P = ParamSpec("P")
 
 
 def in_float32(loss: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """The loss without autocast, on inputs of at least float32."""
+    """Decorate a loss to run without autocast, on inputs converted to at least float32."""
 
     @wraps(loss)
     def exact(*args: P.args, **kwargs: P.kwargs) -> Tensor:

@@ -1,4 +1,4 @@
-"""Supervised contrastive loss: RepPer Eq. 4–5, after Khosla et al., 2020 (https://arxiv.org/abs/2004.11362)."""
+"""Supervised contrastive loss (Khosla et al., NeurIPS 2020, https://arxiv.org/abs/2004.11362; RepPer, Eq. 4–5)."""
 
 from typing import Literal
 
@@ -12,20 +12,31 @@ from fedloom.losses.precision import in_float32
 
 @in_float32
 def supcon(z: Tensor, y: Tensor, tau: float, positives: Literal["in", "out"] = "in") -> Tensor:
-    """Pulls samples of a class together and away from all others.
+    """Compute the contrast of each sample with the samples of its class and all other samples.
 
-    A(j) are all samples but j, P(j) those of them with j's label; p_ja is the softmax over A(j) of z_j·z_a/τ.
+    A(j) are all samples except j, P(j) the samples in A(j) with j's label, and p_ja is the softmax over A(j) of
+    z_j·z_a/τ.
 
         "in"   ℓ_j = −log( 1/|P(j)| Σ_{p∈P(j)} p_jp )      RepPer Eq. 5, Khosla's L_in
         "out"  ℓ_j = −1/|P(j)| Σ_{p∈P(j)} log p_jp         Khosla's L_out; FedStyle Eq. 2 up to a factor
 
-    The mean over the batch is returned (Eq. 4 sums). An anchor without a positive adds zero to that mean.
+    An anchor without a positive adds zero to the mean over the batch.
 
     Args:
-        z: representations of unit length [N, D]; with two views, N = 2B.
-        y: labels [N].
-        tau: temperature.
-        positives: whether the mean over positives is inside or outside the logarithm.
+        z: Normalised representations [N, D]; with two views per image, N = 2B.
+        y: Labels [N].
+        tau: Temperature τ.
+        positives: Whether the mean over positives is inside ("in") or outside ("out") the logarithm.
+
+    Returns:
+        The mean over the batch, a scalar (Eq. 4 has the sum).
+
+    Raises:
+        UserError: `positives` is not one of these values.
+
+    Example:
+        >>> z, y = torch.nn.functional.normalize(torch.randn(32, 16)), torch.randint(10, (32,))
+        >>> loss = supcon(z, y, tau=0.1)
     """
     if positives not in ("in", "out"):
         raise UserError(f"positives '{positives}' is unknown: {nearest(positives, ['in', 'out'])}")
@@ -33,8 +44,8 @@ def supcon(z: Tensor, y: Tensor, tau: float, positives: Literal["in", "out"] = "
 
 
 def anchor_losses(anchors: Tensor, others: Tensor, y: Tensor, tau: float, positives: Literal["in", "out"]) -> Tensor:
-    """ℓ_j of each anchor [N]; `others` are the same rows, apart so that gradients can go to anchors alone."""
-    # Finite where one would write −inf: a row that is masked throughout must not turn into NaN.
+    """Return ℓ_j of each anchor [N]; `others` are the same rows, separate so that tests can detach them."""
+    # Finite instead of −inf: a row that is masked completely would give NaN.
     never = torch.finfo(anchors.dtype).min / 2
     itself = torch.eye(len(anchors), dtype=torch.bool, device=anchors.device)
     positive = (y[:, None] == y) & ~itself

@@ -1,4 +1,9 @@
-"""APFL: a personal model that is a mixture of a local and the global one (Deng et al., 2020)."""
+"""APFL: each client's personal model is a mixture of a local model and the global model.
+
+Clients train the global model w as in FedAvg, and a local model v. Predictions use αv + (1−α)w.
+
+Reference: Deng et al., "Adaptive Personalized Federated Learning", arXiv:2003.13461, 2020.
+"""
 
 from copy import deepcopy
 from typing import Any, Literal
@@ -16,64 +21,66 @@ from fedloom.objectives import SelfSupervised, Views
 
 
 class APFL(FedAvg):
-    """w is FedAvg's; v learns so that the mixture αv + (1−α)w fits the client, which is served by that mixture.
+    """A personal mixture αv + (1−α)w per client of a local model v and FedAvg's global model w.
 
-    Deviation: the average of w is weighted by sample counts. FedStyle's appendix (`mixes: outputs`) prints that clients
-    send v: `averages: personal`.
+    v is trained so that the mixture fits the client's data. Deviation: the average of w is weighted by sample counts.
+    `mixes: outputs` is the version in FedStyle's appendix. As printed there, clients send v instead of w, which
+    `averages: personal` reproduces.
     """
 
     paper = "Deng et al., Adaptive Personalized Federated Learning, arXiv 2003.13461"
     keeps = ("personal", "alpha")
 
     alpha: float = 0.5
-    """Share of v in the mixture, at first if it adapts; with `mixes: outputs` the share of w, as printed there."""
+    """Weight of v (of w with `mixes: outputs`), initial if `adaptive`. 0 gives FedAvg's model, 1 a local model."""
     adaptive: bool = False
-    """Whether α follows its own gradient, step by step (Eq. 3)."""
+    """Whether α is trained too: one gradient step per batch (Eq. 3)."""
     mixes: Literal["weights", "outputs"] = "weights"
-    """`outputs` is FedStyle's version, for objectives without labels: projections are mixed, across views."""
+    """Mix weights, or (`outputs`) the projections of the two views: FedStyle's version for training without labels."""
 
     averages: Literal["global", "personal"] = "global"
-    """What the server averages: w, or v, as FedStyle's appendix prints it."""
+    """Model that clients send: w (`global`), or v (`personal`) as printed in FedStyle's appendix."""
 
     def build(self, task: Task) -> dict[str, Part]:
-        """w (`model`), v (`personal`), which start alike, and the client's α."""
+        """Return w (`model`), v (`personal`, initially equal to w) and the client's α."""
         if self.mixes == "outputs" and (task.objective.supervised or self.adaptive):
             wrong = "adaptive = true" if self.adaptive else f"objective.name = '{task.objective.name}'"
             raise UserError(
-                f"method.mixes = 'outputs' is for learning without labels, with a fixed α: not with {wrong}"
+                "method.mixes = 'outputs': needs an objective without labels and a fixed α; "
+                f"it does not work with {wrong}"
             )
         model = task.model()
         return {"model": model, "personal": deepcopy(model), "alpha": torch.tensor(self.alpha)}
 
     def prepare(self, client: Client) -> None:
-        """v starts where w is, also for a client that comes late; in round 1 that is the common start."""
+        """Start v from the received w. In round 1 that is the common initial model."""
         copy_(client.personal, client.model)
 
     def update(self, client: Client) -> None:
-        """w and v step by step, on the same batches."""
+        """Train w and v on the same batches."""
         client.steps(self.step if self.mixes == "weights" else self.step_outputs, train=("model", "personal"))
         if self.averages == "personal":
             copy_(client.model, client.personal)
 
     def step(self, client: Client, batch: Batch) -> None:
-        """Both gradients are taken before either model moves."""
+        """Update both models; both losses are computed before either model changes."""
         alpha = client.alpha.detach().requires_grad_(self.adaptive)
         loss = self.loss(client, batch)
         mixed = client.objective.at(client.personal, self.mixture(client, alpha), batch)
         client.note("loss", loss)
         slope = torch.autograd.grad(mixed, alpha, retain_graph=True)[0] if self.adaptive else None  # ⟨∇f(v̄), v − w⟩
-        client.descend("personal", mixed)  # through v alone, so times α
+        client.descend("personal", mixed)  # the gradient with respect to v alone, hence times α
         client.descend("model", loss)
         if slope is not None:
             client.alpha.sub_(client.lr * slope).clamp_(0, 1)  # Eq. 3
 
     def mixture(self, client: Client, alpha: Tensor) -> dict[str, Tensor]:
-        """v̄ = αv + (1−α)w, without a gradient to w."""
+        """Return v̄ = αv + (1−α)w, detached from w."""
         pairs = zip(client.personal.named_parameters(), parameters_of(client.model), strict=True)
         return {name: torch.lerp(w.detach(), v, alpha) for (name, v), w in pairs}
 
     def step_outputs(self, client: Client, batch: Batch) -> None:
-        """FedStyle's appendix; where its line 12 prints z, z_g is meant."""
+        """Update both models as in FedStyle's appendix. Its line 12 prints z where z_g is meant."""
         objective: SelfSupervised = client.objective
         z_g, z = (objective.project(model, objective.encode(model, batch)) for model in (client.model, client.personal))
         (first_g, second_g), (first, second) = z_g.online, z.online
@@ -89,10 +96,10 @@ class APFL(FedAvg):
 
     @torch.no_grad()
     def personalise(self, client: Client) -> None:
-        """Mixes v with the aggregated w; what the client keeps is v."""
+        """Mix v with the aggregated w. The client's stored v stays unmixed."""
         if self.mixes == "weights":
             copy_(client.personal, self.mixture(client, client.alpha))
 
     def network(self, client: Client) -> Any:
-        """The mixture, once it is made; v where outputs were mixed."""
+        """Return the mixture after `personalise`, or v with `mixes: outputs`."""
         return client.personal

@@ -1,9 +1,12 @@
-"""All data in one place: what a federation would reach if nothing had to stay where it is."""
+"""Centralised training: one model trained on the pooled data of all clients.
+
+Not a federated method: a reference for the accuracy that pooled data would allow.
+"""
 
 from fedloom.methods.fedavg import FedAvg
 
 
 class Centralized(FedAvg):
-    """One model trained on everybody's pooled data. No messages: the data themselves would have to travel."""
+    """One model trained on the pooled data of all clients, without any messages."""
 
     pooled = True

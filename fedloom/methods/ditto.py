@@ -1,4 +1,9 @@
-"""Ditto: the global model of FedAvg, and a personal one held near it (Li et al., 2021)."""
+"""Ditto: a personal model per client, regularised towards the global model.
+
+Clients train the global model w as in FedAvg, then a personal model v on f(v) + λ/2 ‖v − w‖².
+
+Reference: Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021.
+"""
 
 from copy import deepcopy
 from typing import Any, Literal
@@ -13,44 +18,45 @@ from fedloom.methods.fedavg import FedAvg
 
 
 class Ditto(FedAvg):
-    """w is FedAvg's; each client also trains a personal v on f(v) + λ/2 ‖v − w‖², and is served by it.
+    """FedAvg's global model w, and a personal model v per client that minimises f(v) + λ/2 ‖v − w‖².
 
-    FedStyle's appendix (`towards: optimised`, λ = 2) prints that clients send v: `averages: personal`.
+    FedStyle's appendix uses `towards: optimised` and λ = 2. As printed there, clients send v instead of w, which
+    `averages: personal` reproduces.
     """
 
     paper = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
     keeps = ("personal",)
 
     lam: float = 0.1
-    """How strongly the personal model is held near the global one (the paper's λ; it tunes it in 0.05–2)."""
+    """Weight λ of the distance between personal and global model; 0 trains v alone. The paper tunes it in 0.05–2."""
     towards: Literal["received", "optimised"] = "received"
-    """The w that it is held near: as it came from the server, or after the client's own training (FedStyle)."""
+    """The w that v is pulled towards: as received from the server, or after the client's training (FedStyle)."""
 
     averages: Literal["global", "personal"] = "global"
-    """What the server averages: w, or v, as FedStyle's appendix prints it."""
+    """Model that clients send: w (`global`), or v (`personal`) as printed in FedStyle's appendix."""
 
     def build(self, task: Task) -> dict[str, Part]:
-        """w (`model`) and v (`personal`), which start alike."""
+        """Return w (`model`) and v (`personal`), initially equal."""
         model = task.model()
         return {"model": model, "personal": deepcopy(model)}
 
     def prepare(self, client: Client) -> None:
-        """v starts where w is, also for a client that comes late; in round 1 that is the common start."""
+        """Start v from the received w. In round 1 that is the common initial model."""
         copy_(client.personal, client.model)
 
     def update(self, client: Client) -> None:
-        """FedAvg's round, then the personal model's."""
+        """Train w as in FedAvg, then v."""
         client.fit("model", self.loss)
         client.fit("personal", self.personal_loss)
         if self.averages == "personal":
             copy_(client.model, client.personal)
 
     def personal_loss(self, client: Client, batch: Batch) -> Tensor:
-        """f(v) and the pull towards w."""
+        """Return f(v) plus the proximal term."""
         w = client.received.model if self.towards == "received" else client.model
         fit: Tensor = client.objective(client.personal, batch)
         return fit + self.lam / 2 * squared_distance(client.personal, w)
 
     def network(self, client: Client) -> Any:
-        """v."""
+        """Return v."""
         return client.personal

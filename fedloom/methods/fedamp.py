@@ -1,4 +1,10 @@
-"""FedAMP: clients whose models are alike attract each other (Huang et al., 2021)."""
+"""FedAMP: clients with similar models are pulled towards each other.
+
+The server stores every client's last model and sends each client i a mixture u_i of all models, in which similar
+models weigh more. The client is regularised towards u_i.
+
+Reference: Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021.
+"""
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -18,10 +24,10 @@ from fedloom.core.task import Task
 
 
 class FedAMP(Method):
-    """The server sends each client its own mixture u_i of all models; the client minimises f + λ/(2α_k) ‖w − u_i‖².
+    """Personal models w_i that minimise f + λ/(2α_k) ‖w − u_i‖², with u_i a mixture in which similar models weigh more.
 
-    A client goes on from its own w_i and is served by it. One that has not sent a model yet is in nobody's mixture; for
-    its own it counts as the initial model.
+    A client continues from its own w_i and uses it for predictions. A client that has not sent a model yet is left out
+    of the other clients' mixtures; in its own mixture the initial model takes its place.
     """
 
     paper = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021"
@@ -31,39 +37,38 @@ class FedAMP(Method):
     learns_from = ("labels",)
 
     lam: float = 1.0
-    """Strength of the pull towards u_i (λ); with 0 it is Local."""
+    """Weight λ of the distance from u_i; 0 gives Local."""
     alpha_k: float = 1.0
-    """Step size of the message passing (α_k): others get ξ_ij = α_k A'(‖w_i − w_j‖²), and the pull is λ/α_k."""
+    """Step size α_k of the message passing: ξ_ij = α_k A'(‖w_i − w_j‖²); the proximal weight is λ/α_k."""
     sigma: float | None = None
-    """Scale of the distances, A(x) = 1 − exp(−x/σ); α_k times the number of clients if not given, so that the shares of
-    all others together stay below 1. (Ours: the papers tune it.)"""
+    """Scale σ of the distances in A(x) = 1 − exp(−x/σ). Default (ours): α_k · N, which keeps Σ_j≠i ξ_ij below 1."""
     similarity: Literal["distance", "cosine"] = "distance"
-    """`cosine` is HeurFedAMP."""
+    """How models are compared: by Euclidean distance (FedAMP) or by cosine similarity (HeurFedAMP)."""
     sharpness: float = 25.0
-    """HeurFedAMP's σ: others share in proportion to exp(σ cos(w_i, w_j))."""
+    """HeurFedAMP's σ: other clients' models are weighted in proportion to exp(σ cos(w_i, w_j))."""
     own_share: float | None = None
-    """HeurFedAMP's ξ_ii, what a client keeps of itself; as much as each of N clients, 1/N, if not given."""
+    """HeurFedAMP's ξ_ii, the weight of the client's own model; by default 1/N for N known clients."""
 
     def build(self, task: Task) -> dict[str, Part]:
-        """w_i (`model`) and u_i (`mixture`)."""
+        """Return w_i (`model`) and u_i (`mixture`)."""
         if self.alpha_k <= 0 or (self.sigma is not None and self.sigma <= 0):
             raise UserError(f"method.alpha_k = {self.alpha_k}, method.sigma = {self.sigma}: both must be above 0")
         model = task.model()
         return {"model": model, "mixture": deepcopy(model)}
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """The local loss, and the pull towards u_i."""
+        """Return the local loss plus the proximal term towards u_i."""
         pull = self.lam / (2 * self.alpha_k) * squared_distance(client.model, client.received.mixture)
         return super().loss(client, batch) + pull
 
     def combine(self, server: Server, messages: Iterator[Message]) -> None:
-        """Nothing is averaged: the server remembers everybody's model."""
+        """Store each client's model on the server; nothing is averaged."""
         for message in messages:
             assert message.client is not None
             server.clients[message.client] = {_mixture(name): value for name, value in message.items()}
 
     def message_for(self, server: Server, client: int) -> Mapping[str, Tensor]:
-        """u_i = Σ_j ξ_ij w_j."""
+        """Return u_i = Σ_j ξ_ij w_j."""
         own: State = server.clients.get(client, server.state)
         names = [f"mixture.{name}" for name, _ in server.parts.get_submodule("mixture").named_parameters()]
         others = [j for j in server.clients if j != client]
@@ -78,7 +83,7 @@ class FedAMP(Method):
         return own | {name: piece.view_as(own[name]) for name, piece in zip(names, pieces, strict=True)}
 
     def weights(self, w: Tensor, server: Server, others: list[int], names: list[str]) -> Tensor:
-        """ξ_ij of the others."""
+        """Return ξ_ij for all other clients j."""
         if self.similarity == "distance":
             distances = torch.stack([(w - _flat(server.clients[j], names)).square().sum() for j in others])
             sigma = self.sigma or self.alpha_k * server.federation
@@ -89,10 +94,10 @@ class FedAMP(Method):
 
 
 def _mixture(name: str) -> str:
-    """Where a tensor of `model` is in `mixture`."""
+    """Return the name in `mixture` of a tensor of `model`."""
     return "mixture" + name.removeprefix("model")
 
 
 def _flat(state: Mapping[str, Tensor], names: list[str]) -> Tensor:
-    """All parameters in one vector, in float64."""
+    """Return all parameters in one float64 vector."""
     return torch.cat([state[name].flatten().double() for name in names])

@@ -1,4 +1,9 @@
-"""FedBABU: the body alone is trained, under a head that nobody moves (Oh et al., 2022)."""
+"""FedBABU: only the extractor is trained and shared; the head keeps its random initial values.
+
+After federated training each client fine-tunes the model on its own data.
+
+Reference: Oh et al., "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022.
+"""
 
 from typing import Literal
 
@@ -7,9 +12,9 @@ from fedloom.methods.addons.finetune import FineTuned
 
 
 class FedBABU(FineTuned):
-    """FedAvg of the extractor under one random head that stays as it is; every client fine-tunes afterwards.
+    """FedAvg of the extractor with one fixed random head; each client fine-tunes the model afterwards.
 
-    Global result: the aggregated extractor with that head. Personal result: after fine-tuning.
+    Global result: the aggregated extractor with the fixed head. Personal result: the model after fine-tuning.
     """
 
     paper = "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022"
@@ -17,15 +22,15 @@ class FedBABU(FineTuned):
     learns_from = ("labels",)
 
     ft_parts: Literal["all", "head", "body"] = "all"  # type: ignore[assignment]
-    """What is fine-tuned: everything, the head alone or the extractor alone."""
+    """Parts to fine-tune: the whole model, the head or the extractor (`body`)."""
     ft_epochs: int = 5
-    """For how long."""
+    """Epochs of fine-tuning."""
 
     def update(self, client: Client) -> None:
-        """The extractor; the head keeps its initial values, the same for all."""
+        """Train the extractor. The head keeps its initial values, which all clients have in common."""
         client.fit("model.extractor", self.loss)
 
     def personalise(self, client: Client) -> None:
-        """Fine-tunes a copy of the global model."""
+        """Fine-tune a copy of the global model."""
         parts = {"all": "model", "head": "model.head", "body": "model.extractor"}[self.ft_parts]
         client.fit(parts, self.ft_loss, epochs=self.ft_epochs, lr=self.ft_lr, purpose="fine-tune")

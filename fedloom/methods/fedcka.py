@@ -1,4 +1,11 @@
-"""FedCKA: early layers held like the global model's, by centred kernel alignment (Son et al., 2022)."""
+"""FedCKA: local training keeps the early layers similar to the global model's.
+
+The regulariser contrasts the similarity (centred kernel alignment, CKA) of each layer to the global model's with that
+to the client's previous model's.
+
+Reference: Son et al., "Comparisons Where It Matters: Using Layer-Wise Regularization to Improve Federated Learning on
+Heterogeneous Data", Applied Sciences 2022.
+"""
 
 import torch
 from torch import Tensor
@@ -15,7 +22,7 @@ from fedloom.models.projected import Tapped
 
 
 class FedCKA(Remembering):
-    """FedAvg whose first layers are more like the global model's than like the last local model's, measured by CKA."""
+    """FedAvg whose early layers are kept closer (by CKA) to the global model's than to the previous local model's."""
 
     paper = (
         "Son et al., Comparisons Where It Matters: Using Layer-Wise Regularization to Improve Federated Learning on "
@@ -23,22 +30,22 @@ class FedCKA(Remembering):
     )
 
     mu: float = 3.0
-    """Weight of the regulariser."""
+    """Weight μ of the regulariser; 0 gives FedAvg."""
     taps: tuple[str, ...] = ()
-    """Layers to compare, by their names in the model; the first two of the model's own taps by default."""
+    """Layers to compare, by their names in the model; by default the first two of the network's `taps`."""
     projected: bool = False
-    """Compare layers through projection heads, as FedIntR's code does, instead of raw activations."""
+    """Compare the outputs of projection heads on the layers, as FedIntR's code does, instead of raw activations."""
     width: int = 256
-    """Width of these projection heads."""
+    """Output width of the projection heads."""
 
     def equipped(self, task: Task) -> SplitModel:
-        """The network, with projection heads if asked for."""
+        """Return the network, with projection heads if `projected` is set."""
         model = task.model()
         model.taps = self.taps or model.taps[:2]
         return Tapped(model, model.taps, task.shape, self.width) if self.projected else model
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Cross-entropy, and −log(e^CKA(l,g) / (e^CKA(l,g) + e^CKA(l,p))), the mean over layers."""
+        """Return cross-entropy plus μ times the mean over layers of −log(e^CKA(l,g) / (e^CKA(l,g) + e^CKA(l,p)))."""
         logits, layers = self.layers(client.model, batch.x)
         with torch.no_grad():
             _, layers_global = self.layers(client.received.model, batch.x)
@@ -48,5 +55,5 @@ class FedCKA(Remembering):
         return cross_entropy(logits, batch.y) + self.mu * torch.stack(terms).mean()
 
     def layers(self, model: SplitModel, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Logits and the layers that are compared."""
+        """Return the logits and the outputs of the compared layers."""
         return model.layers(x) if isinstance(model, Tapped) else tapped(model, x, model.taps)

@@ -1,4 +1,10 @@
-"""FedCRC: one criterion for the representation, a global and a personal predictor (Alg. 1)."""
+"""FedCRC: a shared extractor trained under a global predictor, and a personal predictor per client.
+
+In each round a client trains the extractor, its personal predictor and the global predictor in turn (Alg. 1). The
+global predictor changes slowly, so that all clients train the representation by the same criterion.
+
+Reference: Wang et al., "Federated Learning with Common Representation Learning Criterion and Personalized Predictor".
+"""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -17,9 +23,10 @@ from fedloom.methods.fedavg import FedAvg
 
 
 class FedCRC(FedAvg):
-    """The extractor learns under a common predictor; each client has its own; the common one imitates it, slowly.
+    """A shared extractor trained under a slowly changing global predictor, and a personal predictor per client.
 
-    Global result: extractor and global predictor (`model`). Personal result: extractor and personal predictor.
+    The global predictor learns to imitate the personal ones. Global result: extractor and global predictor (`model`).
+    Personal result: extractor and personal predictor.
     """
 
     paper = "Wang et al., Federated Learning with Common Representation Learning Criterion and Personalized Predictor"
@@ -27,22 +34,22 @@ class FedCRC(FedAvg):
     learns_from = ("labels",)
 
     tau: float = 0.99
-    """How much of the old global predictor stays in a round (Eq. 9)."""
+    """Weight of the old global predictor in the server's update (Eq. 9); 0 replaces it by the clients' average."""
     predictor_epochs: int = 1
-    """Epochs of the global predictor."""
+    """Training epochs of the global predictor in a round."""
     kl: Literal["imitate", "reverse"] = "imitate"
-    """`imitate`: KL(personal ‖ global), the global predictor follows; `reverse` is Eq. 6 read literally."""
+    """`imitate` minimises KL(personal ‖ global); `reverse` minimises KL(global ‖ personal), Eq. 6 as printed."""
     personal_extractor: Literal["global", "local"] = "global"
-    """Evaluate the personal predictor on the aggregated extractor, or on the client's own last one."""
+    """Extractor of the personal model: the aggregated one, or the one the client trained last."""
 
     def build(self, task: Task) -> dict[str, Part]:
-        """f and h_g (`model`), h_i (`personal`), and the client's last f where it is asked for (`own`)."""
+        """Return f and h_g (`model`), h_i (`personal`), and the client's last f if it is used (`own`)."""
         model = task.model()
         own = model.extractor if self.personal_extractor == "local" else nn.Identity()
         return {"model": model, "personal": deepcopy(model.head), "own": deepcopy(own)}
 
     def update(self, client: Client) -> None:
-        """The three steps, each with everything else frozen."""
+        """Train extractor, personal predictor and global predictor in turn; the other parts are frozen."""
         client.fit("model.extractor", self.loss)  # Eq. 4
         client.fit("personal", self.personal_loss)  # Eq. 5
         client.fit("model.head", self.predictor_loss, epochs=self.predictor_epochs)  # Eq. 7
@@ -50,11 +57,11 @@ class FedCRC(FedAvg):
             copy_(client.own, client.model.extractor)
 
     def personal_loss(self, client: Client, batch: Batch) -> Tensor:
-        """Cross-entropy of the personal predictor."""
+        """Return the cross-entropy of the personal predictor."""
         return cross_entropy(client.personal(client.model.extractor(batch.x)), batch.y)
 
     def predictor_loss(self, client: Client, batch: Batch) -> Tensor:
-        """Cross-entropy, and the distance from what the personal predictor says."""
+        """Return cross-entropy plus the KL divergence between global and personal predictor."""
         z = client.model.extractor(batch.x)
         logits = client.model.head(z)
         ours, theirs = logits.log_softmax(1), client.personal(z).detach().log_softmax(1)
@@ -62,15 +69,15 @@ class FedCRC(FedAvg):
         return cross_entropy(logits, batch.y) + kl_div(*pair, log_target=True, reduction="batchmean")  # Eq. 6
 
     def combine(self, server: Server, messages: Iterator[Message]) -> None:
-        """The extractor is averaged (Eq. 3); the predictor moves a little towards its average (Eq. 8, 9)."""
+        """Average the extractor (Eq. 3) and move the predictor by 1 − τ towards its average (Eq. 8, 9)."""
         server.move(server.average(messages), {"model.head": 1 - self.tau})
 
     def represent(self, client: Client, x: Tensor) -> Tensor:
-        """By the aggregated extractor, or by the client's own."""
+        """Return the representation by the aggregated extractor, or by the client's own."""
         z: Tensor = client.own(x) if self.personal_extractor == "local" else client.model.extractor(x)
         return z
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
-        """The personal predictor on the extractor."""
+        """Return the logits of the personal predictor."""
         logits: Tensor = client.personal(self.represent(client, x))
         return logits

@@ -1,4 +1,11 @@
-"""FedCRL: contrastive learning on shared class representations (Alg. 1)."""
+"""FedCRL: clients share extractors and class representations, and learn contrastively (Alg. 1).
+
+Each client draws its representations towards the global mean of their class. Before training it mixes the global
+extractor into its own, the more so the larger its last contrastive loss was.
+
+Reference: Huang et al., "FedCRL: Personalized Federated Learning with Contrastive Shared Representations for Label
+Heterogeneity in Non-IID Data", arXiv:2404.17916, 2024.
+"""
 
 from typing import Literal
 
@@ -16,15 +23,16 @@ from fedloom.losses.class_means import CLASS_STATISTICS, class_means
 
 
 class FedCRL(Method):
-    """Clients share extractors and class means; each mixes the global extractor into its own as far as it needs it.
+    """Shared extractors and class means; each client mixes in the global extractor according to its contrastive loss.
 
-    Deviations: class means come from the finished local model in one pass; a client without L_Reg takes the global
-    model (literally L_Reg = 0 would ignore it in round 2); "clip" of line 22 is an option, off.
+    Deviations: class means are computed in one pass with the trained local model. A client without an L_Reg takes the
+    global extractor (read literally, L_Reg = 0 would ignore it in round 2). The clipping of line 22 is an option and
+    off by default.
     """
 
     paper = (
         "Huang et al., FedCRL: Personalized Federated Learning with Contrastive Shared Representations "
-        "for Label Heterogeneity in Non-IID Data"
+        "for Label Heterogeneity in Non-IID Data, arXiv:2404.17916, 2024"
     )
     shares = ("model.extractor", "means", "counts")
     keeps = ("model", "reg")
@@ -34,25 +42,25 @@ class FedCRL(Method):
     learns_from = ("labels",)
 
     alpha: float = 1.0
-    """Weight of the contrastive loss."""
+    """Weight α of the contrastive loss."""
     tau: float = 0.1
-    """Its temperature (τ_CL)."""
+    """Temperature of the contrastive loss (τ_CL)."""
     gamma: float = 0.8
-    """How quickly a large contrastive loss calls for the global model."""
+    """Decay rate γ of the weight exp(−γ L_Reg) of the client's own extractor (Eq. 7); 0 keeps only its own."""
     reg_over: Literal["mean", "sum"] = "mean"
-    """L_Reg in Eq. 7: its mean over the batches of a round, or their sum, with which hardly anything is kept."""
+    """L_Reg in Eq. 7 as the mean or the sum over a round's batches. The sum makes the own extractor's weight tiny."""
     judged: Literal["trained", "mixed"] = "trained"
-    """The personal model: as the client trained it, or after it mixed the next global extractor into it (Eq. 8)."""
+    """Personal model to evaluate: as trained, or with the next global extractor mixed in (Eq. 8)."""
     clip_weights: bool = False
-    """Line 22 read literally: weights clipped into [0, 1] after every step."""
+    """Clip the model's weights to [0, 1] after every step: line 22 as printed."""
 
     def build(self, task: Task) -> dict[str, Part]:
-        """φ and π (`model`), class representations with their counts, and the last L_Reg (∞: none yet)."""
+        """Return φ and π (`model`), class means with their counts, and the last L_Reg (∞ if there is none yet)."""
         means, counts = torch.zeros(task.classes, task.features), torch.zeros(task.classes)
         return {"model": task.model(), "means": means, "counts": counts, "reg": torch.tensor(torch.inf)}
 
     def update(self, client: Client) -> None:
-        """Local aggregation, local training, class means."""
+        """Mix in the global extractor, train the model, then compute class means."""
         self.mix(client)
         result = client.fit("model", self.loss, after=self.clip if self.clip_weights else None)  # Eq. 14
         none = torch.zeros_like(client.reg)
@@ -64,24 +72,24 @@ class FedCRL(Method):
         copy_(client.counts, counts)
 
     def mix(self, client: Client) -> None:
-        """Takes of the global extractor what the client's last L_Reg calls for."""
+        """Mix the global extractor into the client's own, by a weight that depends on its last L_Reg."""
         share = torch.where(client.reg.isinf(), 0, exp(-self.gamma * client.reg))  # Eq. 7
         lerp_(client.model.extractor, client.received.model.extractor, 1 - share)  # Eq. 8
 
     def personalise(self, client: Client) -> None:
-        """Nothing, or one more mixture."""
+        """Mix in the global extractor once more with `judged: mixed`."""
         if self.judged == "mixed":
             self.mix(client)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Cross-entropy (Eq. 10) and the contrast with the global class representations."""
+        """Return cross-entropy (Eq. 10) plus the contrastive loss with the global class means."""
         z = client.model.extractor(batch.x)
-        known = client.received.counts > 0  # a class that nobody has sent yet is no negative
+        known = client.received.counts > 0  # classes that no client has sent yet are not negatives
         reg = info_nce(z, client.received.means, batch.y, self.tau, known)  # Eq. 12
         client.note("reg", reg)
         client.note("known", known[batch.y].float())
         return cross_entropy(client.model.head(z), batch.y) + self.alpha * reg  # Eq. 13
 
     def clip(self, client: Client) -> None:
-        """Line 22, literally."""
+        """Clip all weights to [0, 1] (line 22 as printed)."""
         clamp_(client.model, 0, 1)

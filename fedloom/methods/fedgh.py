@@ -1,4 +1,7 @@
-"""FedGH: a global head, trained by the server on class representations (Yi et al., 2023)."""
+"""FedGH: the server trains one global head on the clients' class means; extractors stay on the clients.
+
+Reference: Yi et al., "FedGH: Heterogeneous Federated Learning with Generalized Global Header", ACM Multimedia 2023.
+"""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -18,7 +21,7 @@ from fedloom.losses.class_means import CLASS_STATISTICS, class_means
 
 
 class FedGH(Method):
-    """Extractors stay with clients, who send class means; the server trains one head on them and sends it back."""
+    """Local extractors with a global head, which the server trains on the class means that clients send."""
 
     paper = "Yi et al., FedGH: Heterogeneous Federated Learning with Generalized Global Header, ACM Multimedia 2023"
     shares = ()
@@ -29,26 +32,26 @@ class FedGH(Method):
     learns_from = ("labels",)
 
     server_epochs: int = 1
-    """Passes of the server over a round's class means."""
+    """Epochs in which the server trains the head on a round's class means."""
     server_batch: int = 1
-    """Class means of one step of the server; the paper takes them one by one."""
+    """Batch size of the server's training; the paper's is 1, one class mean per step."""
     server_lr: float | None = None
-    """The server's learning rate; the round's if not given."""
+    """Learning rate of the server; by default the round's."""
     personal_head: Literal["global", "local"] = "global"
-    """Evaluate with the head that came back, or with the one that the client trained last (the authors' code)."""
+    """Head of the personal model: the server's, or the one the client trained last (the authors' code)."""
 
     @property
     def keeps(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The extractor, and the last own head where it serves the client."""
+        """The extractor; with `personal_head: local` the client's head too."""
         return ("model",) if self.personal_head == "local" else ("model.extractor",)
 
     def build(self, task: Task) -> dict[str, Part]:
-        """The model; class means with their counts."""
+        """Return the model, and class means with their counts."""
         means, counts = torch.zeros(task.classes, task.features), torch.zeros(task.classes)
         return {"model": task.model(), "means": means, "counts": counts}
 
     def update(self, client: Client) -> None:
-        """The global head replaces the own one, all is trained, class means are taken."""
+        """Replace the head by the global one, train the whole model, then compute class means."""
         copy_(client.model.head, client.received.model.head)
         client.fit("model", self.loss)
         means, counts = class_means(*client.features(), len(client.counts))
@@ -56,7 +59,7 @@ class FedGH(Method):
         copy_(client.counts, counts)
 
     def combine(self, server: Server, messages: Iterator[Message]) -> None:
-        """Every class mean of every client is a sample for the server's own head."""
+        """Train the server's head; each class mean of each client is one sample."""
         sent = [(message["means"], message["counts"] > 0) for message in messages]
         z = torch.cat([means[known] for means, known in sent])
         y = torch.cat([known.nonzero()[:, 0] for _, known in sent])
@@ -66,5 +69,5 @@ class FedGH(Method):
         )  # fmt: skip
 
     def head_loss(self, server: Client, batch: FeatureBatch) -> Tensor:
-        """Cross-entropy of the head."""
+        """Return the cross-entropy of the head."""
         return cross_entropy(server.model.head(batch.x), batch.y)

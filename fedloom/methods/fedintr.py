@@ -1,4 +1,11 @@
-"""FedIntR: local training regularised on intermediate representations (Alg. 1)."""
+"""FedIntR: local training is regularised on the representations of intermediate layers (Alg. 1).
+
+Each layer's projection is drawn towards the global model's and away from the client's previous model's. Layers that
+are already close to the global model's weigh more.
+
+Reference: Tun et al., "Federated Learning with Intermediate Representation Regularization", BigComp 2023,
+arXiv:2210.15827.
+"""
 
 from typing import Literal
 
@@ -16,35 +23,35 @@ from fedloom.models.projected import Tapped, batch_statistics
 
 
 class FedIntR(Remembering):
-    """FedAvg whose local layers stay near the global model's and move away from the last local model's."""
+    """FedAvg whose layers are drawn to the global model's and away from the previous local model's."""
 
-    paper = "Tun et al., Federated Learning with Intermediate Representation Regularization"
+    paper = "Tun et al., Federated Learning with Intermediate Representation Regularization, BigComp 2023"
 
     mu: float = 1.0
-    """Weight of the regulariser (the paper tunes it per dataset in 0.1–10)."""
+    """Weight μ of the regulariser; 0 gives FedAvg. The paper tunes it per dataset in 0.1–10."""
     tau: float = 0.5
-    """Temperature."""
+    """Temperature τ of the losses and of the layer weights."""
     taps: tuple[str, ...] = ()
-    """Layers to read, by their names in the model; the model's own taps by default."""
+    """Layers to regularise, by their names in the model; by default the network's `taps`."""
     width: int = 256
-    """Width of the projection heads."""
+    """Output width of the projection heads."""
     similarity: Literal["sample", "batch"] = "sample"
-    """`sample` is Eq. 2; `batch` averages the cosine over the batch before the logarithm, as the authors' code does."""
+    """`sample` is Eq. 2; `batch` averages the cosine over the batch before the logarithm (the authors' code)."""
     hidden: Literal["width", "input"] = "width"
-    """Width inside the projections: `width`, or that of the layer (96 → 96 → 256), as the authors' code has it."""
+    """Hidden width of the projection heads: `width`, or that of the layer (96 → 96 → 256; the authors' code)."""
     references: Literal["eval", "train"] = "eval"
-    """Batch-norm of the global and the last local model: their own statistics, or the batch's (authors' code)."""
+    """Batch-norm in the global and previous model: running statistics, or the batch's (`train`; the authors' code)."""
     weights: Literal["softmax", "average"] = "softmax"
-    """Layer weights: Eq. 4, or all alike (the ablation, Eq. 6)."""
+    """Layer weights: softmax of the similarities (Eq. 4), or equal (the ablation, Eq. 6)."""
 
     def equipped(self, task: Task) -> SplitModel:
-        """The model with its projections; the last local one is remembered (line 11)."""
+        """Return the network with its projection heads; the client keeps its last copy (line 11)."""
         return Tapped(task.model(), self.taps, task.shape, self.width, hidden=self.hidden)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Cross-entropy and the weighted sum over layers."""
+        """Return cross-entropy plus μ times the weighted sum over layers."""
         logits, z = client.model.layers(batch.x)
-        train = self.references == "train" and batch.size > 1  # one sample has no variance
+        train = self.references == "train" and batch.size > 1  # a single sample has no variance
         references = (client.received.model, client.previous) if train else ()
         with torch.no_grad(), batch_statistics(*references):
             _, z_global = client.received.model.layers(batch.x)

@@ -1,4 +1,10 @@
-"""FedPAC: aligned features, and heads combined for each client (Xu et al., 2023)."""
+"""FedPAC: a shared extractor with aligned features, and a personal combination of heads for each client.
+
+Clients align their features to global class centroids. The server solves a quadratic program per client for the
+mixture of all heads that suits its feature statistics best.
+
+Reference: Xu et al., "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR 2023.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -18,10 +24,10 @@ from fedloom.losses.class_means import CLASS_STATISTICS, class_means
 
 
 class FedPAC(Method):
-    """Clients share an extractor aligned to global class centroids; each gets its best mixture of all heads.
+    """A shared extractor aligned to global class centroids, and an optimised mixture of all heads per client.
 
-    Deviations: a class without a global centroid is not aligned (the authors' code takes the client's own one); a
-    client that the server has not seen yet starts from the average head; the head's learning rate is the round's.
+    Deviations: a class without a global centroid is not aligned (the authors' code takes the client's own centroid). A
+    client that has not sent a head yet starts from the average head. The head's learning rate is the round's.
     """
 
     paper = "Xu et al., Personalized Federated Learning with Feature Alignment and Classifier Collaboration, ICLR 2023"
@@ -34,14 +40,14 @@ class FedPAC(Method):
     learns_from = ("labels",)
 
     lam: float = 1.0
-    """Weight λ of the alignment."""
+    """Weight λ of the feature alignment; 0 with a single client gives FedRep."""
     personal_epochs: int = 1
-    """Epochs of the head, before the extractor's."""
+    """Epochs in which a client trains its head, before it trains the extractor."""
     personal_lr: float | None = None
-    """The head's learning rate; the round's if not given (the authors take 0.1 where the extractor has 0.01)."""
+    """Learning rate of the head; by default the round's. The authors use 0.1, and 0.01 for the extractor."""
 
     def build(self, task: Task) -> dict[str, Part]:
-        """Model; centroids with counts; h_y = P(y) μ_y and V of a client; whether the server knows it."""
+        """Return the model, class means with counts, h_y = P(y) μ_y and V, and whether the server knows the client."""
         means, counts = torch.zeros(task.classes, task.features), torch.zeros(task.classes)
         return {
             "model": task.model(), "means": means, "counts": counts, "moments": torch.zeros_like(means),
@@ -49,7 +55,7 @@ class FedPAC(Method):
         }  # fmt: skip
 
     def update(self, client: Client) -> None:
-        """Statistics of the received extractor; then the head, then the extractor; then centroids."""
+        """Compute statistics with the received extractor, train head and extractor, then compute class means."""
         z, y = client.features()
         means, counts = class_means(z, y, len(client.counts))
         copy_(client.moments, counts[:, None] / client.size * means)
@@ -65,13 +71,13 @@ class FedPAC(Method):
     head_loss = Method.loss
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Cross-entropy and, where the class has a global centroid, the distance from it."""
+        """Return cross-entropy plus λ times the distance from the class's global centroid, if it has one."""
         z, known = client.model.extractor(batch.x), (client.received.counts > 0)[batch.y]
         apart = torch.where(known, (z - client.received.means[batch.y]).square().mean(1), 0)
         return cross_entropy(client.model.head(z), batch.y) + self.lam * apart.mean()
 
     def combine(self, server: Server, messages: Iterator[Message]) -> None:
-        """The averages, as they come in; then a mixture of heads for everybody who sent one."""
+        """Average the messages as they arrive, then compute a mixture of heads for each client that sent one."""
         sent: list[Message] = []
         server.move(server.average(_noted(messages, sent), self.shares, by=self.by, sums=self.sums))
         moments = torch.stack([message["moments"].flatten() for message in sent]).double().cpu().numpy()
@@ -81,18 +87,19 @@ class FedPAC(Method):
             server.clients[message.client] = _mixture(sent, weights) | {"known": torch.ones(())}
 
     def message_for(self, server: Server, client: int) -> Mapping[str, Tensor]:
-        """The shared state, with the client's own mixture of heads once there is one."""
+        """Return the shared state, with the client's mixture of heads if it has one."""
         return {**super().message_for(server, client), **server.clients.get(client, {})}
 
     def personalise(self, client: Client) -> None:
-        """The mixture serves the client; one that the server does not know has just trained its own head."""
+        """Replace the head by the client's mixture; a client unknown to the server keeps the head it trained."""
         lerp_(client.model.head, client.received.model.head, client.received.known)
 
 
 def collaboration(moments: np.ndarray, variances: np.ndarray) -> np.ndarray:
-    """Row i: the weights that clients' heads have for client i.
+    """Return a matrix whose row i holds the weights of all clients' heads in client i's mixture.
 
-    They minimise Σ_j α_j² V_j + Σ_jl α_j α_l ⟨h_i − h_j, h_i − h_l⟩ on the simplex; h are rows of `moments`.
+    The weights minimise Σ_j α_j² V_j + Σ_jl α_j α_l ⟨h_i − h_j, h_i − h_l⟩ on the simplex; the h are rows of
+    `moments`.
     """
     gram = moments @ moments.T
     biases = (gram[i, i] - gram[i][:, None] - gram[i] + gram for i in range(len(gram)))
@@ -100,7 +107,7 @@ def collaboration(moments: np.ndarray, variances: np.ndarray) -> np.ndarray:
 
 
 def _noted(messages: Iterator[Message], sent: list[Message]) -> Iterator[Message]:
-    """The messages, of which heads and statistics are remembered: extractors need not stay in memory."""
+    """Yield the messages, and collect heads and statistics in `sent`. Extractors are not kept in memory."""
     for message in messages:
         small = {name: t for name, t in message.items() if under(name, ("model.head", "moments", "variance"))}
         sent.append(Message(small, client=message.client, samples=message.samples))
@@ -108,7 +115,7 @@ def _noted(messages: Iterator[Message], sent: list[Message]) -> Iterator[Message
 
 
 def _mixture(sent: list[Message], weights: np.ndarray) -> State:
-    """Σ_j α_j head_j."""
+    """Return Σ_j α_j head_j."""
     mixed: State = {}
     for name in (name for name in sent[0] if under(name, ("model.head",))):
         heads = torch.stack([message[name] for message in sent]).double()
@@ -117,12 +124,13 @@ def _mixture(sent: list[Message], weights: np.ndarray) -> State:
 
 
 def least_quadratic(quadratic: np.ndarray) -> np.ndarray:
-    """The α ≥ 0 with Σα = 1 that minimises αᵀQα. Negative eigenvalues of Q, rounding errors as a rule, count as zero.
+    """Return the α ≥ 0 with Σα = 1 that minimises αᵀQα.
 
-    An exact active-set solution, by non-negative least squares: let x ≥ 0 minimise xᵀQx + (Σx − 1)². For x = s·α the
-    best s leaves q / (1 + q) with q = αᵀQα, which grows with q, so that x points where the best α does.
+    Negative eigenvalues of Q, usually rounding errors, are set to zero. The solution is exact (active set), by
+    non-negative least squares: let x ≥ 0 minimise xᵀQx + (Σx − 1)². For x = s·α the optimal s gives q / (1 + q) with
+    q = αᵀQα. This grows with q, so the optimal x is a multiple of the optimal α.
     """
-    from scipy.optimize import nnls  # here: it takes 0.4 s to import, and few methods need it
+    from scipy.optimize import nnls  # imported here: it takes 0.4 s, and few methods need it
 
     values, vectors = np.linalg.eigh((quadratic + quadratic.T) / 2)
     root = (vectors * np.sqrt(values.clip(0) / (values.clip(0).mean() or 1.0))).T

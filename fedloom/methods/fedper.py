@@ -1,4 +1,7 @@
-"""FedPer: a common base, personal last layers (Arivazhagan et al., 2019)."""
+"""FedPer: a shared extractor and a personal head per client, trained together.
+
+Reference: Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv:1912.00818, 2019.
+"""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -12,30 +15,30 @@ from fedloom.core.state import State, under
 
 
 class FedPer(Method):
-    """The extractor is everybody's, the head is each client's own; both are trained together."""
+    """FedAvg of the extractor, with a personal head per client; both are trained together."""
 
     paper = "Arivazhagan et al., Federated Learning with Personalization Layers, arXiv:1912.00818, 2019"
     shares = ("model.extractor",)
     keeps = ("model.head",)
 
     average_heads: bool = False
-    """Clients send their heads too, and their average is a global model (FedCRC's Table II); nobody receives it."""
+    """Average the heads too, for evaluation as a global model (FedCRC's Table II); clients keep their own heads."""
 
     heads_of: Literal["participants", "all"] = "participants"
-    """Whose heads: of the round's participants, or of all clients that ever took part, each with its last one."""
+    """Heads to average: those of the round's participants, or the last heads of all clients that ever took part."""
 
     @property
     def sends(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The head, where a global model is asked for."""
+        """The head, if `average_heads` is set."""
         return ("model.head",) if self.average_heads else ()
 
     @property
     def has_global(self) -> bool:  # type: ignore[override]
-        """The paper has none."""
+        """Whether heads are averaged into a global model; the paper has none."""
         return self.average_heads
 
     def combine(self, server: Server, messages: Iterator[Message]) -> None:
-        """The average; with `heads_of: all` the server remembers every client's head, and averages those."""
+        """Average the messages. With `heads_of: all` the server stores every client's last head and averages those."""
         if not self.average_heads or self.heads_of == "participants":
             super().combine(server, messages)
             return
@@ -50,7 +53,7 @@ class FedPer(Method):
 
 
 def _remembered(server: Server, messages: Iterator[Message]) -> Iterator[Message]:
-    """Messages as they come; of each the server keeps the head and the number of samples."""
+    """Yield the messages; the server stores the head and the number of samples of each."""
     for message in messages:
         assert message.client is not None
         head = {name: value for name, value in message.items() if under(name, ("model.head",))}

@@ -1,4 +1,10 @@
-"""FedProto: class prototypes travel, weights never do (Tan et al., 2022)."""
+"""FedProto: clients exchange class prototypes (mean representations) instead of weights.
+
+Each client's representations are drawn towards the global prototype of their class. Predictions take the nearest
+global prototype.
+
+Reference: Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022.
+"""
 
 from typing import Literal
 
@@ -17,11 +23,12 @@ NEVER = -1e9
 
 
 class FedProto(Method):
-    """Clients exchange class means of their representations and draw their own towards everybody's.
+    """Local models whose representations are drawn towards global class prototypes; only prototypes are exchanged.
 
     Deviations: the paper's average also divides by the number of clients, which would shrink prototypes towards zero;
-    we leave that out. The pull is on every sample, as in the authors' code, to which λ = 1 belongs; `distance:
-    prototypes` is the paper's formula, and with λ = 1 it diverged for us on Fashion-MNIST (SGD, learning rate 0.05).
+    we leave that out. The distance is taken per sample, as in the authors' code, from which the default λ = 1 comes.
+    `distance: prototypes` is the paper's formula; with λ = 1 it diverged in our runs on Fashion-MNIST (SGD, learning
+    rate 0.05).
     """
 
     paper = "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022"
@@ -32,40 +39,40 @@ class FedProto(Method):
     learns_from = ("labels",)
 
     lam: float = 1.0
-    """Weight λ of the distance from the global prototypes."""
+    """Weight λ of the distance from the global prototypes; 0 trains local models alone."""
     distance: Literal["samples", "prototypes"] = "samples"
-    """`samples`: mean square distance of each sample, as the authors' code; `prototypes`: Σ ‖mean − prototype‖²."""
+    """`samples`: mean squared distance per sample (the authors' code); `prototypes`: Σ ‖batch mean − prototype‖²."""
 
     def build(self, task: Task) -> dict[str, Part]:
-        """The client's model; prototypes with their counts."""
+        """Return the client's model, and prototypes with their counts."""
         means, counts = torch.zeros(task.classes, task.features), torch.zeros(task.classes)
         return {"model": task.model(), "means": means, "counts": counts}
 
     def update(self, client: Client) -> None:
-        """Local training, then the prototypes of the finished model."""
+        """Train the model, then compute its prototypes."""
         client.fit("model", self.loss)
         means, counts = class_means(*client.features(), len(client.counts))
         copy_(client.means, means)
         copy_(client.counts, counts)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Cross-entropy and the pull towards the global prototypes."""
+        """Return cross-entropy plus λ times the distance from the global prototypes."""
         z = client.model.extractor(batch.x)
         return cross_entropy(client.model.head(z), batch.y) + self.lam * self.pull(client, z, batch.y)
 
     def pull(self, client: Client, z: Tensor, y: Tensor) -> Tensor:
-        """Distance from the prototypes; a class that nobody has sent yet pulls nowhere."""
+        """Return the distance from the global prototypes; a class that no client has sent yet adds zero."""
         known = (client.received.counts > 0)[y]
         if self.distance == "samples":
             return torch.where(known, (z - client.received.means[y]).square().mean(1), 0).mean()
         same = (y[:, None] == y).to(z.dtype)
         members = same.sum(1)
-        own = same @ z / members[:, None]  # the batch's mean of the sample's class
+        own = same @ z / members[:, None]  # mean over the batch of the sample's class
         each = torch.where(known, (own - client.received.means[y]).square().sum(1), 0)
-        return (each / members).sum()  # every class once
+        return (each / members).sum()  # counts every class once
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
-        """Nearest known global prototype; while none is known, the client's own classifier."""
+        """Score classes by the nearest known global prototype, or by the client's head while none is known."""
         z, known = client.model.extractor(x), client.received.counts > 0
         nearness = -(z[:, None] - client.received.means).square().sum(2)
         return torch.where(known.any(), nearness.masked_fill(~known, NEVER), client.model.head(z))

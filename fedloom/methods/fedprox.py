@@ -1,4 +1,7 @@
-"""FedAvg with a proximal term that holds local models near the global one (Li et al., 2020)."""
+"""FedProx: FedAvg with a proximal term that keeps local models near the global model.
+
+Reference: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
+"""
 
 from typing import Literal
 
@@ -12,29 +15,29 @@ from fedloom.methods.fedavg import FedAvg
 
 
 class FedProx(FedAvg):
-    """min f(w) + μ/2 ‖w − w_global‖². With μ = 0 it is FedAvg."""
+    """FedAvg with the local objective f(w) + μ/2 ‖w − w_global‖²."""
 
     paper = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 
     mu: float = 0.1
-    """Strength of the pull towards the global model."""
+    """Weight μ of the proximal term; 0 gives FedAvg."""
     norm: Literal["squared", "l2"] = "squared"
-    """`l2` is μ/2 Σ ‖w_t − w_t,global‖ over tensors, unsquared: what FedIntR compared against."""
+    """`l2` is the unsquared μ/2 Σ_t ‖w_t − w_t,global‖ over tensors t, which FedIntR compared against."""
 
     start: Literal["global", "own"] = "global"
-    """`own`: a client goes on from its own model, as FedStyle's appendix has it, and keeps that."""
+    """Model a client starts a round from: the global one, or its own last one (FedStyle's appendix)."""
 
     @property
     def keeps(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Its own model, where it starts from it."""
+        """The client's model, with `start: own`."""
         return ("model",) if self.start == "own" else ()
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Local loss and proximal term."""
+        """Return the local loss plus the proximal term."""
         return super().loss(client, batch) + self.mu / 2 * self.distance(client)
 
     def distance(self, client: Client) -> Tensor:
-        """From the received model, over trainable parameters."""
+        """Return the distance from the received model, over trainable parameters."""
         if self.norm == "squared":
             return squared_distance(client.model, client.received.model)
         pairs = zip(parameters_of(client.model), parameters_of(client.received.model), strict=True)

@@ -1,4 +1,11 @@
-"""FedStyle: a shared content network, and styles that stay private (Alg. 2–4)."""
+"""FedStyle: unsupervised learning of a shared content network, with private style networks (Alg. 2–4).
+
+Each client first learns to tell its images from Sobel-filtered copies, which yields its style features. In each round
+a generator infuses them into the content features, and both plain and infused features are trained contrastively.
+
+Reference: Yang et al., "More Generalized and Personalized Unsupervised Representation Learning In A Distributed
+System", arXiv:2211.06470, 2022.
+"""
 
 from typing import Literal
 
@@ -17,13 +24,15 @@ from fedloom.objectives import SelfSupervised, Views, mlp
 
 
 class FedStyle(Probed):
-    """Learns without labels: each client extracts its style first, then infuses it into the shared content features.
+    """Training without labels of a shared content network, with private style features infused on each client.
 
-    Deviations: the generator learns too (Alg. 3 names only the content network); the average is weighted by size.
+    Deviations: the generator is trained too (Alg. 3 names only the content network). The average is weighted by the
+    number of samples.
     """
 
     paper = (
-        "Yang et al., More Generalized and Personalized Unsupervised Representation Learning In A Distributed System"
+        "Yang et al., More Generalized and Personalized Unsupervised Representation Learning In A Distributed System, "
+        "arXiv:2211.06470, 2022"
     )
     shares = ("model",)
     keeps = ("style", "style_projector", "generator", "own")
@@ -31,22 +40,22 @@ class FedStyle(Probed):
     learns_from = ("views",)
 
     lam: float = 1.0
-    """Weight λ of the style-infused loss."""
+    """Weight λ of the loss on style-infused features."""
     tau: float = 0.07
     """Temperature of the style loss."""
     anchors: Literal["mean", "sum"] = "mean"
-    """Eq. 2 over the anchors of a batch: their mean, or their sum, as printed (the step grows with the batch)."""
+    """Eq. 2 as the mean over a batch's anchors, or their sum as printed (the gradient grows with the batch size)."""
     style_epochs: int = 10
-    """Epochs of style extraction, before a client's first round."""
+    """Training epochs of the style network, before a client's first round."""
     train_generator: bool = True
-    """Off is Alg. 3 read literally: the generator keeps its random weights."""
+    """Whether the generator is trained. Off is Alg. 3 as printed: it keeps its random weights."""
     stylised: bool = True
-    """Whether personal features add the stylised ones (Eq. 4)."""
+    """Whether personal features include the style-infused ones (Eq. 4)."""
     hidden: int = 256
-    """Width inside the generator and the style projector."""
+    """Hidden width of the generator and the style projector."""
 
     def build(self, task: Task) -> dict[str, Part]:
-        """Content network f_c, g_c (`model`); style network f_s, g_s; generator G."""
+        """Return the content network f_c, g_c (`model`), the style network f_s, g_s and the generator G."""
         k = task.features
         return super().build(task) | {
             "style": task.model().extractor,
@@ -56,24 +65,24 @@ class FedStyle(Probed):
         }
 
     def prepare(self, client: Client) -> None:
-        """Alg. 2: the client's own style against the Sobel filter's."""
+        """Train the style network to separate the client's images from Sobel-filtered ones (Alg. 2)."""
         client.fit(("style", "style_projector"), self.style_loss, epochs=self.style_epochs)
 
     def style_loss(self, client: Client, batch: Batch) -> Tensor:
-        """Supervised InfoNCE with two classes: the images and their filtered copies."""
+        """Return the supervised InfoNCE loss with two classes: images and their Sobel-filtered copies."""
         z = client.style_projector(client.style(torch.cat([batch.plain, batch.normalise(sobel(batch.image))])))
         style = torch.cat([torch.zeros_like(z[: batch.size, 0]), torch.ones_like(z[: batch.size, 0])])
         loss = supcon(normalize(z, dim=1), style, self.tau, "out")  # Eq. 2
         return loss * len(z) if self.anchors == "sum" else loss
 
     def update(self, client: Client) -> None:
-        """Alg. 3, with the style network frozen."""
+        """Train content network and generator with the style network frozen (Alg. 3)."""
         learns = ("model", "generator") if self.train_generator else ("model",)
         client.fit(learns, self.loss)
         self.remember(client)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """The unsupervised loss on content features, and on style-infused ones."""
+        """Return the unsupervised loss on content features plus λ times that on style-infused features."""
         objective: SelfSupervised = client.objective
         content = objective.encode(client.model, batch)
         with torch.no_grad():
@@ -86,12 +95,12 @@ class FedStyle(Probed):
     def infuse(
         self, client: Client, views: tuple[Tensor, Tensor], styles: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """The first view in the client's style, the second in the filter's (lines 7, 8)."""
+        """Infuse the client's style into the first view and the Sobel style into the second (lines 7, 8)."""
         first, second = (client.generator(torch.cat(pair, 1)) for pair in zip(views, styles, strict=True))
         return first, second
 
     def personalise(self, client: Client) -> None:
-        """The classifier, together with the generator, on frozen content and style features."""
+        """Train the classifier together with the generator, on frozen content and style features."""
         if not self.stylised:
             super().personalise(client)
             return
@@ -108,20 +117,20 @@ class FedStyle(Probed):
             self.fit_head(client, self.head_of(client), client.features(self.represent))
 
     def content_and_style(self, client: Client, x: Tensor) -> Tensor:
-        """h_c and h_s, side by side."""
+        """Return h_c and h_s, concatenated."""
         return torch.cat([super().represent(client, x), client.style(x)], 1)
 
     def personal_loss(self, client: Client, batch: FeatureBatch) -> Tensor:
-        """Cross-entropy on the stylised features."""
+        """Return the cross-entropy on the style-infused features."""
         return cross_entropy(client.classifier["linear"](self.stylise(client, batch.x) / client.norm), batch.y)
 
     def stylise(self, client: Client, both: Tensor) -> Tensor:
-        """Content, and content in the client's style."""
+        """Return content features plus content features in the client's style."""
         content = both[:, : both.shape[1] // 2]
         return content + client.generator(both)  # Eq. 4
 
     def represent(self, client: Client, x: Tensor) -> Tensor:
-        """Personal features."""
+        """Return the client's personal features."""
         if not self.stylised:
             return super().represent(client, x)
         return self.stylise(client, self.content_and_style(client, x))

@@ -1,10 +1,14 @@
-"""LG-FedAvg: local representations, a global head (Liang et al., 2020)."""
+"""LG-FedAvg: a local extractor per client and a shared head, trained together.
+
+Reference: Liang et al., "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
+NeurIPS 2019 workshop.
+"""
 
 from fedloom.core.method import Method
 
 
 class LGFedAvg(Method):
-    """Every client has an extractor of its own; only the head is shared. Both are trained together."""
+    """FedAvg of the head, with a personal extractor per client; both are trained together."""
 
     paper = (
         "Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, "

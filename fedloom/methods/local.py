@@ -1,10 +1,10 @@
-"""No communication: what a client reaches alone."""
+"""Local training without communication: a reference for the accuracy that clients reach alone."""
 
 from fedloom.core.method import Method
 
 
 class Local(Method):
-    """Every client trains its own model on its own data; nothing ever leaves it."""
+    """A separate model per client, trained on its own data without any messages."""
 
     shares = ()
     keeps = ("model",)

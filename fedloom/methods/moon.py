@@ -1,4 +1,10 @@
-"""FedAvg whose clients remember their last local model: what MOON, FedIntR and FedCKA have in common."""
+"""MOON: local training with a model-contrastive loss.
+
+Representations are drawn towards the global model's and away from the client's previous model's. The base class
+`Remembering`, which keeps the previous model, is also that of FedIntR and FedCKA.
+
+Reference: Li et al., "Model-Contrastive Federated Learning", CVPR 2021.
+"""
 
 from copy import deepcopy
 from typing import Literal
@@ -18,63 +24,60 @@ from fedloom.models.projected import Projected
 
 
 class Remembering(FedAvg, abstract=True):
-    """A loss may compare the model in training with the received one and with `previous`; none of them is served."""
+    """FedAvg whose clients keep their last local model (`previous`), so that a loss can compare with it."""
 
     keeps, serves = ("previous",), ()
     learns_from = ("labels",)
 
     def build(self, task: Task) -> dict[str, Part]:
-        """The network, and the client's last one; the first time that is the common start."""
+        """Return the network and the client's previous one, initially equal."""
         model = self.equipped(task)
         return {"model": model, "previous": deepcopy(model)}
 
     def equipped(self, task: Task) -> SplitModel:
-        """The network with what the method puts on it."""
+        """Return the network with the layers that the method adds to it."""
         return task.model()
 
     def update(self, client: Client) -> None:
-        """Trains, then remembers the local model for the next time."""
+        """Train the model, then keep a copy for the client's next round."""
         client.fit("model", self.loss)
         copy_(client.previous, client.model)
 
 
 class MOON(Remembering):
-    """FedAvg with a model-contrastive loss on a projection of the representation; the classifier reads the projection.
-
-    With μ = 0 it is FedAvg on that network.
-    """
+    """FedAvg with a model-contrastive loss on a projection of the representation, from which the head also reads."""
 
     paper = "Li et al., Model-Contrastive Federated Learning, CVPR 2021"
 
     mu: float = 1.0
-    """Weight of the contrastive loss (the paper tunes it in 0.1–10: 5 on CIFAR-10, 1 elsewhere)."""
+    """Weight μ of the contrastive loss; 0 gives FedAvg. The paper tunes it in 0.1–10: 5 on CIFAR-10, 1 elsewhere."""
     tau: float = 0.5
-    """Temperature."""
+    """Temperature τ of the contrastive loss."""
     width: int = 256
-    """Width of the projection."""
+    """Output width of the projection."""
     projection: Literal["below", "side"] = "below"
-    """`below` the classifier, as in the paper; or at its `side`, where the classifier does not see it (FedIntR's)."""
+    """Place of the projection: `below` the classifier (the paper), or at its `side`, unused by it (FedIntR)."""
     similarity: Literal["sample", "batch"] = "sample"
-    """`sample` is Eq. 3; `batch` averages the cosine over the batch before the logarithm, as FedIntR's code does."""
+    """`sample` is Eq. 3; `batch` averages the cosine over the batch before the logarithm (FedIntR's code)."""
     judged: Literal["global", "local"] = "global"
-    """The personal model: the shared one, or the client's own after its last training (FedCRL's figures fit that)."""
+    """Personal model to evaluate: the global one, or the client's last local one (which fits FedCRL's figures)."""
 
     @property
     def serves(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Where local models are judged, the last one is the client's own."""
+        """The previous local model, with `judged: local`."""
         return ("previous",) if self.judged == "local" else ()
 
     @property
     def served_by(self) -> str:
-        """The model that is judged."""
+        """The part that holds the personal model."""
         return "previous" if self.judged == "local" else "model"
 
     def equipped(self, task: Task) -> SplitModel:
-        """The network with its projection."""
+        """Return the network with its projection."""
         return Projected(task.model(), task.classes, self.width, side=self.projection == "side")
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Cross-entropy and the model-contrastive term."""
+        """Return cross-entropy plus μ times the model-contrastive loss."""
         logits, z = client.model.both(batch.x)
         with torch.no_grad():
             _, z_global = client.received.model.both(batch.x)

@@ -1,4 +1,10 @@
-"""pFedMe: personal models by Moreau envelopes (Dinh et al., 2020)."""
+"""pFedMe: personal models by Moreau envelopes.
+
+For each batch, the personal model θ approaches the minimum of f(θ) + λ/2 ‖θ − w‖², then w moves towards θ. The server
+averages w.
+
+Reference: Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
+"""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -18,10 +24,10 @@ from fedloom.methods.fedavg import FedAvg
 
 
 class PFedMe(FedAvg):
-    """For every batch θ approaches argmin f(θ) + λ/2 ‖θ − w‖², then w moves towards θ; θ serves the client.
+    """A personal model θ per client that approximates argmin f(θ) + λ/2 ‖θ − w‖², and a global w that moves towards θ.
 
-    Plain steps, whatever the recipe's optimizer (its learning rate is w's). Batch-norm statistics, which only θ
-    collects, travel with w.
+    All steps are plain gradient descent, regardless of the recipe's optimizer, whose learning rate applies to w. Only θ
+    collects batch-norm statistics; they are sent with w.
     """
 
     paper = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
@@ -29,28 +35,28 @@ class PFedMe(FedAvg):
     learns_from = ("labels",)
 
     lam: float = 15.0
-    """How strongly θ is held near w (λ); w moves by the learning rate times λ, so that should stay below 1 or so."""
+    """Weight λ of the distance between θ and w. w moves by learning rate · λ, which should stay below about 1."""
     inner: int = 5
-    """Gradient steps of θ for a batch (K)."""
+    """Gradient steps of θ per batch (K)."""
     personal_lr: float = 0.02
-    """Learning rate of θ, below 1/λ. (Ours.)"""
+    """Learning rate of θ; should stay below 1/λ. The default is ours."""
     beta: float = 1.0
-    """How far the server moves towards the clients' average; 1 is all the way."""
+    """Step β of the server towards the clients' average; 1 replaces the global model by the average."""
 
     def build(self, task: Task) -> dict[str, Part]:
-        """w (`model`) and θ (`personal`), a copy of its own."""
+        """Return w (`model`) and θ (`personal`), a separate copy."""
         if self.inner < 1:
-            raise UserError(f"method.inner = {self.inner}: θ takes at least 1 step for a batch")
+            raise UserError(f"method.inner = {self.inner}: must be at least 1")
         model = task.model()
         return {"model": model, "personal": deepcopy(model)}
 
     def update(self, client: Client) -> None:
-        """θ starts from the received w."""
+        """Start θ from the received w, then train both."""
         copy_(client.personal, client.model)
         client.steps(self.step, train=("model", "personal"))
 
     def step(self, client: Client, batch: Batch) -> None:
-        """K steps of θ on one batch, one of w."""
+        """Take K steps of θ on one batch, then one step of w."""
         for _ in range(self.inner):
             loss: Tensor = client.objective(client.personal, batch)
             pull = self.lam / 2 * squared_distance(client.personal, client.model)
@@ -62,10 +68,10 @@ class PFedMe(FedAvg):
         copy_(client.model, dict(client.personal.named_buffers()))
 
     def combine(self, server: Server, messages: Iterator[Message]) -> None:
-        """w ← (1−β)w + β · mean of w_i; statistics are averaged, never extrapolated."""
+        """Update w ← (1−β)w + β · mean of w_i. Batch-norm statistics are always averaged, regardless of β."""
         mean = server.average(messages, by="uniform")
         server.move(mean, {name: self.beta for name, _ in server.parts.named_parameters()})
 
     def network(self, client: Client) -> Any:
-        """θ."""
+        """Return θ."""
         return client.personal

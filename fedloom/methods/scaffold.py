@@ -1,4 +1,9 @@
-"""SCAFFOLD: control variates correct the drift of local training (Karimireddy et al., 2020)."""
+"""SCAFFOLD: control variates correct the drift of local training.
+
+Each client adds c − c_i to its gradients, where c_i estimates its own mean gradient and c that of all clients.
+
+Reference: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020.
+"""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -17,10 +22,10 @@ from fedloom.methods.fedavg import FedAvg
 
 
 class SCAFFOLD(FedAvg):
-    """Local steps follow ∇f − c_i + c: the client's gradient, corrected towards everybody's.
+    """FedAvg with local steps along ∇f − c_i + c, the gradient corrected by control variates.
 
-    Plain SGD, whatever the recipe's optimizer (its learning rate counts, momentum and weight decay do not); all clients
-    weigh alike.
+    Steps are plain SGD regardless of the recipe's optimizer: its learning rate is used, momentum and weight decay are
+    not. All clients weigh the same in the average.
     """
 
     paper = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
@@ -29,12 +34,12 @@ class SCAFFOLD(FedAvg):
     learns_from = ("labels",)
 
     option: Literal["I", "II"] = "II"
-    """What c_i becomes: `I` the gradient of all the client's data at the received x; `II` the mean step, for free."""
+    """New c_i: `I` is the gradient over all local data at the received x; `II` reuses the mean of the local steps."""
     global_lr: float = 1.0
-    """How far the server moves towards the clients' average (η_g)."""
+    """Step η_g of the server towards the clients' average; 1 replaces the global model by the average."""
 
     def build(self, task: Task) -> dict[str, Part]:
-        """The model, c (`control`), c_i (`own_control`) and c_i⁺ − c_i (`change`); controls start at zero."""
+        """Return the model, c (`control`), c_i (`own_control`) and c_i⁺ − c_i (`change`); the latter three are zero."""
         model = task.model()
         controls = {
             name: nn.ParameterList(torch.zeros_like(p) for p in model.parameters())
@@ -43,22 +48,22 @@ class SCAFFOLD(FedAvg):
         return {"model": model, **controls}
 
     def update(self, client: Client) -> None:
-        """Local steps, and the new c_i."""
+        """Train the model, then compute the new c_i."""
         if self.option == "I":
             client.steps(self.add_gradient, train="model", epochs=1, purpose="control")
-            copy_(client.model, client.received.model)  # batch-norm statistics have moved
+            copy_(client.model, client.received.model)  # the pass has changed batch-norm statistics
         result = client.steps(self.step, train="model")
         self.renew_control(client, result)
 
     def add_gradient(self, client: Client, batch: Batch) -> None:
-        """Sums up n∇f(x) in `change`."""
+        """Add n∇f(x) of the batch to `change`."""
         gradients = torch.autograd.grad(self.loss(client, batch).mean(), parameters_of(client.model))
         with torch.no_grad():
             for total, gradient in zip(parameters_of(client.change), gradients, strict=True):
                 total.add_(gradient, alpha=batch.size)
 
     def step(self, client: Client, batch: Batch) -> None:
-        """y ← y − η(∇f(y) − c_i + c): the correction is the gradient of a linear term."""
+        """Update y ← y − η(∇f(y) − c_i + c); the correction is the gradient of a linear term."""
         loss = self.loss(client, batch)
         client.note("loss", loss)
         own, everyone = parameters_of(client.own_control), parameters_of(client.received.control)
@@ -67,7 +72,7 @@ class SCAFFOLD(FedAvg):
 
     @torch.no_grad()
     def renew_control(self, client: Client, result: FitResult) -> None:
-        """c_i⁺, by (I) or (II); without a step c_i stays."""
+        """Compute c_i⁺ by option I or II. Without a training step c_i is unchanged."""
         parts = client.own_control, client.received.control, client.change, client.received.model, client.model
         for c_i, c, change, x, y in zip(*map(parameters_of, parts), strict=True):
             if result.steps == 0:
@@ -79,7 +84,7 @@ class SCAFFOLD(FedAvg):
             c_i.add_(change)
 
     def combine(self, server: Server, messages: Iterator[Message]) -> None:
-        """x ← x + η_g · mean(y − x); c ← c + Σ(c_i⁺ − c_i)/N, over all N clients that there are."""
+        """Update x ← x + η_g · mean(y − x) and c ← c + Σ(c_i⁺ − c_i)/N, for N clients in the whole federation."""
         sent = server.average(messages, by="uniform", sums=("change",))
         models = {name: value for name, value in sent.items() if under(name, ("model",))}
         server.move(models, {name: self.global_lr for name, _ in server.parts.named_parameters()})

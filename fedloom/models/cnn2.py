@@ -1,4 +1,4 @@
-"""FedCRL's network (§V-A4), which is the small CNN of FedAvg (McMahan et al., 2017) and of PFLlib."""
+"""The network of FedCRL (§V-A4): the small CNN of FedAvg (McMahan et al., 2017) and of PFLlib."""
 
 from collections import OrderedDict
 
@@ -14,10 +14,10 @@ from fedloom.models.base import SplitModel, register
 class CNN2(SplitModel):
     """Two 5×5 convolutions (32, 64) and a layer of 128 features, with dropout: FedCRL's network.
 
-    FedCRL gives a dropout rate (Table I) and no place for it. Here it acts on the flattened maps, before the
-    layer that makes the representation: what is contrasted with class means stays whole, and the head stays
-    one linear layer. Kernel sizes and widths are PFLlib's, and so is the ReLU on the representation: the paper's
-    text has none there (`signed`), and under Adam its units may die for good.
+    The paper gives a dropout rate (Table I) but not its place. Here dropout acts on the flattened feature maps, before
+    the layer that produces the representation. So representations that are contrasted with class means are complete,
+    and the head is one linear layer. Kernel sizes and widths are PFLlib's, and so is the ReLU on the representation.
+    The paper's text has no ReLU there, which `signed` reproduces. With the ReLU and Adam, units may die permanently.
     """
 
     smallest = 16
@@ -47,5 +47,5 @@ class CNN2(SplitModel):
 
 
 def _left(side: int) -> int:
-    """Pixels of a side after two rounds of an unpadded 5×5 convolution and a pooling by two."""
+    """Return the side length after two unpadded 5×5 convolutions, each followed by pooling by two."""
     return ((side - 4) // 2 - 4) // 2

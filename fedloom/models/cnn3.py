@@ -1,4 +1,4 @@
-"""FedIntR's network (its §IV; used there at 32×32×3)."""
+"""The network of FedIntR (its §IV), where it is used on 32×32×3 images."""
 
 from collections import OrderedDict
 
@@ -12,7 +12,7 @@ from fedloom.models.base import SplitModel, register
 class CNN3(SplitModel):
     """Three 3×3 convolutions (8, 16, 32) and layers of 128 and 96 features: FedIntR's network.
 
-    The five taps are what FedIntR reads: after each pooling and after the ReLU of each fully connected layer.
+    The five taps are the layers that FedIntR compares: each pooling layer, and the ReLU of each fully connected layer.
     """
 
     smallest = 22
@@ -44,7 +44,7 @@ class CNN3(SplitModel):
 
 
 def _left(side: int) -> int:
-    """Pixels of a side after three rounds of an unpadded 3×3 convolution and a pooling by two."""
+    """Return the side length after three unpadded 3×3 convolutions, each followed by pooling by two."""
     for _ in range(3):
         side = (side - 2) // 2
     return side

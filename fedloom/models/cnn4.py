@@ -1,4 +1,4 @@
-"""FedCRC's network: four convolutional layers and one fully connected layer, which is the head (its §IV)."""
+"""The network of FedCRC (its §IV): four convolutional layers and one fully connected layer, which is the head."""
 
 from typing import Annotated
 
@@ -14,10 +14,11 @@ from fedloom.models.base import SplitModel, register
 class CNN4(SplitModel):
     """Four padded 3×3 convolutions (32, 64, 128, 256) and global average pooling: FedCRC's network.
 
-    The paper gives no widths; these, the pooling by two after the first three and the average at the end (so
-    that 8×8 and 64×64 images fit the same weights) are ours. `norm` puts batch-norm after each convolution;
-    `flat` pools by two after the fourth as well and flattens what is left, 2×2 positions of a 32×32 image; `width`
-    makes all four equally wide. With norm, flat and a width of 64 it is the network of FedBABU's experiments.
+    The paper gives no widths. The widths, the pooling by two after the first three convolutions and the average at the
+    end (so that 8×8 and 64×64 images fit the same weights) are ours. Options: `norm` adds batch-norm after each
+    convolution. `flat` replaces the average by pooling by two and flattening (2×2 positions of a 32×32 image). `width`
+    gives all four convolutions this width. With `norm`, `flat` and a width of 64 it is the network of FedBABU's
+    experiments.
     """
 
     smallest = 8
@@ -35,13 +36,13 @@ class CNN4(SplitModel):
         super().__init__()
         widths = (width,) * 4 if width else (32, 64, 128, 256)
         if flat and min(shape[1:]) < 16:
-            raise UserError(f"model.flat needs images of at least 16×16 pixels: the shape is {shape}")
+            raise UserError(f"model.flat = true: needs images of at least 16×16 pixels, but the shape is {shape}")
         self.extractor = nn.Sequential()
         before = shape[0]
         for layer, after in enumerate(widths, start=1):
             convolution = nn.Conv2d(before, after, 3, padding=1)
-            # He's, not torch's default, which shrinks the signal at every layer: 4 epochs of 3,000 MNIST images
-            # at lr 0.01 end at about 90% with it and at 19% without.
+            # He initialisation. torch's default shrinks the signal at every layer: after 4 epochs on 3,000 MNIST images
+            # at lr 0.01, accuracy is about 90% with He initialisation and 19% with the default.
             nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
             self.extractor.add_module(f"conv{layer}", convolution)
             if norm:

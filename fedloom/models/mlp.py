@@ -9,9 +9,9 @@ from fedloom.models.base import SplitModel, register
 
 @register("mlp")
 class MLP(SplitModel):
-    """Two fully connected layers (128, 64) for small images such as the 8×8 digits; ours.
+    """Two fully connected layers (128, 64), for small images such as the 8×8 digits.
 
-    `norm` adds batch-norm after the first layer: the smallest model whose buffers have to travel.
+    `norm` adds batch-norm after the first layer, which gives a very small model with buffers to send.
     """
 
     taps = ("extractor.relu1", "extractor.relu2")

@@ -1,12 +1,12 @@
-"""MobileNet, version 1 (Howard et al., 2017, Table 1)."""
+"""MobileNet, version 1 (Howard et al., "MobileNets", arXiv:1704.04861, 2017, Table 1)."""
 
 from torch import nn
 
 from fedloom.core.protocols import Shape
 from fedloom.models.base import SplitModel, register
 
-# Output width and stride of each separable block. Table 1 prints stride 2 for the last one, which its own map
-# sizes (7×7 in, 7×7 out) contradict.
+# Output width and stride of each separable block. Table 1 prints stride 2 for the last block, which contradicts the map
+# sizes in the same table (7×7 in, 7×7 out).
 BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
 
 
@@ -14,7 +14,7 @@ BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),
 class MobileNet(SplitModel):
     """MobileNet v1: thirteen depthwise-separable blocks, 1024 features (Howard et al., 2017).
 
-    Images under 64 px get a stem without stride.
+    For images under 64 pixels the stem has no stride.
     """
 
     taps = tuple(f"extractor.block{block}" for block in (1, 3, 5, 11, 13))
@@ -38,7 +38,7 @@ class MobileNet(SplitModel):
 
 
 def _separable(before: int, after: int, stride: int) -> nn.Sequential:
-    """A 3×3 convolution per channel, then a 1×1 convolution over channels, each with batch-norm and ReLU."""
+    """Return a 3×3 convolution per channel and a 1×1 convolution over channels, each with batch-norm and ReLU."""
     return nn.Sequential(
         nn.Conv2d(before, before, 3, stride, padding=1, groups=before, bias=False),
         nn.BatchNorm2d(before),

@@ -1,4 +1,4 @@
-"""Networks with projection heads: on intermediate layers (FedIntR Fig. 2), or behind the extractor (MOON Fig. 3)."""
+"""Networks with projection heads: on intermediate layers (FedIntR, Fig. 2) or after the extractor (MOON, Fig. 3)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from fedloom.models.base import SplitModel, tapped
 
 
 class Tapped(SplitModel):
-    """The same extractor and head, and a two-layer projection on each tapped layer."""
+    """A network with a two-layer projection head on each tapped layer; extractor and head are unchanged."""
 
     def __init__(
         self,
@@ -36,13 +36,13 @@ class Tapped(SplitModel):
         )
 
     def layers(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Logits, and the projected output of every tapped layer [B, width]."""
+        """Return the logits, and the projection [B, width] of each tapped layer."""
         logits, outputs = tapped(self, x, self.taps)
         return logits, [project(output) for project, output in zip(self.projections, outputs, strict=True)]
 
 
 class Projected(SplitModel):
-    """The same extractor with a two-layer projection behind it; the classifier sits on that, or beside it (`side`)."""
+    """A network with a two-layer projection after its extractor; the head reads it, or with `side` the extractor."""
 
     def __init__(self, model: SplitModel, classes: int, width: int, *, side: bool = False):
         super().__init__()
@@ -51,11 +51,11 @@ class Projected(SplitModel):
         self.head = model.head if side else nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, classes]."""
+        """Return the logits [B, classes]."""
         return self.both(x)[0]
 
     def both(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits, and the projection [B, width]."""
+        """Return the logits and the projection [B, width]."""
         h = self.extractor(x)
         z = self.projection(h)
         return self.head(h if self.side else z), z
@@ -63,7 +63,7 @@ class Projected(SplitModel):
 
 @contextmanager
 def batch_statistics(*models: nn.Module) -> Iterator[None]:
-    """Batch-norm layers take the statistics of the batch, and leave their own as they are."""
+    """Make batch-norm layers use the batch's statistics, without updating their running statistics."""
     norms = [module for model in models for module in model.modules() if isinstance(module, _BatchNorm)]
     before = [(norm.training, norm.track_running_stats) for norm in norms]
     for norm in norms:

@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-34 in the ImageNet layout (He et al., 2016, Table 1)."""
+"""ResNet-18 and ResNet-34 in the ImageNet layout (He et al., CVPR 2016, Table 1)."""
 
 from typing import ClassVar, Literal
 
@@ -9,7 +9,7 @@ from fedloom.models.base import SplitModel, register
 
 
 class BasicBlock(nn.Module):
-    """ReLU of two 3×3 convolutions with batch-norm, plus a shortcut (He et al., 2016, Fig. 2)."""
+    """Residual block: two 3×3 convolutions with batch-norm, plus a shortcut, then ReLU (He et al., 2016, Fig. 2)."""
 
     def __init__(self, before: int, width: int, stride: int, shortcut: nn.Module):
         super().__init__()
@@ -22,24 +22,24 @@ class BasicBlock(nn.Module):
         self.relu2 = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, before, H, W] → [B, width, H/stride, W/stride], rounded up."""
+        """Map [B, before, H, W] to [B, width, H/stride, W/stride], rounded up."""
         residual = self.bn2(self.conv2(self.relu1(self.bn1(self.conv1(x)))))
         return self.relu2(residual + self.shortcut(x))
 
 
 def initialise(network: nn.Module, fan: Literal["fan_in", "fan_out"] = "fan_out") -> None:
-    """Convolutions from N(0, 2 / fan) (He et al., 2015, Eq. 10 and 14); other layers as torch makes them."""
+    """Initialise convolutions from N(0, 2 / fan) (He et al., 2015, Eq. 10 and 14); other layers keep torch's values."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode=fan, nonlinearity="relu")
 
 
 class ResNet(SplitModel):
-    """Four stages of basic blocks (64, 128, 256, 512), a stride of two and a projection between stages.
+    """Four stages of basic blocks (64, 128, 256, 512), with a stride of two and a projection between stages.
 
-    Images under 64 px get a 3×3 stem without stride and without max-pooling: the usual one would leave 32×32
-    images one pixel for the last stage. `stem`, large or small, is one of them whatever the size: libraries that take
-    torchvision's network have the large one.
+    Images under 64 pixels get a 3×3 stem without stride and max-pooling, since the usual stem would leave one pixel of
+    a 32×32 image for the last stage. `stem: small` and `stem: large` choose a stem regardless of the image size;
+    libraries that use torchvision's network have the large one.
     """
 
     blocks: ClassVar[tuple[int, int, int, int]]
@@ -71,14 +71,14 @@ class ResNet(SplitModel):
 
 @register("resnet18")
 class ResNet18(ResNet):
-    """ResNet-18, 512 features (He et al., 2016); a small-image stem under 64 px."""
+    """ResNet-18 with 512 features (He et al., 2016); images under 64 pixels get a small stem."""
 
     blocks = (2, 2, 2, 2)
 
 
 @register("resnet34")
 class ResNet34(ResNet):
-    """ResNet-34, 512 features (He et al., 2016); a small-image stem under 64 px."""
+    """ResNet-34 with 512 features (He et al., 2016); images under 64 pixels get a small stem."""
 
     blocks = (3, 4, 6, 3)
 
@@ -89,7 +89,7 @@ def _stage(before: int, width: int, stride: int, blocks: int) -> nn.Sequential:
 
 
 def _shortcut(before: int, width: int, stride: int) -> nn.Module:
-    """Option B of the paper: a 1×1 projection where the shape changes."""
+    """Return the shortcut of option B of the paper: a 1×1 projection where the shape changes."""
     if before == width:
         return nn.Identity()
     return nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))

@@ -1,4 +1,4 @@
-"""ResNet-20 for CIFAR (He et al., 2016, §4.2)."""
+"""ResNet-20 for CIFAR (He et al., CVPR 2016, §4.2)."""
 
 from collections import OrderedDict
 from typing import Literal
@@ -13,11 +13,10 @@ from fedloom.models.resnet import BasicBlock, initialise
 
 @register("resnet20")
 class ResNet20(SplitModel):
-    """CIFAR ResNet-20: three stages of three blocks (16, 32, 64), shortcuts without parameters.
+    """CIFAR ResNet-20: three stages of three blocks (16, 32, 64), with shortcuts without parameters.
 
-    `fan`: convolutions start from N(0, 2 / fan-out), or fan-in, which also sets the head (FedIntR's code).
-
-    The taps are FedIntR's: the first convolution (after its batch-norm and ReLU) and the three stage ends.
+    `fan: fan_out` initialises convolutions from N(0, 2 / fan-out). `fan_in` uses fan-in, for the head too, as FedIntR's
+    code does. The taps are those of FedIntR: the first convolution (after batch-norm and ReLU) and the three stages.
     """
 
     taps = ("extractor.relu1", "extractor.stage1", "extractor.stage2", "extractor.stage3")
@@ -44,14 +43,14 @@ class ResNet20(SplitModel):
 
 
 class PaddedShortcut(nn.Module):
-    """Option A of the paper: every second pixel, the new channels zero."""
+    """Shortcut of option A of the paper: every second pixel, with zeros in the new channels."""
 
     def __init__(self, more: int):
         super().__init__()
         self.more = more
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C, H, W] → [B, C + more, H/2, W/2], half of the zero channels on either side."""
+        """Map [B, C, H, W] to [B, C + more, H/2, W/2], with half of the zero channels on either side."""
         return F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.more // 2, self.more - self.more // 2))
 
 

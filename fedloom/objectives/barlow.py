@@ -1,4 +1,7 @@
-"""Barlow Twins (Zbontar et al., 2021)."""
+"""Barlow Twins: training without labels by decorrelating the features of two views.
+
+Reference: Zbontar et al., "Barlow Twins: Self-Supervised Learning via Redundancy Reduction", ICML 2021.
+"""
 
 from torch import Tensor
 
@@ -9,11 +12,11 @@ from fedloom.objectives.base import SelfSupervised, Views
 
 
 class Barlow(SelfSupervised):
-    """The cross-correlation of two views' projections should be the identity."""
+    """Barlow Twins: the cross-correlation of two views' projections is trained towards the identity matrix."""
 
     lambd: Positive = 0.005
-    """Weight of the off-diagonal terms."""
+    """Weight λ of the off-diagonal terms."""
 
     def compare(self, model: SplitModel, projected: Views, *, remember: bool = True) -> Tensor:
-        """Barlow Twins between the projections."""
+        """Return the Barlow Twins loss between the projections."""
         return barlow_twins(*projected.online, self.lambd)

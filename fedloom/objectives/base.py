@@ -1,8 +1,10 @@
-"""What is trained on: labels, or two views of the same image. A method asks its client's objective and need not know.
+"""Training objectives: a loss of a network on a batch, with labels or with two views of each image.
 
-An objective puts its head on the network (`equip`): a classifier, or a projector. A self-supervised one has `encode`,
-the representations of two views, and `contrast`, the loss between them; apart, so that a method can change
-representations in between (FedStyle). `contrast` is `project`, then `compare`: APFL mixes projections in between.
+Methods call `client.objective(model, batch)`, so that the same method trains with and without labels. An objective
+replaces the network's head in `equip`: by a classifier or by a projector. A self-supervised objective has three steps:
+`encode` computes the representations of two views, `project` their projections, `compare` the loss between these;
+`contrast` is the last two. Methods can change the values between the steps: FedStyle changes representations, APFL
+projections.
 """
 
 from collections.abc import Mapping
@@ -22,19 +24,34 @@ from fedloom.models import SplitModel
 
 
 class Views(NamedTuple):
-    """Representations of a batch's two views, by the network in training and by its slow copy (where there is one)."""
+    """Representations or projections of a batch's two views, by the network in training and by its target network."""
 
     online: tuple[Tensor, Tensor]
+    """First and second view, by the network in training."""
     target: tuple[Tensor, Tensor] | None = None
+    """First and second view, by the target network (BYOL, MoCo); None for objectives without one."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A loss for a network on a batch. Known by its class name in lower case."""
+    """Base class of objectives: a loss of a network on a batch.
+
+    A subclass is registered under its class name in lower case (`objective.name` in a recipe). Annotated fields are its
+    hyperparameters. Pass `abstract=True` in the class statement for a base class that is not registered.
+
+    Example:
+        class Smoothed(Labels):  # objective: {name: smoothed, smoothing: 0.2}
+            smoothing: float = 0.1
+
+            def __call__(self, model, batch):
+                return cross_entropy(model(batch.x), batch.y, label_smoothing=self.smoothing)
+    """
 
     supervised: ClassVar[bool] = False
+    """Whether the objective reads labels."""
     name: ClassVar[str] = "objective"
+    """Name in recipes; set from the class name."""
 
     def __init_subclass__(cls, abstract: bool = False, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -44,28 +61,52 @@ class Objective:
             OBJECTIVES.add(cls.name, cls)
 
     def equip(self, model: SplitModel) -> SplitModel:
-        """Gives the network the head that this objective trains."""
+        """Give a network the head that this objective trains.
+
+        Args:
+            model: A freshly built network; changed in place.
+
+        Returns:
+            The same network.
+        """
         raise NotImplementedError
 
     def __call__(self, model: SplitModel, batch: Batch) -> Tensor:
-        """The loss of a network on a batch."""
+        """Compute the loss of a network on a batch.
+
+        Args:
+            model: A network that `equip` has prepared.
+            batch: The samples: `batch.x` and `batch.y`, or `batch.views`.
+
+        Returns:
+            The loss, a scalar or one value per sample [B].
+        """
         raise NotImplementedError
 
     def at(self, model: SplitModel, weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """The loss of a network with these values for its parameters: differentiable in them, buffers its own."""
+        """Compute the loss of a network with other values for its parameters.
+
+        Args:
+            model: The network, which provides the buffers and all parameters that `weights` does not name.
+            weights: Values by parameter name; the loss is differentiable with respect to them.
+            batch: The samples.
+
+        Returns:
+            The loss, as `__call__` returns it.
+        """
         named = {f"model.{name}": value for name, value in weights.items()}
         loss: Tensor = functional_call(_Scored(self, model), named, (batch,))
         return loss
 
     def begin(self, model: SplitModel) -> None:
-        """What is due when a client takes part for the first time, with a network that others may have trained."""
+        """Prepare a network when a client takes part for the first time (a target network starts from it)."""
 
     def follow(self, model: SplitModel) -> None:
-        """What is due after every optimizer step of a network."""
+        """Update state of the objective after each optimizer step of a network (a target network)."""
 
 
 class _Scored(nn.Module):
-    """A network together with its objective, as one module."""
+    """A network and its objective as one module, for `functional_call`."""
 
     def __init__(self, objective: Objective, model: SplitModel):
         super().__init__()
@@ -76,51 +117,51 @@ class _Scored(nn.Module):
 
 
 class SelfSupervised(Objective, abstract=True):
-    """A loss between two views of the same images; the head is a two-layer projector."""
+    """Base class of objectives without labels: a loss between two views of each image, on a two-layer projector."""
 
     hidden: Count = 256
-    """Width inside the projector."""
+    """Hidden width of the projector."""
     width: Count = 128
-    """Width of the projection."""
+    """Output width of the projector."""
 
     def equip(self, model: SplitModel) -> SplitModel:
-        """A projector in place of the classifier."""
+        """Replace the classifier by a projector."""
         model.head = mlp(model.features, self.hidden, self.width)
         return model
 
     def __call__(self, model: SplitModel, batch: Batch) -> Tensor:
-        """Encodes both views, contrasts them."""
+        """Compute the loss between two views of a batch."""
         return self.contrast(model, self.encode(model, batch))
 
     def encode(self, model: SplitModel, batch: Batch) -> Views:
-        """Representations of two views."""
+        """Return the representations of two views of a batch."""
         first, second = batch.views
         return Views((model.extractor(first), model.extractor(second)))
 
     def contrast(self, model: SplitModel, views: Views, *, remember: bool = True) -> Tensor:
-        """The loss between two views; with `remember`, an objective that has a memory adds them to it."""
+        """Compute the loss between representations of two views; with `remember`, MoCo adds the keys to its queue."""
         return self.compare(model, self.project(model, views), remember=remember)
 
     def project(self, model: SplitModel, views: Views) -> Views:
-        """Projections of representations, by the network and by its slow copy (where there is one)."""
+        """Return the projections of representations, by the network and by its target network if there is one."""
         first, second = views.online
         slow = None if views.target is None else cast(Slow, model.target).project(views.target)
         return Views((model.head(first), model.head(second)), slow)
 
     def compare(self, model: SplitModel, projected: Views, *, remember: bool = True) -> Tensor:
-        """The loss between two views' projections."""
+        """Compute the loss between projections of two views; with `remember`, MoCo adds the keys to its queue."""
         raise NotImplementedError
 
 
 def mlp(features: int, hidden: int, width: int) -> nn.Sequential:
-    """Two layers with a ReLU between."""
+    """Return two linear layers with a ReLU between: features → hidden → width."""
     return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, width))
 
 
 class Slow(nn.Module):
-    """A copy of a network that follows it as a moving average (BYOL's target, MoCo's key encoder).
+    """Target network: a moving average of a network (BYOL's target, MoCo's key encoder).
 
-    It stays with the client (`stays_local`), no gradient reaches it, and it moves after every step.
+    It is updated after every step, never sent to the server (`stays_local`), and no gradient flows into it.
     """
 
     stays_local = True
@@ -132,24 +173,24 @@ class Slow(nn.Module):
 
     @torch.no_grad()
     def forward(self, views: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Representations, without gradient."""
+        """Return the representations of views, without gradient."""
         return tuple(self.extractor(view) for view in views)
 
     @torch.no_grad()
     def project(self, representations: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Projections, without gradient."""
+        """Return the projections of representations, without gradient."""
         first, second = representations
         return self.projector(first), self.projector(second)
 
     @torch.no_grad()
     def start_at(self, extractor: nn.Module, projector: nn.Module) -> None:
-        """slow ← network, batch-norm statistics included."""
+        """Copy the network's parameters and batch-norm statistics into this one."""
         for mine, theirs in ((self.extractor, extractor), (self.projector, projector)):
             copy_(mine, dict(theirs.named_parameters()) | dict(theirs.named_buffers()))
 
     @torch.no_grad()
     def follow(self, extractor: nn.Module, projector: nn.Module) -> None:
-        """slow ← m · slow + (1 − m) · network, over its parameters."""
+        """Update the parameters: target ← m · target + (1 − m) · network."""
         for mine, theirs in ((self.extractor, extractor), (self.projector, projector)):
             own = dict(mine.named_buffers())
             for name, parameter in theirs.named_parameters():
@@ -157,7 +198,7 @@ class Slow(nn.Module):
 
 
 def _frozen(module: nn.Module) -> nn.Module:
-    """A copy whose parameters are buffers, so that no optimizer and no proximal term sees them."""
+    """Return a copy whose parameters are buffers, so that optimizers and proximal terms do not include them."""
     module = deepcopy(module)
     for inner in module.modules():
         for name, parameter in list(inner._parameters.items()):
@@ -173,6 +214,21 @@ OBJECTIVES: Registry[type[Objective]] = Registry(
 
 
 def get(name: str, **parameters: Any) -> Objective:
-    """An objective with its hyperparameters, validated."""
+    """Make an objective from its name and hyperparameters.
+
+    Args:
+        name: A registered objective or `path/to/file.py:Class`.
+        **parameters: Hyperparameters; those not given have their defaults.
+
+    Returns:
+        The objective.
+
+    Raises:
+        UserError: The name or a hyperparameter is unknown, or a value is invalid.
+
+    Example:
+        >>> get("simclr", tau=0.1).tau
+        0.1
+    """
     found = OBJECTIVES.find(name)
     return found(**validated(declared(found), parameters, "objective", name))

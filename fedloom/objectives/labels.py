@@ -1,4 +1,4 @@
-"""Cross-entropy with the labels."""
+"""Supervised objective: cross-entropy with the labels."""
 
 from typing import ClassVar
 
@@ -11,14 +11,14 @@ from fedloom.objectives.base import Objective
 
 
 class Labels(Objective):
-    """The network keeps its classifier."""
+    """Cross-entropy with the labels, on the network's own classifier."""
 
     supervised: ClassVar[bool] = True
 
     def equip(self, model: SplitModel) -> SplitModel:
-        """The head is a classifier already."""
+        """Return the network unchanged: its head is already a classifier."""
         return model
 
     def __call__(self, model: SplitModel, batch: Batch) -> Tensor:
-        """Cross-entropy of the logits."""
+        """Compute the cross-entropy of the logits."""
         return cross_entropy(model(batch.x), batch.y)

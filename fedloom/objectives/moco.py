@@ -1,4 +1,8 @@
-"""MoCo v2 (He et al., 2020; Chen et al., 2020b)."""
+"""MoCo v2: training without labels by matching queries with keys of a momentum network.
+
+References: He et al., "Momentum Contrast for Unsupervised Visual Representation Learning", CVPR 2020; Chen et al.,
+"Improved Baselines with Momentum Contrastive Learning", arXiv:2003.04297, 2020.
+"""
 
 from typing import cast
 
@@ -14,7 +18,7 @@ from fedloom.objectives.base import SelfSupervised, Slow, Views
 
 
 class KeyEncoder(Slow):
-    """The slow copy with a queue of the keys it made."""
+    """Target network of MoCo, with a queue of the keys it computed."""
 
     queue: Tensor
     pointer: Tensor
@@ -26,27 +30,27 @@ class KeyEncoder(Slow):
 
 
 class MoCo(SelfSupervised):
-    """A query matches its own key among a queue of earlier keys. MoCo v2: with the two-layer projector."""
+    """MoCo v2: each query is trained to match its own key among a queue of earlier keys."""
 
     tau: Positive = 0.07
-    """Temperature."""
+    """Temperature τ of the loss."""
     momentum: Positive = 0.99
-    """How slowly the key encoder follows."""
+    """Momentum m of the key encoder; larger values make it follow more slowly."""
     keys: Count = 1024
-    """Length of the queue."""
+    """Number of keys in the queue."""
 
     def equip(self, model: SplitModel) -> SplitModel:
-        """Projector, key encoder and queue; the latter two stay with the client."""
+        """Add the projector, and the key encoder with its queue, which stay on the client."""
         model = super().equip(model)
         model.target = KeyEncoder(model.extractor, model.head, self.momentum, self.keys, self.width)
         return model
 
     def encode(self, model: SplitModel, batch: Batch) -> Views:
-        """Queries' and keys' representations."""
+        """Return the representations of queries and keys."""
         return Views(super().encode(model, batch).online, cast(KeyEncoder, model.target)(batch.views))
 
     def compare(self, model: SplitModel, projected: Views, *, remember: bool = True) -> Tensor:
-        """The first view asks, the second is the key."""
+        """Return the loss with the first view as query and the second as key."""
         encoder = cast(KeyEncoder, model.target)
         assert projected.target is not None
         keys = projected.target[1]
@@ -56,9 +60,9 @@ class MoCo(SelfSupervised):
         return loss
 
     def begin(self, model: SplitModel) -> None:
-        """The key encoder starts where the network is."""
+        """Copy the network into the key encoder."""
         cast(KeyEncoder, model.target).start_at(model.extractor, model.head)
 
     def follow(self, model: SplitModel) -> None:
-        """The key encoder moves after every step."""
+        """Update the key encoder."""
         cast(KeyEncoder, model.target).follow(model.extractor, model.head)

@@ -1,4 +1,7 @@
-"""SimCLR (Chen et al., 2020)."""
+"""SimCLR: training without labels by contrasting two views of an image with all other images of the batch.
+
+Reference: Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", ICML 2020.
+"""
 
 from torch import Tensor
 
@@ -9,11 +12,11 @@ from fedloom.objectives.base import SelfSupervised, Views
 
 
 class SimCLR(SelfSupervised):
-    """Two views of an image attract, all other images repel."""
+    """SimCLR: two views of an image are drawn together and pushed away from all other images of the batch."""
 
     tau: Positive = 0.07
-    """Temperature."""
+    """Temperature τ of the loss."""
 
     def compare(self, model: SplitModel, projected: Views, *, remember: bool = True) -> Tensor:
-        """NT-Xent between the projections."""
+        """Return the NT-Xent loss between the projections."""
         return nt_xent(*projected.online, self.tau)

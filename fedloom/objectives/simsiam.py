@@ -1,4 +1,7 @@
-"""SimSiam (Chen and He, 2021)."""
+"""SimSiam: training without labels by predicting the projection of another view, without negatives.
+
+Reference: Chen and He, "Exploring Simple Siamese Representation Learning", CVPR 2021.
+"""
 
 from torch import Tensor, nn
 
@@ -8,7 +11,7 @@ from fedloom.objectives.base import SelfSupervised, Views, mlp
 
 
 class Predicting(nn.Module):
-    """A projector with a predictor behind it; its output is the projection."""
+    """A projector together with a predictor that is applied to its output; `forward` returns the projection."""
 
     def __init__(self, features: int, hidden: int, width: int):
         super().__init__()
@@ -16,21 +19,21 @@ class Predicting(nn.Module):
         self.predictor = mlp(width, hidden, width)
 
     def forward(self, h: Tensor) -> Tensor:
-        """The projection."""
+        """Return the projection."""
         z: Tensor = self.projector(h)
         return z
 
 
 class SimSiam(SelfSupervised):
-    """A prediction from one view matches the other's projection, whose gradient is stopped."""
+    """SimSiam: the prediction from one view is trained to match the other view's projection, without gradient to it."""
 
     def equip(self, model: SplitModel) -> SplitModel:
-        """Projector and predictor; both travel with the network."""
+        """Replace the head by a projector with a predictor; the server averages both with the network."""
         model.head = Predicting(model.features, self.hidden, self.width)
         return model
 
     def compare(self, model: SplitModel, projected: Views, *, remember: bool = True) -> Tensor:
-        """Symmetric negative cosine."""
+        """Return the negative cosine, averaged over both directions."""
         head = model.head
         assert isinstance(head, Predicting)
         z1, z2 = projected.online

@@ -171,7 +171,7 @@ WRONG: list[tuple[dict[Any, Any], list[str]]] = [
     ({"data": {"partition": "dirichlt:0.1"}}, ["data.partition = 'dirichlt:0.1'", "did you mean 'dirichlet'"]),
     ({"data": {"partition": "dirichlt"}}, ["data.partition", "'dirichlt' is unknown", "did you mean 'dirichlet'"]),
     ({"data": {"partition": "gone.py:mine:3"}}, ["data.partition = 'gone.py:mine'", "there is no file", "gone.py'"]),
-    ({"data": {"partition": "dirichlet"}}, ["data.partition = 'dirichlet'", "written dirichlet:alpha"]),
+    ({"data": {"partition": "dirichlet"}}, ["data.partition = 'dirichlet'", "write it as dirichlet:alpha"]),
     ({"data": {"partition": "dirichlet:-1"}}, ["data.partition = 'dirichlet:-1'", "alpha = '-1': must be above 0"]),
     ({"data": {"partition": "domain:0:x"}}, ["data.partition = 'domain:0:x'", "each = '0'", "beta = 'x'"]),
     ({"data": {"split": "poled"}}, ["data.split", "'poled'", "did you mean 'pooled:0.75'"]),
@@ -206,7 +206,7 @@ WRONG: list[tuple[dict[Any, Any], list[str]]] = [
     ({"seed": -1}, ["seed = -1", "at least 0"]),
     # impossible together
     ({"method": "local+ft"}, ["method.name = 'local+ft'", "local has no global model"]),
-    ({"data": {"newcomers": 20}}, ["data.newcomers = 20", "data.clients = 20", "19 at most"]),
+    ({"data": {"newcomers": 20}}, ["data.newcomers = 20", "data.clients = 20", "at most 19"]),
     ({"data": {"newcomers": 0.99, "clients": 3}}, ["data.newcomers = 0.99", "data.clients = 3"]),
     ({"data": {"newcomers": 1.5}}, ["data.newcomers = 1.5", "a whole number, or a share below 1"]),
     ({"engine": {"name": "processes", "device": "cuda"}}, ["engine.device = 'cuda'", "'processes'", "inline"]),

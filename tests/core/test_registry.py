@@ -207,7 +207,7 @@ def test_a_run_whose_file_changed_says_so_and_one_whose_file_is_gone_stops(tmp_p
         ({"model": {"name": "my+Code/own.py:Net", "widht": 3}}, ["did you mean 'width'?"]),
         ({"objective": "my+Code/own.py:Mine"}, ["objective.name = ", "of fedloom.objectives.Objective"]),
         ({"data": "my+Code/own.py:Net"}, ["data.name = 'my+Code/own.py:Net': it is the class Net", "function"]),
-        ({"data": "my+Code/own.py:nothing"}, ["nothing() returned a int, no Dataset"]),
+        ({"data": "my+Code/own.py:nothing"}, ["nothing() returned a int instead of a Dataset"]),
         ({"data": "my+Code/own.py:broken"}, ["broken() failed, line ", "ZeroDivisionError"]),
     ],
 )  # fmt: skip
@@ -274,7 +274,7 @@ def test_a_partition_of_ones_own_by_file_with_its_values(tmp_path: Path) -> None
     assert [len(train) + len(test) for train, test in zip(federation.train, federation.test, strict=True)] == [60, 180]
     with pytest.raises(UserError, match="share = '-1': must be above 0"):
         parse_partition(f"{file}:by_share:-1")
-    with pytest.raises(UserError, match="it is written .*by_share:share, with 0 value"):
+    with pytest.raises(UserError, match=r"has 0 value\(s\); write it as .*by_share:share"):
         parse_partition(f"{file}:by_share")
 
 
@@ -305,7 +305,7 @@ def test_an_engine_of_ones_own_by_file(tmp_path: Path) -> None:
 )
 def test_what_a_partition_of_ones_own_gives_is_checked(tmp_path: Path, body: str, gave: str) -> None:
     (tmp_path / "mine.py").write_text(f"def deal(pool):\n    {body}\n")
-    with pytest.raises(UserError, match=f"mine.py:deal': it gave {gave}.*must give every one of 240 samples a client"):
+    with pytest.raises(UserError, match=f"mine.py:deal': the function returned {gave}.*one integer for each of 240"):
         federate(tiny_task().dataset, clients=4, partition=f"{tmp_path}/mine.py:deal", seed=0)
 
 

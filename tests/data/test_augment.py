@@ -282,13 +282,13 @@ def test_steps_come_in_the_order_given():
     ("spec", "says"),
     [
         ("flop", "augmentation 'flop' is unknown: did you mean 'flip'"),
-        ("crop:2.5", "'crop:2.5' has a value out of range: it takes a whole number from 0 to 64"),
-        ("crop:-1", "'crop:-1' has a value out of range"),
-        ("flip:1.5", "'flip:1.5' has a value out of range: it takes a number from 0 to 1, such as flip:0.5"),
-        ("jitter:nan", "'jitter:nan' has a value out of range"),
-        ("noise:lots", "'noise:lots' has no number after the colon"),
-        ("noise:", "'noise:' has no number after the colon"),
-        ("resized-crop:0", "'resized-crop:0' has a value out of range"),
+        ("crop:2.5", "'crop:2.5': the value is out of range; it must be a whole number from 0 to 64"),
+        ("crop:-1", "'crop:-1': the value is out of range"),
+        ("flip:1.5", "'flip:1.5': the value is out of range; it must be a number from 0 to 1, such as flip:0.5"),
+        ("jitter:nan", "'jitter:nan': the value is out of range"),
+        ("noise:lots", "'noise:lots': the value must be a number"),
+        ("noise:", "'noise:': the value must be a number"),
+        ("resized-crop:0", "'resized-crop:0': the value is out of range"),
     ],
 )
 def test_a_bad_spec_is_refused_with_the_remedy(spec, says):

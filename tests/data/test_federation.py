@@ -97,7 +97,7 @@ def test_test_samples_of_classes_that_nobody_trains_on_are_left_and_said() -> No
     unused = int((dataset.test.numpy() & ~held[labels]).sum())
     assert held.sum() == 6
     assert sum(map(len, fed.test)) == int(dataset.test.sum()) - unused
-    assert f"{unused} test samples are unused: nobody trains on their class" in fed.notes
+    assert f"{unused} test samples are unused: no client trains on their class" in fed.notes
 
 
 def test_common_shares_one_test_array() -> None:

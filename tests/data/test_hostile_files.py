@@ -156,7 +156,7 @@ def test_hdf5_that_points_outside_itself_is_refused(tmp_path: Path) -> None:
         file["train/data"], file["train/target"] = np.zeros((3, 256)), np.zeros(3)
     with h5py.File(tmp_path / "usps/usps.h5", "w") as file:
         file["train"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "/train")
-    refused("usps", "usps.h5", "train/data, or it is a link", folder=tmp_path)
+    refused("usps", "usps.h5", "train/data is missing or is a link", folder=tmp_path)
 
 
 def svhn(folder: Path, change: Callable[[bytes], bytes], compressed: bool) -> None:
@@ -201,7 +201,7 @@ def test_a_label_that_is_no_whole_number_is_refused(tmp_path: Path) -> None:
     (tmp_path / "usps").mkdir()
     for name, line in (("usps.bz2", b"1.5 1:1\n"), ("usps.t.bz2", b"1 1:1\n")):
         (tmp_path / "usps" / name).write_bytes(bz2.compress(b"1 1:1\n" + line))
-    refused("usps", "usps.bz2: the label of line 2 is 1.5, no whole number", folder=tmp_path)
+    refused("usps", "usps.bz2: the label of line 2 is 1.5, not a whole number", folder=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_pictures_with_too_many_pixels_are_refused_by_their_headers(tmp_path: Pa
     (tmp_path / "a").mkdir()
     for i in range(6):
         (tmp_path / f"a/{i}.png").write_bytes(png(13_000, 13_000))
-    refused(tmp_path, "a/0.png", "13000×13000 pixels", f"{PIXELS:,} are the most", "replace it, or leave it out")
+    refused(tmp_path, "a/0.png", "13000×13000 pixels", f"at most {PIXELS:,} are allowed", "replace or remove it")
     pictures = read_pictures([tmp_path / "a/0.png"], (1, 8, 8))
     assert "13000×13000 pixels" in pictures.skipped[str(tmp_path / "a/0.png")]
 

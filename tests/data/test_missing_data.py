@@ -72,7 +72,7 @@ def test_missing_files_are_named_with_their_folder_and_the_command_that_gets_the
     with pytest.raises(UserError) as caught:
         load("cifar10", folder=tmp_path / "my data")
     words = str(caught.value)
-    assert f"data folder {tmp_path}/my data: expected there cifar-10-batches-py/data_batch_1," in words
+    assert f"data folder {tmp_path}/my data: expected files cifar-10-batches-py/data_batch_1," in words
     assert "cifar-10-batches-py/batches.meta" in words
     assert "fedloom[hub]" in words
     command = words.split("get it with: ")[1]
@@ -242,7 +242,7 @@ def test_a_hub_out_of_reach_is_said_with_the_files_and_the_command(tmp_path: Pat
         load("mnist", folder=tmp_path)
     words = str(caught.value)
     assert "fetching ylecun/mnist from the Hugging Face hub failed (ConnectionError: no route to the hub)" in words
-    assert f"{tmp_path}: expected there mnist/train-images-idx3-ubyte" in words
+    assert f"{tmp_path}: expected files mnist/train-images-idx3-ubyte" in words
     assert "get it with: curl" in words
-    with pytest.raises(UserError, match="has no split 'test' any more"):
+    with pytest.raises(UserError, match="no longer has the split 'test'"):
         load("cifar10", folder=tmp_path)

@@ -118,7 +118,7 @@ def test_redrawing_satisfies_the_minimum_without_moving_samples() -> None:
 def test_a_minimum_out_of_reach_is_lowered_to_half_the_mean_and_said() -> None:
     notes: list[str] = []
     assert sizes(divide("dirichlet:0.1", clients=500, minimum=10, notes=notes)).min() == 3
-    assert any("the minimum of 10 is out of reach" in note for note in notes)
+    assert any("there are too few samples for the minimum of 10" in note for note in notes)
 
 
 def test_capped_dirichlet_gives_nothing_more_to_who_has_an_even_share() -> None:
@@ -208,9 +208,9 @@ def test_natural_clients_are_the_groups_whatever_number_was_asked() -> None:
     ("spec", "words"),
     [
         ("dirichlett:0.1", "partition 'dirichlett:0.1': 'dirichlett' is unknown: did you mean 'dirichlet'"),
-        ("dirichlet", "written dirichlet:alpha, with 0 value"),
-        ("iid:3", "written iid, with 1 value"),
-        ("domain:1:2:3", r"written domain:\[each\]:\[beta\], with 3 value"),
+        ("dirichlet", r"has 0 value\(s\); write it as dirichlet:alpha"),
+        ("iid:3", r"has 1 value\(s\); write it as iid"),
+        ("domain:1:2:3", r"has 3 value\(s\); write it as domain:\[each\]:\[beta\]"),
         ("dirichlet:x", "partition 'dirichlet:x': alpha = 'x': must be a number"),
         ("dirichlet:0", "partition 'dirichlet:0': alpha = '0': must be above 0"),
         ("dirichlet:inf", "partition 'dirichlet:inf': alpha = 'inf': must be a finite number"),

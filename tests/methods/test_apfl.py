@@ -156,7 +156,7 @@ def test_without_labels_the_personal_network_is_what_is_probed():
 
 
 def test_outputs_are_for_learning_without_labels():
-    with pytest.raises(UserError, match="mixes = 'outputs' is for learning without labels"):
+    with pytest.raises(UserError, match="mixes = 'outputs': needs an objective without labels"):
         tiny_run({"name": "apfl", "mixes": "outputs"})
 
 

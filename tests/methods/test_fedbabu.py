@@ -69,7 +69,7 @@ def test_the_defaults_are_the_papers():
 
 
 def test_it_fine_tunes_already():
-    with pytest.raises(UserError, match=r"fedbabu does what '\+ft' adds already; set its hyperparameters"):
+    with pytest.raises(UserError, match=r"fedbabu already does what '\+ft' adds; remove '\+ft' and set the hyper"):
         get("fedbabu+ft")
-    with pytest.raises(UserError, match=r"fedstyle does what '\+probe' adds already"):
+    with pytest.raises(UserError, match=r"fedstyle already does what '\+probe' adds"):
         get("fedstyle+probe")

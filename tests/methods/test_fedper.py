@@ -123,7 +123,7 @@ def test_the_averaged_head_is_the_mean_by_samples():
 
 @pytest.mark.parametrize("method", ["fedper", "fedrep", "lgfedavg"])
 def test_there_is_nothing_to_fine_tune_from(method):
-    with pytest.raises(UserError, match=f"{method} has no global model that '\\+ft' could start from"):
+    with pytest.raises(UserError, match=f"{method} has no global model, which '\\+ft' needs to start from"):
         get(f"{method}+ft")
 
 

@@ -107,7 +107,7 @@ def test_hyperparameters_are_checked_as_the_recipe_is():
         get("fedprox", mu=True)
     with pytest.raises(UserError, match=r"method.norm = 'l3': is unknown; did you mean 'l2'"):
         get("fedprox", norm="l3")
-    with pytest.raises(UserError, match=r"'\+ft' stands there twice"):
+    with pytest.raises(UserError, match=r"'\+ft' is given twice"):
         get("fedavg+ft+ft")
 
 

@@ -89,5 +89,5 @@ def test_it_learns():
 
 
 def test_at_least_one_step_for_a_batch():
-    with pytest.raises(UserError, match="method.inner = 0: θ takes at least 1 step"):
+    with pytest.raises(UserError, match="method.inner = 0: must be at least 1"):
         tiny_run({"name": "pfedme", "inner": 0})

@@ -59,7 +59,7 @@ def test_cnn4_and_mlp_have_as_many_parameters_as_their_layers():
     with_norm = build("cnn4", shape=(3, 64, 64), classes=10, norm=True)
     assert parameters(with_norm) == convolutions + linear(256, 10) + 2 * sum(widths[1:])
     assert parameters(build("cnn4", shape=(3, 32, 32), classes=10, flat=True)) == convolutions + linear(1024, 10)
-    with pytest.raises(UserError, match="flat needs images of at least 16×16"):
+    with pytest.raises(UserError, match="flat = true: needs images of at least 16×16"):
         build("cnn4", shape=(3, 8, 8), classes=10, flat=True)
     expected = linear(64, 128) + linear(128, 64) + linear(64, 10)
     assert parameters(build("mlp", shape=(1, 8, 8), classes=10)) == expected

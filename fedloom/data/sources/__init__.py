@@ -1,4 +1,15 @@
-"""Where datasets come from: original files in a data folder, one's own files, or the Hugging Face hub."""
+"""Sources of datasets: original files in a data folder, the user's own files, or the Hugging Face hub.
+
+To add a dataset, write a function without arguments that returns a `Dataset` and name it in a recipe as
+`path/to/file.py:function`, or register it with `SOURCES.add(name, function)`. A dataset with files to look for and a
+download command is a subclass of `Source`, which registers itself.
+
+Example:
+    def noise() -> Dataset:  # data.name: mine.py:noise
+        images = torch.randint(256, (100, 1, 8, 8), dtype=torch.uint8)
+        labels, test = torch.arange(100) % 2, torch.zeros(100, dtype=torch.bool)
+        return Dataset("noise", images, labels, test, classes=("a", "b"))
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -21,18 +32,31 @@ import_all(__name__)
 
 
 def parts(name: str) -> list[str]:
-    """The datasets that a name joins as styles, one for most."""
+    """Return the names of the datasets that a name joins as styles: `mnist+usps` → [`mnist`, `usps`]."""
     whole = Path(name).exists() or ((file := file_of(name)) is not None and file.is_file())
     return [name] if whole else name.split("+")
 
 
 def load(name: str, *, folder: Path | str | None = None, size: int | None = None) -> Dataset:
-    """A dataset by name, several joined as styles (`mnist+usps+svhn`), an image folder or an `.npz` file.
+    """Load a dataset by a name that may come from an untrusted recipe.
 
-    A path may be relative to where one is or to the data folder. With a `size`, images come as size × size.
+    As `fedloom.data.load`, except that a Python file in the name is imported only if the user has already consented to
+    it.
+
+    Args:
+        name: A dataset, several joined as styles (`mnist+usps+svhn`), an image folder, an `.npz` file or
+            `path/to/file.py:function`. Paths may be relative to the current folder or to the data folder.
+        folder: The data folder; by default `$FEDLOOM_DATA`, then the user's cache.
+        size: Height and width to which images are resized.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        UserError: The dataset is unknown, its files are missing or damaged, or it does not fit into memory.
     """
     if size is not None and size < 1:
-        raise UserError(f"data.size: {size} is not a number of pixels")
+        raise UserError(f"data.size: {size} must be at least 1")
     root = data_folder(folder)
     if isinstance(source := SOURCES.get(name), Source):
         dataset = _load_source(source, root, size)
@@ -43,7 +67,9 @@ def load(name: str, *, folder: Path | str | None = None, size: int | None = None
     elif "+" in name:
         return combine([load(part, folder=root, size=size) for part in name.split("+")], size)
     elif "/" in name or "\\" in name or name.endswith(".npz"):
-        raise UserError(f"dataset '{name}': there is no such folder or file, here or in the data folder {root}")
+        raise UserError(
+            f"dataset '{name}': no such folder or file, neither in the current folder nor in the data folder {root}"
+        )
     else:
         raise UserError(
             f"unknown dataset '{name}': {nearest(name, SOURCES.names())}, or a path to images "
@@ -57,12 +83,12 @@ def _load_source(source: Source, root: Path, size: int | None) -> Dataset:
         return source.read(place, size)
     if source.remote is None:
         raise source.missing(root)
-    # What the hub gave once is kept in the data folder: decoding it again takes longer than reading this.
+    # A downloaded dataset is cached in the data folder, since decoding it again takes longer than reading the cache.
     kept = cached_download(source.name, root, size)
     if kept.exists():
         return replace(npz.read_npz(kept), name=source.name)
     if not hub.installed():
-        raise source.missing(root, "with fedloom[hub] installed it is fetched from the Hugging Face hub")
+        raise source.missing(root, "with fedloom[hub] installed it is downloaded from the Hugging Face hub")
     try:
         if isinstance(source.remote, hub.Files):
             hub.download(source.remote, root)
@@ -70,13 +96,13 @@ def _load_source(source: Source, root: Path, size: int | None) -> Dataset:
         dataset = hub.fetch(source.remote, source.name, source.classes, size)
     except hub.UnreachableError as error:
         raise source.missing(root, str(error)) from error
-    with contextlib.suppress(OSError):  # a data folder that cannot be written to is no reason to fail
+    with contextlib.suppress(OSError):  # the cache is optional: the data folder may be read-only
         npz.write_npz(kept, dataset)
     return dataset
 
 
 def _made(name: str, make: Callable[[], Dataset]) -> Dataset:
-    """What a function of the user's makes."""
+    """Return the dataset that a user's function makes."""
     try:
         dataset = make()
     except UserError:
@@ -85,7 +111,7 @@ def _made(name: str, make: Callable[[], Dataset]) -> Dataset:
         where = place_of(error, Path(make.__code__.co_filename))
         raise UserError(f"dataset '{name}': {make.__name__}() failed, {where}") from error
     if not isinstance(dataset, Dataset):
-        raise UserError(f"dataset '{name}': {make.__name__}() returned a {type(dataset).__name__}, no Dataset")
+        raise UserError(f"dataset '{name}': {make.__name__}() returned a {type(dataset).__name__} instead of a Dataset")
     return dataset
 
 
@@ -98,5 +124,7 @@ def _own_files(name: str, root: Path) -> Path | None:
 
 def _read_file(path: Path) -> Dataset:
     if path.suffix != ".npz":
-        raise UserError(f"dataset '{path}': a file must be an .npz; images go in a folder with a folder per class")
+        raise UserError(
+            f"dataset '{path}': a file must be an .npz; put image files into a folder with one folder per class"
+        )
     return npz.read_npz(path)

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as their authors publish them: pickled batches, read without an unpickler."""
+"""CIFAR-10 and CIFAR-100 in the published form: pickled batches, read without running code from the pickles."""
 
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,12 @@ class _Cifar(Source):
     names_key: str
 
     def read(self, folder: Path, size: int | None) -> Dataset:
-        """Reads the batches, and the class names from the meta file."""
+        """Read the batches, and the class names from the meta file."""
         root = folder / self.folder
         names = _field(root / self.meta, _read(root / self.meta), self.names_key)
         if not isinstance(names, (list, tuple)):
             raise UserError(
-                f"{root / self.meta}: {self.names_key} is a {type(names).__name__}, where names are expected; {REMEDY}"
+                f"{root / self.meta}: {self.names_key} must be a list of names, not a {type(names).__name__}; {REMEDY}"
             )
         images, labels = zip(*(self._batch(root / file) for file in (*self.train, *self.test)), strict=True)
         test = sum(len(y) for y in labels[len(self.train) :])
@@ -59,10 +59,10 @@ class _Cifar(Source):
 
 
 class Cifar10(_Cifar):
-    """`cifar-10-batches-py/`."""
+    """CIFAR-10 in `cifar-10-batches-py/`."""
 
     name = "cifar10"
-    description = "CIFAR-10: 60,000 colour pictures of 32×32, 10 kinds of things"
+    description = "CIFAR-10: 60,000 colour pictures of 32×32, 10 classes of objects and animals"
     count = 10
     folder = "cifar-10-batches-py"
     train = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -74,10 +74,10 @@ class Cifar10(_Cifar):
 
 
 class Cifar100(_Cifar):
-    """`cifar-100-python/`, with the 100 fine labels."""
+    """CIFAR-100 in `cifar-100-python/`, with the 100 fine labels."""
 
     name = "cifar100"
-    description = "CIFAR-100: 60,000 colour pictures of 32×32, 100 kinds of things"
+    description = "CIFAR-100: 60,000 colour pictures of 32×32, 100 classes of objects and animals"
     count = 100
     folder = "cifar-100-python"
     train, test = ("train",), ("test",)
@@ -92,7 +92,7 @@ def _read(path: Path) -> dict[str, Any]:
     with decoding(path, "a CIFAR batch", REMEDY):
         content = plain_pickle.load(data)
     if not isinstance(content, dict):
-        raise UserError(f"{path}: holds a {type(content).__name__}, where a CIFAR batch is a dict; {REMEDY}")
+        raise UserError(f"{path}: a CIFAR batch must be a dict, not a {type(content).__name__}; {REMEDY}")
     return content
 
 

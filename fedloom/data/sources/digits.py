@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits: 1,797 pictures of 8×8 that come with the library, no files needed."""
+"""Scikit-learn's handwritten digits: 1,797 images of 8×8 pixels that come with the library."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from fedloom.data.sources.source import Source
 
 
 class Digits(Source):
-    """Pixels 0…16 are scaled to 0…255."""
+    """Scikit-learn's digits, with pixels scaled from 0…16 to 0…255."""
 
     name = "digits"
     description = "scikit-learn's handwritten digits, 8×8, 1,797 images; no download"
@@ -18,7 +18,7 @@ class Digits(Source):
     layouts = ((),)
 
     def read(self, folder: Path, size: int | None) -> Dataset:
-        """Reads what scikit-learn ships; there is no official test set."""
+        """Read the images from scikit-learn, which has no official test set of them."""
         from sklearn.datasets import load_digits
 
         bunch = load_digits()

@@ -22,7 +22,7 @@ REMEDY = "download it again"
 
 
 class IdxFile:
-    """An IDX file of bytes, `path` or `path`.gz. Its shape is known before anything else is read."""
+    """An IDX file of bytes, `path` or `path`.gz, whose shape is read before its data."""
 
     def __init__(self, path: Path):
         self.path = path if path.exists() else path.with_name(path.name + ".gz")
@@ -30,7 +30,7 @@ class IdxFile:
             self.shape = self._shape(stream)
 
     def read_into(self, target: np.ndarray) -> None:
-        """The values, into an array of this shape or a view of it."""
+        """Read the values into an array of this shape, which may be a view."""
         start = 4 + 4 * len(self.shape)
         with self._decoding(), self._open() as stream:
             stream.read(start)
@@ -48,10 +48,10 @@ class IdxFile:
                 f"{self.path}: is not an IDX file of bytes (it starts with {begin.hex(' ') or 'nothing'}); {REMEDY}"
             )
         if not 1 <= begin[3] <= 3:
-            raise UserError(f"{self.path}: has {begin[3]} dimensions; images have 3 and labels 1; {REMEDY}")
+            raise UserError(f"{self.path}: has {begin[3]} dimensions, but images have 3 and labels 1; {REMEDY}")
         sizes = stream.read(4 * begin[3])
         if len(sizes) < 4 * begin[3]:
-            raise UserError(f"{self.path}: its header promises {begin[3]} dimensions, but ends before; {REMEDY}")
+            raise UserError(f"{self.path}: its header promises {begin[3]} dimensions, but is incomplete; {REMEDY}")
         shape = tuple(int(n) for n in np.frombuffer(sizes, ">u4"))
         refuse_without_room(math.prod(shape), f"{self.path}: shape {list(shape)}", REMEDY, "it")
         return shape
@@ -70,7 +70,7 @@ class IdxFile:
 
 class _Idx(Source):
     prefixes: tuple[str, str]
-    """path of the training and of the test files up to '-images-idx3-ubyte'"""
+    """Paths of the training and the test files, without '-images-idx3-ubyte'."""
     first_label = 0
     transposed = False
 
@@ -81,7 +81,7 @@ class _Idx(Source):
         super().__init_subclass__()
 
     def read(self, folder: Path, size: int | None) -> Dataset:
-        """Reads images and labels of both parts, straight into the dataset."""
+        """Read images and labels of both parts, directly into the dataset."""
         x, y = (
             [IdxFile(folder / f"{prefix}-{kind}") for prefix in self.prefixes]
             for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
@@ -89,7 +89,8 @@ class _Idx(Source):
         for prefix, mine, theirs in zip(self.prefixes, x, y, strict=True):
             if len(mine.shape) != 3 or theirs.shape != mine.shape[:1]:
                 raise UserError(
-                    f"{folder / prefix}-*: images {list(mine.shape)} and labels {list(theirs.shape)} do not match"
+                    f"{folder / prefix}-*: images {list(mine.shape)} and labels {list(theirs.shape)} do not match; "
+                    f"{REMEDY}"
                 )
         if x[0].shape[1:] != x[1].shape[1:]:
             sizes = " and ".join(str(list(file.shape[1:])) for file in x)
@@ -114,7 +115,7 @@ class _Idx(Source):
 
 
 class Mnist(_Idx):
-    """`mnist/`."""
+    """MNIST in `mnist/`."""
 
     name = "mnist"
     description = "MNIST: 70,000 handwritten digits, 28×28 grey"
@@ -128,7 +129,7 @@ class Mnist(_Idx):
 
 
 class FashionMnist(_Idx):
-    """`fashion-mnist/`, or where Debian's package puts it."""
+    """Fashion-MNIST in `fashion-mnist/`, or in the folder of Debian's package."""
 
     name = "fashion-mnist"
     description = "Fashion-MNIST: 70,000 pieces of clothing, 28×28 grey"
@@ -159,7 +160,7 @@ LETTERS_OF_47 = string.ascii_uppercase + "abdefghnqrt"
 
 
 class Emnist(_Emnist):
-    """`emnist/`: the balanced part."""
+    """EMNIST balanced, in `emnist/`."""
 
     name = "emnist"
     description = "EMNIST balanced: 131,600 handwritten digits and letters, 28×28 grey"
@@ -177,7 +178,7 @@ class Emnist(_Emnist):
 
 
 class EmnistLetters(_Emnist):
-    """Labels are 1…26 in the files."""
+    """EMNIST letters, in `emnist/`; labels are 1…26 in the files."""
 
     name = "emnist-letters"
     description = "EMNIST letters: 145,600 handwritten letters, upper and lower case together, 28×28 grey"
@@ -188,7 +189,7 @@ class EmnistLetters(_Emnist):
 
 
 class EmnistDigits(_Emnist):
-    """The digits alone."""
+    """EMNIST digits, in `emnist/`."""
 
     name = "emnist-digits"
     description = "EMNIST digits: 280,000 handwritten digits, 28×28 grey"
@@ -197,18 +198,18 @@ class EmnistDigits(_Emnist):
 
 
 class EmnistByclass(_Emnist):
-    """All of it, as uneven as people write."""
+    """EMNIST by class, in `emnist/`: all samples, with unequal class sizes."""
 
     name = "emnist-byclass"
-    description = "EMNIST by class: 814,255 handwritten digits and letters, uneven, 28×28 grey"
+    description = "EMNIST by class: 814,255 handwritten digits and letters, unequal class sizes, 28×28 grey"
     classes = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
     prefixes = _parts("byclass")
 
 
 class EmnistBymerge(_Emnist):
-    """All of it, with the letters merged whose cases look alike."""
+    """EMNIST by merge, in `emnist/`: all samples, with upper and lower case of similar letters merged."""
 
     name = "emnist-bymerge"
-    description = "EMNIST by merge: 814,255 handwritten digits and letters, cases that look alike merged, 28×28 grey"
+    description = "EMNIST by merge: 814,255 handwritten digits and letters, similar cases merged, 28×28 grey"
     classes = tuple(string.digits + LETTERS_OF_47)
     prefixes = _parts("bymerge")

@@ -1,4 +1,4 @@
-"""NumPy archives: any `.npz` of images, and MNIST-M."""
+"""NumPy archives: any `.npz` file of images, and MNIST-M."""
 
 import math
 from pathlib import Path
@@ -15,15 +15,24 @@ from fedloom.data.arrays import Archive, Header
 from fedloom.data.sources.source import Source
 
 MOST_CLASSES = 1_000_000
-"""More than that is a mistake in the labels, such as identifiers in their place."""
+"""Maximum number of classes. More indicate a mistake in the labels, such as identifiers instead of classes."""
 
 
 def read_npz(path: Path) -> Dataset:
-    """A dataset out of x, y (all training data) or x_train, y_train, x_test, y_test.
+    """Read a dataset from an archive with the arrays x and y, or x_train, y_train, x_test and y_test.
 
-    Images are uint8, [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels. There may be `groups`
-    (or groups_train and groups_test; domains or clients as numbers or texts), and `classes` and
-    `group_names` as arrays of texts. Other arrays are not read. Peak memory is that of the dataset.
+    Images are uint8, [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels. A file with x and y has no official
+    test set. Optional arrays are `groups` (or groups_train and groups_test; domains or clients as numbers or strings),
+    `classes` and `group_names` (strings). Other arrays are not read. Peak memory is that of the dataset.
+
+    Args:
+        path: The `.npz` file.
+
+    Returns:
+        The dataset, named after the file.
+
+    Raises:
+        UserError: The file is damaged, or an array is missing or of a wrong type or shape.
     """
     with decoding(path, "a NumPy archive of plain arrays", "save it again with numpy.savez"), Archive(path) as archive:
         return _dataset(path, archive)
@@ -35,11 +44,11 @@ def _dataset(path: Path, archive: Archive) -> Dataset:
         names = ", ".join(name[:40] for name in archive.names[:20])
         raise UserError(
             f"{path}: has no '{missing[0]}' (it has: {names or 'nothing'}); "
-            "expected are x and y, or x_train, y_train, x_test and y_test"
+            "it must have x and y, or x_train, y_train, x_test and y_test"
         )
     shapes = [_image_shape(path, f"x{part}", archive.header(f"x{part}")) for part in parts]
     if shapes[0][1:] != shapes[-1][1:]:
-        raise UserError(f"{path}: x_train and x_test differ in the shape of an image")
+        raise UserError(f"{path}: images in x_train and x_test differ in shape")
     counts = [shape[0] for shape in shapes]
     y = np.concatenate([_labels(path, f"y{part}", archive, n) for part, n in zip(parts, counts, strict=True)])
     classes = _names(path, "classes", archive) or _numbered(path, y)
@@ -56,7 +65,7 @@ def _dataset(path: Path, archive: Archive) -> Dataset:
 
 
 def write_npz(path: Path, dataset: Dataset) -> None:
-    """Writes what `read_npz` reads back, by way of a temporary file, so that nobody meets half of it."""
+    """Write a dataset for `read_npz`, through a temporary file, so that no incomplete file is ever visible."""
     test = dataset.test.numpy()
     arrays = {"classes": np.array(dataset.classes)}
     fields = {"x": dataset.images, "y": dataset.labels, "groups": dataset.groups}
@@ -75,25 +84,25 @@ def write_npz(path: Path, dataset: Dataset) -> None:
 
 
 class MnistM(Source):
-    """`mnist-m-subset/`: train.npz and test.npz with x and y."""
+    """MNIST-M in `mnist-m-subset/`: train.npz and test.npz with x and y."""
 
     name = "mnist-m"
     description = "MNIST-M: MNIST's digits over patches of colour photographs, 32×32 colour"
     classes = tuple("0123456789")
     layouts = (("mnist-m-subset/train.npz", "mnist-m-subset/test.npz"),)
-    command = "pip install 'fedloom[hub]' (it is then fetched from the Hugging Face hub)"
+    command = "pip install 'fedloom[hub]' (it is then downloaded from the Hugging Face hub)"
     remote = hub.Table("Mike0307/MNIST-M")
 
     def read(self, folder: Path, size: int | None) -> Dataset:
-        """Reads the two archives."""
+        """Read the two archives."""
         return read_pair(self.name, folder / "mnist-m-subset", self.classes)
 
 
 def read_pair(name: str, folder: Path, classes: tuple[str, ...]) -> Dataset:
-    """A dataset kept as folder/train.npz and folder/test.npz, each with x and y."""
+    """Read a dataset from folder/train.npz and folder/test.npz, each with x and y."""
     train, test = read_npz(folder / "train.npz"), read_npz(folder / "test.npz")
     if train.images.shape[1:] != test.images.shape[1:]:
-        raise UserError(f"{folder}: train.npz and test.npz differ in the shape of an image")
+        raise UserError(f"{folder}: images in train.npz and test.npz differ in shape")
     return Dataset(
         name=name,
         images=torch.cat([train.images, test.images]),
@@ -104,7 +113,7 @@ def read_pair(name: str, folder: Path, classes: tuple[str, ...]) -> Dataset:
 
 
 Shape = tuple[int, int, int, int]
-"""Images, channels, height, width."""
+"""Number of images, channels, height, width."""
 
 
 def _image_shape(path: Path, key: str, header: Header) -> Shape:
@@ -112,7 +121,7 @@ def _image_shape(path: Path, key: str, header: Header) -> Shape:
     if header.dtype != np.uint8:
         raise UserError(f"{path}: {key} must be uint8 (0 to 255), not {header.dtype}; convert it before saving")
     if 0 in shape[1:]:
-        raise UserError(f"{path}: {key} has shape {list(shape)}: images without a pixel")
+        raise UserError(f"{path}: {key} has shape {list(shape)}: images without pixels")
     if len(shape) == 3:
         return (shape[0], 1, *shape[1:])
     if len(shape) == 4 and shape[3] in (1, 3):
@@ -123,7 +132,7 @@ def _image_shape(path: Path, key: str, header: Header) -> Shape:
 
 
 def _images(path: Path, archive: Archive, parts: list[str], shapes: list[Shape]) -> np.ndarray:
-    """All parts in one array, each read straight into its place."""
+    """Return the images of all parts in one array, each read directly into its place."""
     whole = (sum(shape[0] for shape in shapes), *shapes[0][1:])
     refuse_without_room(math.prod(whole), f"{path}: x of shape {list(whole)}", "leave out images, or make them smaller")
     images = np.empty(whole, np.uint8)
@@ -159,14 +168,14 @@ def _names(path: Path, key: str, archive: Archive) -> tuple[str, ...]:
     archive.refuse_without_room([key], copies=4)
     names = tuple(map(str, archive.read(key)))
     for name in names:
-        name.encode()  # a name that is not text could not be printed later
+        name.encode()  # raises if the name has lone surrogates, which cannot be printed
     return names
 
 
 def _numbered(path: Path, y: np.ndarray) -> tuple[str, ...]:
     largest = int(y.max(initial=-1))
     if largest >= MOST_CLASSES:
-        raise UserError(f"{path}: label {largest} makes {largest + 1} classes; number labels from 0 without gaps")
+        raise UserError(f"{path}: label {largest} would make {largest + 1} classes; number labels from 0 without gaps")
     return tuple(map(str, range(largest + 1)))
 
 
@@ -180,7 +189,7 @@ def _groups(path: Path, archive: Archive, parts: list[str], count: int) -> tuple
     values = np.concatenate([archive.read(key).reshape(-1) for key in keys])
     if "group_names" in archive:
         if values.dtype.kind not in "iuf":
-            raise UserError(f"{path}: {keys[0]} must be whole numbers where there are group_names, not {values.dtype}")
+            raise UserError(f"{path}: {keys[0]} must be whole numbers if there are group_names, not {values.dtype}")
         return torch.from_numpy(values.astype(np.int64)), _names(path, "group_names", archive)
     names, inverse = np.unique(values, return_inverse=True)
     return torch.from_numpy(inverse.astype(np.int64)), tuple(map(str, names))

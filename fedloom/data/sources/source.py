@@ -1,4 +1,4 @@
-"""What a source is: a name, the original files, how to get them, and how to read them."""
+"""Base class of sources: the name of a dataset, its original files, how to download and how to read them."""
 
 import shlex
 from abc import ABC, abstractmethod
@@ -15,22 +15,36 @@ from fedloom.data import hub
 
 
 class Source(ABC):
-    """A subclass that has a name is a dataset that `load` knows; nothing else is needed to add one."""
+    """Base class of datasets with original files. A subclass with a `name` is registered for `load`.
+
+    Example:
+        class Blobs(Source):
+            name = "blobs"
+            description = "two kinds of blobs, 8×8 grey"
+            classes = ("round", "square")
+            layouts = (("blobs/blobs.npz",),)
+            command = "curl --create-dirs -o {folder}/blobs/blobs.npz https://example.org/blobs.npz"
+
+            def read(self, folder: Path, size: int | None) -> Dataset:
+                return replace(read_npz(folder / "blobs/blobs.npz"), name=self.name)
+    """
 
     name: ClassVar[str] = ""
+    """Name in recipes; a subclass without one is a base class."""
     description: ClassVar[str]
-    """one line"""
+    """One line for `fedloom datasets`."""
     classes: ClassVar[tuple[str, ...]] = ()
-    """names of the labels, in order; empty where the files say"""
+    """Names of the labels, in order; empty if they are in the files."""
     count: ClassVar[int] = 0
-    """number of classes, where `classes` is empty"""
+    """Number of classes, if `classes` is empty."""
     layouts: ClassVar[tuple[Layout, ...]]
-    """alternative sets of files (or folders) relative to the data folder; each may also be there as .gz"""
+    """Alternative sets of files or folders, relative to the data folder. Files may also be gzipped (.gz)."""
     command: ClassVar[str] = ""
-    """the shell command that gets them into {folder}"""
+    """Shell command that downloads the files into {folder}."""
     also: ClassVar[tuple[Path, ...]] = ()
-    """further data folders, where a distribution's package puts the files"""
+    """Additional data folders, such as those of a Linux package."""
     remote: ClassVar[hub.Table | hub.Files | None] = None
+    """The dataset on the Hugging Face hub, if it is there."""
 
     def __init_subclass__(cls) -> None:
         if "name" in cls.__dict__:
@@ -38,26 +52,37 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, folder: Path, size: int | None) -> Dataset:
-        """The dataset out of the files in this data folder; a source may leave resizing to `load`."""
+        """Read the dataset from the files in a data folder.
+
+        Args:
+            folder: The data folder.
+            size: Height and width to which images are resized. A source may ignore it: `load` resizes the result.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            UserError: A file is damaged.
+        """
 
     def where(self, folder: Path) -> Path | None:
-        """The first data folder that holds all files of a layout."""
+        """Return the first data folder that contains all files of a layout, or None."""
         return folder_with(self.layouts, (folder, *self.also))
 
     def layout(self, folder: Path) -> Layout | None:
-        """The first layout that is complete in this folder."""
+        """Return the first layout whose files are all in a folder, or None."""
         return complete_layout(self.layouts, folder)
 
     def missing(self, folder: Path, reason: str = "") -> UserError:
-        """What to say where the files are not there: which, where, and the one command that gets them."""
+        """Return the error for missing files: which files, in which folder, and the command that downloads them."""
         expected = ", or ".join(", ".join(files) for files in self.layouts)
-        words = f"dataset '{self.name}' is not in the data folder {folder}: expected there {expected}"
+        message = f"dataset '{self.name}' is not in the data folder {folder}: expected files {expected}"
         if reason:
-            words += f"; {reason}"
-        return UserError(f"{words}\nget it with: {self.how(folder)}")
+            message += f"; {reason}"
+        return UserError(f"{message}\nget it with: {self.how(folder)}")
 
     def how(self, folder: Path) -> str:
-        """The command that gets the files into this data folder."""
+        """Return the shell command that downloads the files into a data folder."""
         return self.command.format(folder=shlex.quote(str(folder)))
 
 
@@ -65,4 +90,4 @@ SOURCES: Registry[Source | Callable[[], Dataset]] = Registry(
     "data.name", "a function without arguments that returns a fedloom.data.Dataset", isfunction,
     package="fedloom.data.sources", group="fedloom.datasets",
 )  # fmt: skip
-"""Shipped sources; what users bring is a function that makes a dataset."""
+"""Datasets by name: shipped sources, and users' functions that return a dataset."""

@@ -1,4 +1,4 @@
-"""SVHN, the cropped house numbers: the original MATLAB files, or a pair of .npz."""
+"""SVHN (cropped digits of house numbers), from the original MATLAB files or a pair of .npz files."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from fedloom.data.sources.source import Source
 
 
 class Svhn(Source):
-    """`svhn/{train,test}_32x32.mat`, where digit 0 has the label 10; or `svhn-subset/{train,test}.npz`."""
+    """SVHN in `svhn/{train,test}_32x32.mat`, where digit 0 has the label 10, or in `svhn-subset/{train,test}.npz`."""
 
     name = "svhn"
     description = "SVHN: 99,289 digits of house numbers, 32×32 colour"
@@ -29,7 +29,7 @@ class Svhn(Source):
     remote = hub.Table("ufldl-stanford/svhn", config="cropped_digits")
 
     def read(self, folder: Path, size: int | None) -> Dataset:
-        """Reads whichever layout is there, the original first."""
+        """Read the original files if they exist, otherwise the .npz files."""
         if self.layout(folder) != self.layouts[0]:
             return read_pair(self.name, folder / "svhn-subset", self.classes)
         images, labels = zip(*(_read_mat(folder / file) for file in self.layouts[0]), strict=True)
@@ -49,7 +49,7 @@ def _read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
     with decoding(path, "a MATLAB file", REMEDY), path.open("rb") as file:
         found = read_arrays(file, path.stat().st_size, ("X", "y"))
     if missing := {"X", "y"} - found.keys():
-        raise UserError(f"{path}: has no variable '{min(missing)}'; SVHN's files have X and y; {REMEDY}")
+        raise UserError(f"{path}: has no variable '{min(missing)}' (SVHN's files have X and y); {REMEDY}")
     x, y = found["X"], found["y"].reshape(-1)
     if x.dtype != np.uint8 or x.ndim != 4 or x.shape[2:] != (3, len(y)):
         raise UserError(f"{path}: X must be uint8 [H, W, 3, {len(y)}], not {x.dtype} {list(x.shape)}; {REMEDY}")

@@ -1,4 +1,4 @@
-"""Folders of pictures: classes as folders, clients or styles as folders of class folders."""
+"""Image folders: one folder per class, optionally within one folder per client or style."""
 
 import os
 from collections.abc import Collection
@@ -18,10 +18,22 @@ PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 def read_tree(
     root: Path, size: int | None, train: Collection[str] = ("train",), test: Collection[str] = ("test",)
 ) -> Dataset:
-    """class/picture, or client/class/picture (clients become groups), perhaps all under train/ and test/.
+    """Read images from class/picture or client/class/picture, optionally all below train/ and test/.
 
-    Where the top folders are exactly those named in `train` and `test` they are the official split. What is
-    not a picture by its ending, or hidden, is passed over.
+    Clients (or styles) become the groups of the dataset. If the top folders are exactly those named in `train` and
+    `test`, they are the official split. Hidden files and files without an image extension are skipped.
+
+    Args:
+        root: The folder.
+        size: Height and width to which images are resized; required if their sizes differ.
+        train: Top folders of training data.
+        test: Top folders of the official test set.
+
+    Returns:
+        The dataset, named after the folder.
+
+    Raises:
+        UserError: There are no images, the depth of folders differs, or an image cannot be read.
     """
     files = pictures_in(root)
     if not files:
@@ -32,7 +44,7 @@ def read_tree(
     if len(depths) > 1 or not depths <= {2, 3}:
         shallow, deep = min(files, key=len), max(files, key=len)
         raise UserError(
-            f"{root}: expected class/picture or client/class/picture throughout, "
+            f"{root}: expected class/picture or client/class/picture for all files, "
             f"but there are {'/'.join(shallow)} and {'/'.join(deep)}"
         )
     classes = tuple(sorted({file[-2] for file in inner}))
@@ -57,7 +69,7 @@ class _Tree(Source):
     test: tuple[str, ...] = ()
 
     def read(self, folder: Path, size: int | None) -> Dataset:
-        """Decodes the pictures."""
+        """Read the images."""
         found = read_tree(folder / self.root, size, self.train, self.test)
         return Dataset(
             self.name, found.images, found.labels, found.test, found.classes, found.groups, found.group_names
@@ -65,10 +77,10 @@ class _Tree(Source):
 
 
 class Cinic10(_Tree):
-    """`cinic10/{train,valid,test}`; the validation part counts as training data."""
+    """CINIC-10 in `cinic10/{train,valid,test}`; the validation part is used as training data."""
 
     name = "cinic10"
-    description = "CINIC-10: 270,000 colour pictures of 32×32, CIFAR-10's classes out of CIFAR-10 and ImageNet"
+    description = "CINIC-10: 270,000 colour pictures of 32×32, CIFAR-10's classes from CIFAR-10 and ImageNet"
     count = 10
     root = "cinic10"
     train, test = ("train", "valid"), ("test",)
@@ -81,22 +93,22 @@ class Cinic10(_Tree):
 
 
 class OfficeHome(_Tree):
-    """`OfficeHomeDataset_10072016/`, four styles; it has no official test set."""
+    """Office-Home in `OfficeHomeDataset_10072016/`: four styles, no official test set."""
 
     name = "office-home"
-    description = "Office-Home: 15,588 pictures of 65 kinds of things in 4 styles, of many sizes (set data.size)"
+    description = "Office-Home: 15,588 pictures of 65 classes of objects in 4 styles, of various sizes (set data.size)"
     count = 65
     root = "OfficeHomeDataset_10072016"
     layouts = (tuple(f"OfficeHomeDataset_10072016/{s}" for s in ("Art", "Clipart", "Product", "Real World")),)
-    command = "pip install 'fedloom[hub]' (it is then fetched from the Hugging Face hub)"
+    command = "pip install 'fedloom[hub]' (it is then downloaded from the Hugging Face hub)"
     remote = hub.Table("flwrlabs/office-home", group="domain", test=())
 
 
 class Adaptiope(_Tree):
-    """`Adaptiope/`, three styles; it has no official test set."""
+    """Adaptiope in `Adaptiope/`: three styles, no official test set."""
 
     name = "adaptiope"
-    description = "Adaptiope: 36,900 pictures of 123 kinds of things in 3 styles, of many sizes (set data.size)"
+    description = "Adaptiope: 36,900 pictures of 123 classes of objects in 3 styles, of various sizes (set data.size)"
     count = 123
     root = "Adaptiope"
     layouts = (tuple(f"Adaptiope/{s}" for s in ("synthetic", "product_images", "real_life")),)
@@ -104,7 +116,7 @@ class Adaptiope(_Tree):
 
 
 def pictures_in(root: Path) -> list[tuple[str, ...]]:
-    """Paths below a folder, part by part, of what is a picture by its ending and not hidden."""
+    """Return the paths, as tuples of parts, of all files below a folder with an image extension that are not hidden."""
     found = []
     for folder, inner, files in os.walk(root, followlinks=True):
         inner[:] = [name for name in inner if not name.startswith(".")]

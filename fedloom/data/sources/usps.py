@@ -1,4 +1,4 @@
-"""USPS, the digits of envelopes: libsvm's text files, or one HDF5 file."""
+"""USPS (digits scanned from envelopes), from libsvm's text files or one HDF5 file."""
 
 import bz2
 import math
@@ -18,7 +18,7 @@ from fedloom.data.sources.source import Source
 
 
 class Usps(Source):
-    """`usps/usps.bz2` and `usps.t.bz2` (values −1…1, labels 1…10), or `usps/usps.h5` (values 0…1)."""
+    """USPS in `usps/usps.bz2` and `usps.t.bz2` (values −1…1, labels 1…10), or in `usps/usps.h5` (values 0…1)."""
 
     name = "usps"
     description = "USPS: 9,298 digits scanned from envelopes, 16×16 grey"
@@ -31,7 +31,7 @@ class Usps(Source):
     remote = hub.Table("flwrlabs/usps")
 
     def read(self, folder: Path, size: int | None) -> Dataset:
-        """Reads whichever layout is there; the text files first, because they need no extra package."""
+        """Read the text files if they exist, because they need no extra package, otherwise the HDF5 file."""
         if self.layout(folder) == self.layouts[0]:
             parts = [_read_libsvm(folder / file) for file in self.layouts[0]]
         else:
@@ -48,12 +48,12 @@ class Usps(Source):
 
 REMEDY = "download it again"
 LINES = 2**28
-"""Bytes of a text file, unpacked; USPS has 30 MB."""
+"""Maximum size of a decompressed text file, in bytes; USPS has 30 MB."""
 
 
 def _read_libsvm(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Lines such as `7 1:-1 2:-0.81 … 256:0.3`; a pixel that is left out is 0 in the file, so mid-grey."""
-    from sklearn.datasets import load_svmlight_file  # here: it takes a second to import
+    """Read lines such as `7 1:-1 2:-0.81 … 256:0.3`; a pixel that is left out has the value 0, which is mid-grey."""
+    from sklearn.datasets import load_svmlight_file  # imported here: it takes a second
 
     text = _unpacked(path)
     refuse_without_room(3 * 8 * 256 * (text.count(b"\n") + 1), str(path), REMEDY)
@@ -67,27 +67,27 @@ def _read_libsvm(path: Path) -> tuple[np.ndarray, np.ndarray]:
         good = np.isfinite(numbers) & (np.abs(numbers) < 2**53)
         if not good.all():
             line = int(np.argwhere(~good)[0, 0]) + 1
-            raise UserError(f"{path}: {what} of line {line} is no number; {REMEDY}")
+            raise UserError(f"{path}: {what} of line {line} is not a number; {REMEDY}")
     if (labels != np.rint(labels)).any():
         line = int(np.argmax(labels != np.rint(labels))) + 1
-        raise UserError(f"{path}: the label of line {line} is {labels[line - 1]:g}, no whole number; {REMEDY}")
+        raise UserError(f"{path}: the label of line {line} is {labels[line - 1]:g}, not a whole number; {REMEDY}")
     return (pixels + 1) / 2, labels.astype(np.int64) - 1
 
 
 def _unpacked(path: Path) -> bytes:
-    """The text of a bzip2 file, up to the limit: a few bytes of bzip2 can stand for gigabytes."""
+    """Return the text of a bzip2 file, up to a limit: a few bytes of bzip2 can expand to gigabytes."""
     with decoding(path, "a bzip2 file", REMEDY), bz2.open(path) as file:
         parts, size = [], 0
         while part := file.read(CHUNK):
             parts.append(part)
             size += len(part)
             if size > LINES:
-                raise UserError(f"{path}: has more than {LINES:,} bytes of text; USPS has less; {REMEDY}")
+                raise UserError(f"{path}: has more than {LINES:,} bytes of text, which USPS does not have; {REMEDY}")
         return b"".join(parts)
 
 
 def _wrong_line(text: bytes, error: ValueError) -> str:
-    """Which line it is that scikit-learn complains about: the first that it cannot read alone."""
+    """Describe the first line that scikit-learn cannot read."""
     from sklearn.datasets import load_svmlight_file
 
     for number, line in enumerate(text.splitlines(), start=1):
@@ -115,13 +115,13 @@ def _read_hdf5(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def _column(path: Path, file: Any, name: str, row: tuple[int, ...]) -> np.ndarray:
-    """An array of numbers, once its type and size are known to be right. Nothing outside the file is followed."""
+    """Read an array of numbers after a check of its type and size. Links and external data are not followed."""
     import h5py
 
     found = file
     for step in name.split("/"):
         if not isinstance(found.get(step, getlink=True), h5py.HardLink):
-            raise UserError(f"{path}: has no {name}, or it is a link; {REMEDY}")
+            raise UserError(f"{path}: {name} is missing or is a link; {REMEDY}")
         found = found[step]
     if not isinstance(found, h5py.Dataset) or found.dtype.kind not in "iuf" or found.external or found.is_virtual:
         raise UserError(f"{path}: {name} is not an array of numbers; {REMEDY}")
@@ -130,5 +130,5 @@ def _column(path: Path, file: Any, name: str, row: tuple[int, ...]) -> np.ndarra
     refuse_without_room(4 * 8 * found.size, f"{path}: {name} of shape {list(found.shape)}", REMEDY, "it")
     values = np.asarray(found[:], np.float64)
     if not np.isfinite(values).all():
-        raise UserError(f"{path}: {name} has values that are no numbers; {REMEDY}")
+        raise UserError(f"{path}: {name} has values that are not finite numbers; {REMEDY}")
     return values.reshape(-1, *row)

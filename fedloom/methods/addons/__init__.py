@@ -1,1 +1,1 @@
-"""Additions to a method's name: `+ft`, heads, probes."""
+"""Add-ons to methods, written after the name: fine-tuning (`fedavg+ft`), heads (`fedavg+svm`), probes."""

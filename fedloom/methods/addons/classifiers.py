@@ -1,4 +1,4 @@
-"""scikit-learn's linear classifiers as a linear layer: for weak devices, and few samples."""
+"""Linear classifiers fitted by scikit-learn and stored in a linear layer, for weak devices and few samples."""
 
 from typing import Literal
 
@@ -7,16 +7,22 @@ import torch
 from torch import Tensor, nn
 
 NEVER = -1e9
-"""The logit of a class without samples."""
+"""Logit of a class without samples."""
 
 
 @torch.no_grad()
 def write_linear(linear: nn.Linear, kind: Literal["svm", "logreg"], z: Tensor, y: Tensor) -> None:
-    """Fits scikit-learn's classifier and writes it into a linear layer.
+    """Fit a scikit-learn classifier and write it into a linear layer.
 
-    Classes without samples are never predicted; with one class the answer is constant.
+    Classes without samples are never predicted. If all samples are of one class, that class is always predicted.
+
+    Args:
+        linear: The layer, [C, D]; overwritten.
+        kind: `svm` (LinearSVC) or `logreg` (LogisticRegression).
+        z: Features [N, D].
+        y: Labels [N].
     """
-    from sklearn.linear_model import LogisticRegression  # here: it takes 70 MB that most runs do not need
+    from sklearn.linear_model import LogisticRegression  # imported here: it takes 70 MB that most runs do not need
     from sklearn.svm import LinearSVC
 
     seen, labels = np.unique(y.cpu().numpy(), return_inverse=True)
@@ -31,7 +37,7 @@ def write_linear(linear: nn.Linear, kind: Literal["svm", "logreg"], z: Tensor, y
         )
         fitted = model.fit(z.double().cpu().numpy(), labels)
         coefficients, intercepts = fitted.coef_, fitted.intercept_
-        if len(seen) == 2:  # scikit-learn gives the second class's side only
+        if len(seen) == 2:  # scikit-learn returns coefficients of the second class only
             coefficients = np.concatenate([-coefficients, coefficients]) / 2
             intercepts = np.concatenate([-intercepts, intercepts]) / 2
         weight[seen], bias[seen] = coefficients, intercepts

@@ -1,4 +1,4 @@
-"""Fine-tuning, as something that any method with a global model can have: `fedavg+ft`."""
+"""Fine-tuning as an add-on to any method with a global model: `fedavg+ft`."""
 
 from typing import ClassVar, Literal
 
@@ -9,21 +9,21 @@ from fedloom.core.method import Method
 
 
 class FineTuned(Method, addon="ft"):
-    """Afterwards every client trains the shared model a little on its own data, and keeps that to itself."""
+    """Fine-tuning of the global model on each client's own data, after federated training."""
 
     needs_global: ClassVar[bool] = True
 
     ft_parts: Literal["head", "all"] = "head"
-    """What is fine-tuned."""
+    """Parts to fine-tune: the head or the whole model."""
     ft_epochs: int = 10
-    """For how long."""
+    """Epochs of fine-tuning; 0 gives the global model."""
     ft_lr: float | None = None
-    """Learning rate; the round's if not given."""
+    """Learning rate of fine-tuning; by default the round's."""
     ft_optimizer: Literal["recipe", "sgd"] = "recipe"
-    """Whose steps: the recipe's optimizer, or plain gradient descent (RepPer's paper)."""
+    """The recipe's optimizer, or plain gradient descent (`sgd`; RepPer's paper)."""
 
     def personalise(self, client: Client) -> None:
-        """Fine-tunes on the plain objective."""
+        """Fine-tune on the recipe's objective."""
         super().personalise(client)
         parts = "model.head" if self.ft_parts == "head" else "model"
         plain = self.ft_optimizer == "sgd"
@@ -32,6 +32,6 @@ class FineTuned(Method, addon="ft"):
     ft_loss = Method.loss
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
-        """What was fine-tuned is what serves the client."""
+        """Return the logits of the fine-tuned model."""
         logits: Tensor = client.model(x)
         return logits

@@ -1,6 +1,6 @@
-"""Classifiers on a frozen representation, as something that any method can have: `repper`, or `fedavg+svm`.
+"""Personal classifiers on a frozen representation, for RepPer and as add-ons to any method: `fedavg+svm`.
 
-RepPer's second stage (Eq. 6, 9) and its Table 3.
+They are the second stage of RepPer (Eq. 6, 9). Its Table 3 adds them to other methods.
 """
 
 from typing import Any, Literal
@@ -22,26 +22,26 @@ Head = Literal["linear", "mlp", "svm", "logreg"]
 
 
 class Headed(Method, abstract=True):
-    """Then every client fits a classifier of its own on the frozen representation, and keeps that to itself."""
+    """A personal classifier per client, fitted on the frozen representation after federated training."""
 
     head: Head = "linear"
-    """linear and mlp are trained with cross-entropy; svm and logreg are scikit-learn's, for weak devices."""
+    """Classifier: `linear` and `mlp` are trained with cross-entropy; `svm` and `logreg` are scikit-learn's."""
     heads: dict[int, Head] | None = None
-    """Other heads for single clients: {3: svm}."""
+    """Different classifiers for some clients, by client number: {3: svm}."""
     head_epochs: int = 10
-    """Epochs of a linear or mlp head."""
+    """Training epochs of a linear or mlp head."""
     head_steps: int = 100
-    """Steps that it takes at least, however small the client: what ten epochs are for the paper's clients."""
+    """Minimum number of training steps, for small clients; the paper's clients take about 100 in ten epochs."""
     head_lr: float | None = None
-    """Its learning rate; the round's if not given."""
+    """Learning rate of a linear or mlp head; by default the round's."""
     head_optimizer: Literal["recipe", "sgd"] = "recipe"
-    """Whose steps: the recipe's optimizer, or plain gradient descent (RepPer's paper)."""
+    """The recipe's optimizer, or plain gradient descent (`sgd`; RepPer's paper)."""
     scale_features: bool = True
-    """Fit heads on features of unit root mean square; off takes them as they are, whatever their scale."""
+    """Scale features to unit root mean square before a head is fitted on them."""
 
     def build(self, task: Task) -> dict[str, Part]:
-        """The method's parts and the classifiers."""
-        parts = super().build(task)  # first, so that the model starts as it does in every other method
+        """Return the method's parts and the classifiers."""
+        parts = super().build(task)  # first, so that the model's initial values are the same as in other methods
         kinds = {self.head, *(self.heads or {}).values()}
         classifier = nn.ModuleDict({"linear": nn.Linear(task.features, task.classes)})
         if "mlp" in kinds:
@@ -49,19 +49,20 @@ class Headed(Method, abstract=True):
         return parts | {"classifier": classifier}
 
     def personalise(self, client: Client) -> None:
-        """The extractor is frozen: its features are computed once."""
+        """Fit the client's head on features that are computed once, since the extractor is frozen."""
         super().personalise(client)
         self.fit_head(client, self.head_of(client), client.features(self.represent))
 
     def head_of(self, client: Client) -> Head:
-        """Which head this client has."""
+        """Return the kind of head of a client."""
         return (self.heads or {}).get(client.id, self.head)
 
     def fit_head(self, client: Client, head: Head, data: Features) -> None:
-        """Eq. 6: the classifier alone.
+        """Fit the classifier on features and labels (Eq. 6).
 
-        Features are brought to unit root mean square first, and the factor folded into the weights: a contrastive loss
-        leaves their scale open, and step sizes and regularisers should not depend on it.
+        Features are scaled to unit root mean square first, and the factor is folded into the weights afterwards. A
+        contrastive loss does not determine the scale of features, and step sizes and regularisers should not depend
+        on it.
         """
         z, y = data
         scale = self.scale(z)
@@ -78,47 +79,47 @@ class Headed(Method, abstract=True):
             first.weight.div_(scale)
 
     def scale(self, z: Tensor) -> Tensor:
-        """The root mean square of features, or one."""
+        """Return the root mean square of features, or 1 if `scale_features` is off."""
         return z.square().mean().sqrt().clamp_min(1e-12) if self.scale_features else z.new_ones(())
 
     def linear_loss(self, client: Client, batch: FeatureBatch) -> Tensor:
-        """Cross-entropy of the linear head."""
+        """Return the cross-entropy of the linear head."""
         return cross_entropy(client.classifier["linear"](batch.x), batch.y)
 
     def mlp_loss(self, client: Client, batch: FeatureBatch) -> Tensor:
-        """Cross-entropy of the MLP."""
+        """Return the cross-entropy of the MLP head."""
         return cross_entropy(client.classifier["mlp"](batch.x), batch.y)
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
-        """The client's classifier on the client's representation."""
+        """Return the logits of the client's classifier on its representation."""
         return classify(client, self.head_of(client), self.represent(client, x))
 
 
 class Linear(Headed, addon="linear"):
-    """Then every client fits a linear classifier on the frozen representation."""
+    """A linear classifier per client on the frozen representation, fitted after federated training."""
 
     head: Head = "linear"
 
 
 class Svm(Headed, addon="svm"):
-    """Then every client fits a linear SVM on the frozen representation."""
+    """A linear SVM per client on the frozen representation, fitted after federated training."""
 
     head: Head = "svm"
 
 
 class LogReg(Headed, addon="logreg"):
-    """Then every client fits a logistic regression on the frozen representation."""
+    """A logistic regression per client on the frozen representation, fitted after federated training."""
 
     head: Head = "logreg"
 
 
 class Mlp(Headed, addon="mlp"):
-    """Then every client fits a two-layer network on the frozen representation."""
+    """A two-layer network per client on the frozen representation, fitted after federated training."""
 
     head: Head = "mlp"
 
 
 def classify(client: Any, head: Head, z: Tensor) -> Tensor:
-    """Logits of the client's classifier."""
+    """Return the logits of a client's classifier."""
     logits: Tensor = client.classifier["mlp" if head == "mlp" else "linear"](z)
     return logits
