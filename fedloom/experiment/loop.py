@@ -32,7 +32,7 @@ from fedloom.experiment.middleware import EncodeMessages, RecordMessages, Valida
 from fedloom.experiment.records import RoundRecord, Summary
 from fedloom.experiment.resume import (
     checked_notes,
-    ended,
+    finished_summary,
     fingerprint,
     refuse_other_data,
     tell_other_versions,
@@ -90,7 +90,7 @@ class Experiment:
         """
         out = self.recipe.out or RunFolder.fresh(Path("runs"), self.recipe.label)
         resume = resume and holds_run(out)
-        if resume and (summary := ended(self.recipe)):
+        if resume and (summary := finished_summary(self.recipe)):
             return summary
         self.history = []
         budget = self.recipe.storage.memory_mb * 2**20

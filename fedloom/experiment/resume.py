@@ -25,14 +25,14 @@ FREE = ("engine", "storage", "out", "log", "data.dir", "sweep.parallel")
 log = logging.getLogger("fedloom")
 
 
-def ended(recipe: Recipe, *, tell: bool = True) -> Summary | None:
+def finished_summary(recipe: Recipe, *, warn: bool = True) -> Summary | None:
     """The summary of the run in `recipe.out`, if it is finished; a run of another recipe is refused."""
     folder = recipe.out
     if folder is None or not holds_run(folder):
         return None
     refuse_differences(recipe.resolved(), Recipe.parse(stored_values(folder)).resolved(), folder)
     summary = finished(folder)
-    if summary is not None and tell:
+    if summary is not None and warn:
         log.warning("the run in '%s' is finished: there is nothing to resume", folder)
     return summary
 

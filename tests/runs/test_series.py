@@ -95,11 +95,11 @@ def test_a_finished_comparison_says_so_and_is_told_from_another(whole, tmp_path,
         with pytest.raises(UserError, match="what was begun in .*, and only goes on with that") as refused:
             fedloom.compare(**COMPARED | change, out=out, resume=True)
         assert str(refused.value).startswith(named)
-    with pytest.raises(UserError, match="holds runs already .see comparison.yaml.*fedloom resume"):
+    with pytest.raises(UserError, match="already holds runs .see comparison.yaml.*fedloom resume"):
         fedloom.compare(**COMPARED, out=out)
     with pytest.raises(UserError, match="holds a single run: choose another folder"):
         fedloom.compare(**COMPARED, out=out / RUNS[0], resume=True)
-    with pytest.raises(UserError, match="say which comparison: --out FOLDER"):
+    with pytest.raises(UserError, match="name the comparison's folder: --out FOLDER"):
         fedloom.compare(**COMPARED, resume=True)
     with pytest.raises(UserError, match="holds a comparison: .*resume_comparison"):
         fedloom.resume(out)
