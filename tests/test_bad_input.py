@@ -277,7 +277,7 @@ FILES = {
     "styles with different classes": (
         npz(), ["run", "--data", "own.npz+digits", "--rounds", "1"], ["cannot be combined", "3 and 10 classes"]),
     # where it goes
-    "a run folder that is taken": (taken, digits("--out", "mine"), ["out = 'mine' holds a run already"]),
+    "a run folder that is taken": (taken, digits("--out", "mine"), ["out = 'mine' already holds a run"]),
     "a run folder inside a file": (text("f", "x"), digits("--out", "f/run"), ["out = 'f/run' cannot be created"]),
     "a run folder that is a file": (text("f", "x"), digits("--out", "f"), ["out = 'f'", "choose another"]),
     "a name of half the alphabet": (None, digits("--out", "x" * 300), ["out = ", "cannot be created"]),

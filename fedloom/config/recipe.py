@@ -87,7 +87,7 @@ class StorageSettings(Section):
     """The recipe section `storage`: RAM for clients' memory, saved models and checkpoints."""
 
     memory_mb: int = Field(
-        1024, ge=1, description="RAM in MB for clients' memory; the least recently used states beyond it go to disk"
+        1024, ge=1, description="RAM in MiB for clients' memory; the least recently used states beyond it go to disk"
     )
     personal_models: bool = Field(True, description="save each client's personal parameters at the end of the run")
     checkpoint_every: int = Field(

@@ -402,7 +402,7 @@ def test_the_command_says_on_stderr_and_in_the_log_who_was_left_out():
     )  # fmt: skip
     dropped = json.loads(done.stdout)["failed"]["dropped"]
     assert dropped > 0
-    assert done.stderr.count("is left out (dropped): it does not answer (faults.drop)") == dropped
+    assert done.stderr.count("is left out (dropped): no response (faults.drop)") == dropped
     assert Path("here/log.txt").read_text().count("WARNING round") == dropped
     assert f"note: clients that were left out of a round: {dropped} dropped" in done.stderr
 

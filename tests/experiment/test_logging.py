@@ -83,7 +83,7 @@ def rows_of(log):
 
 def test_a_log_that_is_not_installed_or_not_known_is_named_before_a_run_begins(monkeypatch):
     monkeypatch.setattr("fedloom.experiment.logging.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"log = 'wandb': it is not installed; .* pip install 'fedloom\[wandb\]'"):
+    with pytest.raises(UserError, match=r"log = 'wandb': is not installed; .* pip install 'fedloom\[wandb\]'"):
         tiny_experiment("fedavg", log="wandb", out="run")
     assert not Path("run").exists()
     with pytest.raises(UserError, match="did you mean 'tensorboard'"):

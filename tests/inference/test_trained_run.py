@@ -153,5 +153,5 @@ def test_a_run_of_a_gpu_is_loaded_where_there_is_none(runs, tmp_path):
 
 
 def test_other_data_than_the_run_s_are_refused(runs):
-    with pytest.raises(UserError, match="not the data that the run was begun with"):
+    with pytest.raises(UserError, match="the data differ from those that the run was started with"):
         _ = fedloom.load(runs["fedavg"], task=tiny_task()).task

@@ -92,7 +92,7 @@ def test_a_finished_comparison_says_so_and_is_told_from_another(whole, tmp_path,
     assert figures(fedloom.compare(**COMPARED, out=out, resume=True)) == figures(summaries)
     assert "all 4 runs in" in caplog.text
     for change, named in [({"seeds": [0]}, "compare.seeds = [0]"), ({"rounds": 4}, "training.rounds = 4")]:
-        with pytest.raises(UserError, match="what was begun in .*, and only goes on with that") as refused:
+        with pytest.raises(UserError, match="was started with .*, which cannot be changed") as refused:
             fedloom.compare(**COMPARED | change, out=out, resume=True)
         assert str(refused.value).startswith(named)
     with pytest.raises(UserError, match="already holds runs .see comparison.yaml.*fedloom resume"):
@@ -112,7 +112,7 @@ def test_two_processes_on_one_comparison_the_second_is_refused(tmp_path) -> None
     out, refused = tmp_path / "all", []
 
     def second():
-        with pytest.raises(UserError, match="another process works on this run"):
+        with pytest.raises(UserError, match="another process is using this folder"):
             fedloom.resume_comparison(out)
         refused.append(True)
 

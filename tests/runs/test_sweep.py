@@ -134,7 +134,7 @@ def test_a_stopped_sweep_keeps_what_is_finished_and_goes_on():
     runs = fedloom.sweep("s/sweep.yaml", out="s", resume=True, on_run=stop_in_second)
     assert told == [("mu=1-s0", 2)]
     assert [run["setting"] for run in runs] == [{"method.mu": 0}, {"method.mu": 1}]
-    with pytest.raises(UserError, match="sweep.over.method.mu = .*was begun"):
+    with pytest.raises(UserError, match="sweep.over.method.mu = .*was started with"):
         fedloom.sweep(**TINY, over={"method.mu": [0, 2]}, out="s", resume=True)
 
 
