@@ -259,7 +259,7 @@ FILES = {
         None, digits("--engine", "inline", "--set", "engine.client_timeout=3"),
         ["engine.client_timeout = 3", "'inline'", "processes"]),
     "faults that exceed one": (
-        None, digits("--set", "faults.drop=0.7", "--set", "faults.nan=0.7"), ["faults = 1.4", "1 is the most"]),
+        None, digits("--set", "faults.drop=0.7", "--set", "faults.nan=0.7"), ["faults = 1.4", "at most 1"]),
     "Adam's betas": (
         None, digits("--set", "training.optimizer={name: adam, betas: [0.9, 1.0]}"),
         ["training.optimizer.betas", "below 1"]),
@@ -308,7 +308,7 @@ WRONG = {
     "training.optimizer.betas": ([2, 0.9], "below 1"), "training.optimizer.keep": ("x", "true or false"),
     "training.optimizer.eps": (0, "above 0"),
     "evaluation.every": (0, "at least 1"), "evaluation.clients": (0, "at least 1"),
-    "evaluation.distance": ("model.haed", "name that, or a part of it"),
+    "evaluation.distance": ("model.haed", "name a part that they keep"),
     "evaluation.summary": ("best", "median:10"),
     "engine.name": ("inlne", "did you mean 'inline'"), "engine.workers": (0, "at least 1"),
     "engine.device": ("gpu", "choices"), "engine.precision": ("fp8", "choices"),

@@ -199,7 +199,7 @@ class Checkpoints:
             The checkpoint, and the server's state.
 
         Raises:
-            UserError: There is no usable checkpoint.
+            UserError: No checkpoint can be used.
         """
         found = sorted(self.folder.glob("round-*.json"), reverse=True)
         for path in found:

@@ -212,7 +212,10 @@ def refuse_unknown_part(path: str | None, method: Method) -> None:
     """Raise a UserError if `evaluation.distance` names a part that clients do not keep."""
     if path is not None and not any(under(path, (kept,)) or under(kept, (path,)) for kept in method.keeps):
         kept = ", ".join(method.keeps) or "nothing"
-        raise UserError(f"evaluation.distance = '{path}': must be a part that clients of {method.name} keep: {kept}")
+        raise UserError(
+            f"evaluation.distance = '{path}': clients of {method.name} do not keep this part (they keep: {kept}); name "
+            "a part that they keep, or remove it"
+        )
 
 
 def _evaluated(recipe: Recipe, task: Task) -> list[int]:

@@ -44,8 +44,8 @@ def summarise(values: Sequence[float], rule: str) -> float:
 
     Args:
         values: One value per evaluation.
-        rule: `last`, or `median:10` or `mean:10` of the last ten. There is no rule for the best value, because it would
-            be chosen on test data.
+        rule: `last`, or `median:10` or `mean:10` of the last ten. The best value is not offered, because it would be
+            chosen on test data.
     """
     if rule == "last":
         return values[-1]

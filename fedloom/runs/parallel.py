@@ -23,7 +23,7 @@ from fedloom.engines.cuda import connections
 Process = subprocess.Popen[bytes]
 
 PATIENCE = 10
-"""Seconds between SIGTERM and SIGKILL for a process whose result is no longer needed."""
+"""Seconds between SIGTERM and SIGKILL for a process whose result is not needed any more."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ def keep_busy(
     An interrupt is forwarded to the running processes, and no process is started after it.
 
     Args:
-        begin: Starts the next process; returns None if there is none left.
+        begin: Starts the next process; returns None if all have been started.
         count: Maximum number of processes at a time.
         interrupts: Signals received by this process.
         on_end: Called with each process that has ended.

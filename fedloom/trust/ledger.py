@@ -222,7 +222,7 @@ class Ledger:
         Raises:
             UserError: The values are not a valid ledger.
         """
-        conforming(values.get("messages"), list[EntryRow], FILE, "begin a new run")
+        conforming(values.get("messages"), list[EntryRow], FILE, "start a new run")
         ledger = cls()
         ledger._about = {name: value for name, value in values.items() if name != "messages"}
         for row in values["messages"]:
@@ -273,7 +273,7 @@ def ranges(numbers: Iterable[int]) -> list[list[int]]:
 def _members(found: Iterable[tuple[int, int]]) -> set[int]:
     found = list(found)
     count = sum(max(0, last - first + 1) for first, last in found)
-    refuse_without_room(100 * count, f"{FILE}: rounds and clients", "begin a new run", "they")
+    refuse_without_room(100 * count, f"{FILE}: rounds and clients", "start a new run", "they")
     return {number for first, last in found for number in range(first, last + 1)}
 
 

@@ -267,7 +267,7 @@ def test_a_round_with_too_few_answers_is_retried_with_others(monkeypatch, caplog
     memory, record = rounds[0]
     assert (record["clients"], record["failed"], record["attempts"]) == (3, {}, 2)
     assert set(memory) == set(range(6)) - asked_first
-    assert "0 of 3 clients answered (3 dropped); training.min_clients = 1, so it is retried" in caplog.text
+    assert "0 of 3 clients answered (3 dropped); training.min_clients = 1, so the round is retried" in caplog.text
     assert "attempts" not in rounds[1][1]
 
 

@@ -91,7 +91,7 @@ def test_a_ledger_is_checked_before_it_takes_memory(tmp_path):
     path = tmp_path / "run" / "ledger.json"
     good = json.loads(path.read_text())
     for field, value, words in (
-        ("tensors", [{"name": "x", "shape": [], "dtype": "nn", "bytes": 1}], "dtype = 'nn'.*a type of tensors"),
+        ("tensors", [{"name": "x", "shape": [], "dtype": "nn", "bytes": 1}], "dtype = 'nn'.*a tensor dtype"),
         ("direction", "sideways", "direction = 'sideways'"),
         ("rounds", [[1, 2, 3]], "rounds"),
         ("bytes", 2**60, "bytes"),
@@ -201,7 +201,7 @@ def test_a_model_of_another_shape_is_named(run):
     whole = path.read_bytes()
     path.write_bytes(save({name: torch.ones(7, 7) for name in TrainedRun(run)._server}))
     try:
-        with pytest.raises(UserError, match=r"models': .* has shape \[7, 7\], and .* is expected; repeat the run"):
+        with pytest.raises(UserError, match=r"models': .* has shape \[7, 7\], but .* is expected; repeat the run"):
             TrainedRun(run).personal(0)
     finally:
         path.write_bytes(whole)

@@ -1,4 +1,4 @@
-"""A run that was stopped, killed or failed goes on to the very numbers of one that never was."""
+"""A run that was stopped, killed or failed and then resumed gives the same numbers as an uninterrupted run."""
 
 import errno
 import json
@@ -64,14 +64,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def results(folder: Path) -> dict[str, object]:
-    """All that a run leaves, without timings, where it lay and the log of what it got over."""
+    """Return the contents of a run folder without timings, its path and the log."""
     files = contents(folder)
     files.pop("log.txt", None)
     assert not [name for name in files if "checkpoint" in name or "lock" in name or name.endswith(".tmp")]
     summary = json.loads(files.pop("summary.json"))
     lines = [list(json.loads(line)) for line in files.pop("metrics.jsonl").splitlines()]
-    told = {name: value for name, value in summary.items() if name not in ("seconds", "run_dir")}
-    return files | {"metrics.jsonl": metrics(folder), "order of fields": lines, "summary.json": told}
+    figures = {name: value for name, value in summary.items() if name not in ("seconds", "run_dir")}
+    return files | {"metrics.jsonl": metrics(folder), "order of fields": lines, "summary.json": figures}
 
 
 @pytest.fixture(scope="module")
@@ -423,7 +423,7 @@ def test_mistakes_are_named(tmp_path) -> None:
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    """The command, in a session of its own, as these tests have it."""
+    """Start the command in a new session, in the environment of these tests."""
     return subprocess.Popen(
         [sys.executable, "-m", "fedloom", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True, env=os.environ | {"PYTHONPATH": str(Path(fedloom.__file__).parents[1])},
