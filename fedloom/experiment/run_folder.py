@@ -136,7 +136,7 @@ def stored_values(folder: Path) -> dict[str, Any]:
     """
     if not holds_run(folder):
         raise UserError(
-            f"'{folder}' holds no run (there is no {RECIPE} in it): give the folder that `fedloom run` named, "
+            f"'{folder}' holds no run (it has no {RECIPE}): give the folder that `fedloom run` printed, "
             "such as runs/20250101-120000-fedavg-digits-s0"
         )
     found = stored_versions(folder).get("format", 1)

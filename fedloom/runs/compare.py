@@ -48,7 +48,7 @@ def compare(
     Args:
         recipe: Path of a recipe file, the name of a shipped recipe, a mapping of values, or None for the defaults.
         methods: Methods, each a name or a section `{"name": "fedprox", "mu": 0.1}`. Default: those of the recipe's
-            `compare` section, else the recipe's method.
+            `compare` section, else the recipe's method, else `local` and `fedavg`.
         seeds: Seeds for every method. Default: those of the recipe's `compare` section, else the recipe's seed.
         on_run: Called with each run's recipe before the run starts; must return a function that is called with the
             record of every round.
@@ -61,6 +61,7 @@ def compare(
 
     Raises:
         UserError: The recipe is invalid, or `out` holds runs that cannot be resumed with it.
+        RunError: A run cannot continue, for example because too few clients responded.
         Interrupted: Ctrl-C or SIGTERM stopped the comparison after a checkpoint; a KeyboardInterrupt.
 
     Example:
@@ -136,6 +137,7 @@ def resume_comparison(
 
     Raises:
         UserError: The folder holds no comparison, or a changed field affects results.
+        RunError: A run cannot continue, for example because too few clients responded.
         Interrupted: Ctrl-C or SIGTERM stopped the comparison after a checkpoint; a KeyboardInterrupt.
 
     Example:

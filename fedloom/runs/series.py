@@ -49,7 +49,7 @@ def run_series(
         description: Values that the series is started with. They must agree with an existing description file.
         recipes: Recipes to run; the `out` of each is a folder inside the folder of the series.
         resume: Accept a folder that already has a description file.
-        parallel: Number of runs at a time; more than one run in separate processes.
+        parallel: Number of runs at a time; if more than one, each run is a separate process.
         on_run: Called with each run's recipe; must return a function that is called with the record of every round
             (of parallel runs: with the last record, when the run has finished).
         on_end: Called after each run with the summaries so far.
@@ -70,9 +70,8 @@ def run_series(
         _make(folder)
         stack.callback(RunLock(folder).release)
         interrupts = stack.enter_context(Interrupts())
-        _refuse(
-            description_file, description, resume
-        )  # again: another process may have started a series before the lock
+        # again: another process may have started a series before this one got the lock
+        _refuse(description_file, description, resume)
         if not description_file.exists():
             text = yaml.safe_dump(dict(description), sort_keys=False, allow_unicode=True, width=100)
             write_whole(description_file, text.encode())

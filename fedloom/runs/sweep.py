@@ -94,7 +94,7 @@ def sweep(
 
     Raises:
         UserError: The recipe or the sweep is invalid, or `out` holds runs that cannot be resumed with it.
-        RunError: A parallel run failed.
+        RunError: A run cannot continue, for example because too few clients responded.
         Interrupted: Ctrl-C or SIGTERM stopped the sweep after a checkpoint; a KeyboardInterrupt.
 
     Example:

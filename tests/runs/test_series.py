@@ -1,4 +1,4 @@
-"""A comparison that was stopped or killed is resumed as a whole: finished runs stay, the others give the same results."""
+"""A comparison that was stopped or killed is resumed as a whole: finished runs stay, the rest give the same results."""
 
 import json
 import os
