@@ -177,8 +177,8 @@ class Evaluator:
     def _done(results: Iterable[Result], round: int, skip: bool = False) -> Iterator[Result]:
         """Yield the results without failures; a failure ends the run, or is logged and left out.
 
-        No other client can replace a failed one in an evaluation. Unreachable clients (only in deployments) are always
-        left out; other failures only with `skip`. If all clients fail, the first failure is raised.
+        No other client can replace a failed one in an evaluation. Clients that do not respond (`AWAY`) are always left
+        out, other failures only with `skip`. If all clients fail, the first failure is raised.
         """
         first, done = None, False
         for result in results:
