@@ -225,17 +225,17 @@ FILES = {
     "recipe: a list": (recipe([1]), ["run", "r.yaml"], ["must be a mapping of sections, not list"]),
     "recipe: empty": (recipe(b""), ["run", "r.yaml"], ["must be a mapping"]),
     "recipe: billions of laughs": (
-        recipe(LAUGHS), ["run", "r.yaml"], ["r.yaml", "with its aliases it stands for", "50,000 are the most"]),
+        recipe(LAUGHS), ["run", "r.yaml"], ["r.yaml", "its aliases expand to", "the maximum is 50,000"]),
     "recipe: a mapping of laughs": (
-        recipe(NESTED), ["run", "r.yaml"], ["r.yaml", "with its aliases it stands for", "50,000 are the most"]),
-    "recipe: an alias of itself": (recipe("seed: &a [*a]"), ["run", "r.yaml"], ["r.yaml", "with its aliases"]),
+        recipe(NESTED), ["run", "r.yaml"], ["r.yaml", "its aliases expand to", "the maximum is 50,000"]),
+    "recipe: an alias of itself": (recipe("seed: &a [*a]"), ["run", "r.yaml"], ["r.yaml", "its aliases expand to"]),
     "recipe: a seed of 5,000 digits": (
-        recipe(f"seed: {'9' * 5000}"), ["run", "r.yaml"], ["r.yaml", "a number of 5000 digits", "40 are the most"]),
+        recipe(f"seed: {'9' * 5000}"), ["run", "r.yaml"], ["r.yaml", "a number has 5000 digits", "the maximum is 40"]),
     "--set: a seed of 5,000 digits": (None, digits("--set", f"seed={'9' * 5000}"), ["--set seed=", "5000 digits"]),
     "recipe: a day that is none": (recipe("seed: 2020-13-45"), ["run", "r.yaml"], ["r.yaml", "cannot be", "month"]),
     "recipe: a switch that is none": (recipe("seed: !!bool maybe"), ["run", "r.yaml"], ["r.yaml", "YAML", "maybe"]),
     "recipe: half of a character": (recipe('seed: "\\ud800"'), ["run", "r.yaml"], ["r.yaml", "YAML", "utf-8"]),
-    "recipe: a date for a name": (recipe("2020-01-01: 4"), ["run", "r.yaml"], ["r.yaml", "is not the name of a field"]),
+    "recipe: a date for a name": (recipe("2020-01-01: 4"), ["run", "r.yaml"], ["r.yaml", "is not a field name"]),
     "recipe: two million characters": (
         recipe("seed: 0" + " " * 2 * 10**6), ["run", "r.yaml"], ["r.yaml", "more than 1,048,576 characters"]),
     "recipe: nested too deeply": (recipe(b"[" * 5000), ["run", "r.yaml"], ["r.yaml", "YAML"]),
@@ -259,7 +259,7 @@ FILES = {
         None, digits("--engine", "inline", "--set", "engine.client_timeout=3"),
         ["engine.client_timeout = 3", "'inline'", "processes"]),
     "faults that exceed one": (
-        None, digits("--set", "faults.drop=0.7", "--set", "faults.nan=0.7"), ["faults = 1.4", "1 is the most"]),
+        None, digits("--set", "faults.drop=0.7", "--set", "faults.nan=0.7"), ["faults = 1.4", "at most 1"]),
     "Adam's betas": (
         None, digits("--set", "training.optimizer={name: adam, betas: [0.9, 1.0]}"),
         ["training.optimizer.betas", "below 1"]),
@@ -277,10 +277,10 @@ FILES = {
     "styles with different classes": (
         npz(), ["run", "--data", "own.npz+digits", "--rounds", "1"], ["cannot be combined", "3 and 10 classes"]),
     # where it goes
-    "a run folder that is taken": (taken, digits("--out", "mine"), ["out = 'mine' holds a run already"]),
-    "a run folder inside a file": (text("f", "x"), digits("--out", "f/run"), ["out = 'f/run' cannot be made"]),
+    "a run folder that is taken": (taken, digits("--out", "mine"), ["out = 'mine' already holds a run"]),
+    "a run folder inside a file": (text("f", "x"), digits("--out", "f/run"), ["out = 'f/run' cannot be created"]),
     "a run folder that is a file": (text("f", "x"), digits("--out", "f"), ["out = 'f'", "choose another"]),
-    "a name of half the alphabet": (None, digits("--out", "x" * 300), ["out = ", "cannot be made"]),
+    "a name of half the alphabet": (None, digits("--out", "x" * 300), ["out = ", "cannot be created"]),
     # the command
     "seeds that are none": (None, ["compare", "--seeds", "0,x"], ["--seeds: 'x' is no seed"]),
     "no methods": (None, ["compare", "--methods", ""], ["method"]),
@@ -308,7 +308,7 @@ WRONG = {
     "training.optimizer.betas": ([2, 0.9], "below 1"), "training.optimizer.keep": ("x", "true or false"),
     "training.optimizer.eps": (0, "above 0"),
     "evaluation.every": (0, "at least 1"), "evaluation.clients": (0, "at least 1"),
-    "evaluation.distance": ("model.haed", "name that, or a part of it"),
+    "evaluation.distance": ("model.haed", "name a part that they keep"),
     "evaluation.summary": ("best", "median:10"),
     "engine.name": ("inlne", "did you mean 'inline'"), "engine.workers": (0, "at least 1"),
     "engine.device": ("gpu", "choices"), "engine.precision": ("fp8", "choices"),

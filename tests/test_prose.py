@@ -7,8 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 WORDS = [
-    r"told", r"so many", r"whoever", r"goes? on", r"going on", r"(?<!there )is no (?!longer)\w+", r"befalls?", r"spoilt", r"in vain",
-    r"of (?:its|their|his|our) own",
+    r"told", r"so many", r"whoever", r"goes? on", r"going on", r"(?<!there )is no (?!longer)\w+", r"befalls?",
+    r"spoilt", r"in vain", r"of (?:its|their|his|our) own",
 ]  # fmt: skip
 PHRASES = [
     "hangs on the host", "for everyone, also for who comes late", "whose turn it is", "would keep one from",
@@ -37,11 +37,23 @@ def test_no_phrase_that_needs_a_second_reading(folder):
     assert found == []
 
 
-@pytest.mark.parametrize("text", ["He was told.", "It is no run", "It goes on.", "a file of its own", "It hangs on the host"])
+@pytest.mark.parametrize(
+    "text", ["He was told.", "It is no run", "It goes on.", "a file of its own", "It hangs on the host"]
+)
 def test_the_pattern_finds_them(text):
     assert PATTERN.search(text)
 
 
-@pytest.mark.parametrize("text", ["the threshold is 3", "untold", "a totalling", "this node is nothing", "There is no test split", "it is no longer used"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the threshold is 3",
+        "untold",
+        "a totalling",
+        "this node is nothing",
+        "There is no test split",
+        "it is no longer used",
+    ],
+)
 def test_the_pattern_leaves_other_words(text):
     assert not PATTERN.search(text)

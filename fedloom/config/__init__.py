@@ -1,1 +1,1 @@
-"""Recipes: reading and validation."""
+"""Recipes: how they are read, and their validation."""

@@ -1,4 +1,4 @@
-"""Recipes before validation: YAML files, shipped recipes by name, single fields set by path."""
+"""Recipes before validation: reading YAML files and shipped recipes, setting single fields by path."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,9 +15,10 @@ from fedloom.core.errors import UserError, brief, nearest, shown
 
 
 def shipped() -> dict[str, Traversable]:
-    """Recipes that come with the package, by name: `demo`, `sweeps/fedintr-mu`, and each paper's common setting.
+    """Return the recipe files that come with the package, by name (`demo`, `sweeps/fedintr-mu`).
 
-    The other files in a paper's folder are its tables (`fedloom.studies`).
+    A paper's folder contributes only its common setting, `setting.yaml`; the other files in it define the paper's
+    tables (`fedloom.studies`).
     """
     return dict(sorted(_recipes(files("fedloom") / "studies" / "recipes")))
 
@@ -32,7 +33,17 @@ def _recipes(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Trave
 
 
 def read_yaml(source: str | Path) -> dict[str, Any]:
-    """A recipe's raw values."""
+    """Read a recipe file without validating it.
+
+    Args:
+        source: Path of a YAML file, or the name of a shipped recipe (`demo`). An existing file takes precedence.
+
+    Returns:
+        The values of the file, section by section.
+
+    Raises:
+        UserError: The file cannot be read, is not YAML, or is not a mapping.
+    """
     path: Path | Traversable = Path(source)
     known = shipped()
     if str(source) in known and not Path(source).is_file():
@@ -55,31 +66,31 @@ def read_yaml(source: str | Path) -> dict[str, Any]:
 
 
 LONGEST = 2**20
-"""Characters of a recipe, at most."""
+"""Maximum number of characters in a recipe file."""
 MOST = 50_000
-"""Values that it may stand for: with aliases, a few lines of YAML can stand for billions."""
+"""Maximum number of values after YAML aliases are expanded: a few lines with aliases can expand to billions."""
 DIGITS = 40
-"""Of a whole number, at most."""
+"""Maximum number of digits of an integer."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as the number it is; PyYAML asks for 1.0e-3. Keys must be names or numbers."""
+    """Safe YAML loader that reads `1e-3` as a number (PyYAML requires `1.0e-3`) and checks mapping keys."""
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        """A number of thousands of digits is a mistake, and Python refuses to convert it."""
+        """Read an integer of at most `DIGITS` digits: Python refuses to convert text with thousands of digits."""
         if len(node.value) > DIGITS:
             raise yaml.constructor.ConstructorError(
-                None, None, f"a number of {len(node.value)} digits; {DIGITS} are the most", node.start_mark
+                None, None, f"a number has {len(node.value)} digits, the maximum is {DIGITS}", node.start_mark
             )
         return int(super().construct_yaml_int(node))
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Fields have names."""
+        """Read a mapping whose keys are strings or integers."""
         found = super().construct_mapping(node, deep=deep)
         for key in found:
             if not isinstance(key, str | int):
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{shown(key)} is not the name of a field; write it in quotes", node.start_mark
+                    None, None, f"{shown(key)} is not a field name; write it in quotes", node.start_mark
                 )
         return dict(found)
 
@@ -92,67 +103,73 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str) -> Any:
-    """YAML as recipes are written in.
+    """Parse YAML text with the limits that apply to recipes.
 
     Raises:
-        yaml.YAMLError: It is not YAML, is too long, or stands for too many values.
+        yaml.YAMLError: The text is not YAML, is too long, or expands to too many values.
     """
     if len(text) > LONGEST:
-        raise yaml.YAMLError(f"it has more than {LONGEST:,} characters")
+        raise yaml.YAMLError(f"the text has more than {LONGEST:,} characters")
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:
             return None
         if (count := _count(node, {})) > MOST:
-            raise yaml.YAMLError(f"with its aliases it stands for {count:.3g} values, and {MOST:,} are the most")
+            raise yaml.YAMLError(f"its aliases expand to {count:.3g} values, the maximum is {MOST:,}")
         return loader.construct_document(node)
     except yaml.YAMLError:
         raise
     except RecursionError:
-        raise yaml.YAMLError("it is nested too deeply") from None
-    except Exception as error:  # such as `!!int x`, or a date without such a day
+        raise yaml.YAMLError("the text is nested too deeply") from None
+    except Exception as error:  # for example `!!int x`, or a date that does not exist
         raise yaml.YAMLError(f"a value cannot be read ({brief(error)})") from None
     finally:
         loader.dispose()
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
-    """Values that a node stands for, those behind aliases each time they are named."""
+    """Count the values that a node expands to; an aliased node counts once per use."""
     if id(node) not in known:
-        known[id(node)] = MOST  # found again before it is counted: it contains itself
+        known[id(node)] = MOST  # read only if the node contains itself: then the total exceeds the maximum
         inner = node.value if isinstance(node, yaml.CollectionNode) else []
         if isinstance(node, yaml.ScalarNode):
-            node.value.encode()  # fails for half of a character ("\\ud800"), which nothing can print or compare
+            node.value.encode()  # raises for a lone surrogate ("\\ud800"), which cannot be printed
         parts = [part for item in inner for part in (item if isinstance(item, tuple) else (item,))]
         known[id(node)] = 1 + sum(_count(part, known) for part in parts)
     return known[id(node)]
 
 
 def read_assignment(text: str) -> tuple[str, Any]:
-    """`a.b=c` → the path and the value, read as YAML."""
+    """Split `a.b=c` into the path and the value, which is parsed as YAML."""
     path, equals, value = text.partition("=")
     if not equals or not all(path.strip().split(".")) or not path.isprintable():
         raise UserError(f"--set {shown(text)[1:-1]}: write field=value, for example --set training.rounds=5")
     return path.strip(), _read(f"--set {text}", value)
 
 
-def read_list(said: str, text: str) -> list[Any]:
-    """`a,b,c` → the values, each read as YAML."""
-    values: list[Any] = _read(said, f"[{text}]")
+def read_list(source: str, text: str) -> list[Any]:
+    """Split `a,b,c` into values, each parsed as YAML; error messages begin with `source`, the flag as typed."""
+    values: list[Any] = _read(source, f"[{text}]")
     return values
 
 
-def _read(said: str, text: str) -> Any:
+def _read(source: str, text: str) -> Any:
     try:
         return parse_yaml(text)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or error
-        raise UserError(f"{said:.200}: the value is not YAML ({problem!s:.200}); write it as in a recipe") from None
+        raise UserError(f"{source:.200}: the value is not YAML ({problem!s:.200}); write it as in a recipe") from None
 
 
 def assign(values: dict[str, Any], path: str, value: Any) -> None:
-    """Sets `a.b.c` in nested mappings."""
+    """Set the field at path `a.b.c` of nested mappings, in place.
+
+    Missing sections are created, and a section in short form (`method: fedavg`) is expanded.
+
+    Raises:
+        UserError: A value on the path is not a section.
+    """
     *sections, last = path.split(".")
     for depth, section in enumerate(sections, 1):
         inner = values.get(section)
@@ -186,14 +203,16 @@ SHORT = {
     "ray_address": "engine.address",
     "out": "out",
 }
-"""Short names of the fields that are set most often."""
+"""Paths of the most frequently set fields, by short name."""
 
 
 def raw_recipe(source: str | Path | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's values before they are checked: a file, a shipped name or a mapping, then single fields over it.
+    """Read a recipe and set single fields in it, without validating the result.
 
-    Fields go by their short name (`rounds`) or their path (`training.rounds`). Another `method` or `model` takes
-    nothing of the settings of the one that it replaces.
+    Args:
+        source: Path of a YAML file, the name of a shipped recipe, a mapping of values, or None for an empty recipe.
+        fields: Values by short name (`rounds`) or path (`training.rounds`). A `method` or `model` that differs from
+            the recipe's replaces the whole section, options included.
     """
     values = deepcopy(dict(source)) if isinstance(source, Mapping) else read_yaml(source) if source is not None else {}
     for name, value in fields.items():
@@ -207,9 +226,10 @@ def raw_recipe(source: str | Path | Mapping[str, Any] | None, fields: Mapping[st
 def read_recipe(
     source: str | Path | Mapping[str, Any] | None, fields: Mapping[str, Any], *, trust_code: bool = False
 ) -> dict[str, Any]:
-    """Reads `raw_recipe` for a public function, whose arguments allow the Python files that they name.
+    """Return `raw_recipe`, called with arguments that come from the user, and record consent to import Python files.
 
-    Files that only the recipe file names are allowed with `trust_code`.
+    Files that the arguments name may be imported. Files that only the recipe file names may be imported if
+    `trust_code` is set.
     """
     trusted_code.allow_fields(fields)
     trusted_code.allow_fields(source if isinstance(source, Mapping) else {})
@@ -220,5 +240,5 @@ def read_recipe(
 
 
 def section_name(section: Any) -> Any:
-    """The name in a section, which may be written as the name alone."""
+    """Return the name in a section, which is either a mapping or, in short form, the name itself."""
     return section.get("name") if isinstance(section, Mapping) else section

@@ -1,4 +1,4 @@
-"""The recipe: the validated description of an experiment. YAML ⇄ pydantic; nothing runs before it is whole."""
+"""Recipes: validated descriptions of experiments, read from YAML into pydantic models and written back."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -27,7 +27,7 @@ from fedloom.trust.robust import RobustSettings
 
 
 def _named(default: str | None = None) -> Callable[[Any], Any]:
-    """Reads the short form of a section, its name alone; a section without a name gets the default."""
+    """Return a validator that expands a section in short form (its name) and fills in a missing name."""
 
     def read(value: Any) -> Any:
         value = {"name": value} if isinstance(value, str) else value
@@ -37,7 +37,7 @@ def _named(default: str | None = None) -> Callable[[Any], Any]:
 
 
 class Named(BaseModel):
-    """A name and, beside it, options of what it names: `{name: fedprox, mu: 0.1}`."""
+    """A registered name and its options: `{name: fedprox, mu: 0.1}`."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -45,7 +45,7 @@ class Named(BaseModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What was set."""
+        """Options by name, without `name`."""
         return dict(self.model_extra or {})
 
 
@@ -61,71 +61,107 @@ def _summary_rule(rule: str) -> str:
     kind, _, count = rule.partition(":")
     if rule == "last" or (kind in ("median", "mean") and count.isdigit() and int(count) > 0):
         return rule
-    raise ValueError(f"'{rule}' is no rule: write last, median:10 or mean:10 (of the last ten evaluations)")
+    raise ValueError(f"'{rule}' is unknown; write last, median:10 or mean:10 (of the last ten evaluations)")
 
 
 class EvaluationSettings(Section):
-    """When and on whom to test."""
+    """The recipe section `evaluation`: when models are tested, on which clients, and which figures are reported."""
 
     every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
     clients: int | None = Field(
-        None, ge=1, description="number of clients to evaluate, a fixed random sample; default: all"
+        None, ge=1, description="number of clients to evaluate, a fixed random sample; default: all clients"
     )
     summary: Annotated[str, AfterValidator(_summary_rule)] = Field(
-        "last", description="a run's figure: last, median:10 or mean:10 of the last evaluations; never the best"
+        "last",
+        description="how the reported accuracy is computed: the last evaluation (last), or the median or mean of the "
+        "last n (median:10, mean:10)",
     )
     distance: str | None = Field(
-        None, description="a part that clients keep (model.head): also tell how far apart their copies are"
+        None,
+        description="a part that clients keep, such as model.head: each evaluation adds the mean L2 distance between "
+        "clients' copies of it",
     )
 
 
 class StorageSettings(Section):
-    """What is kept where."""
+    """The recipe section `storage`: RAM for clients' memory, saved models and checkpoints."""
 
-    memory_mb: int = Field(1024, ge=1, description="RAM for clients' memory; what exceeds it spills to disk")
-    personal_models: bool = Field(True, description="write what is personal of every client's model at the end")
-    checkpoint_every: int = Field(10, ge=0, description="rounds between checkpoints; 0: only when a run is stopped")
+    memory_mb: int = Field(
+        1024, ge=1, description="RAM in MiB for clients' memory; the least recently used states beyond it go to disk"
+    )
+    personal_models: bool = Field(True, description="save each client's personal parameters at the end of the run")
+    checkpoint_every: int = Field(
+        10, ge=0, description="rounds between checkpoints; 0: a checkpoint only when the run is stopped"
+    )
     checkpoint_seconds: float = Field(
-        60, ge=0, description="where rounds are long: seconds between checkpoints; 0: by rounds alone"
+        60,
+        ge=0,
+        description="maximum seconds between checkpoints (longer if writing one takes more than a twentieth of this "
+        "time); 0: no maximum",
     )
 
 
 class Recipe(Section):
-    """Everything that determines a run."""
+    """The validated description of an experiment; immutable.
 
-    method: Annotated[Named, BeforeValidator(_named("fedavg"))] = Named(name="fedavg")
-    data: Annotated[DataSettings, BeforeValidator(_named())] = DataSettings()
-    model: Annotated[Named, BeforeValidator(_named("mlp")), AfterValidator(_model_exists)] = Named(name="mlp")
-    objective: Annotated[Named | None, BeforeValidator(_named("labels"))] = Field(
-        None, description="labels, simclr, simsiam, byol, moco or barlow; the method's own by default"
+    A section that has a name may be written as the name alone: `method: fedavg` means `method: {name: fedavg}`.
+
+    Example:
+        >>> recipe = fedloom.Recipe.load("fedcrc/setting").with_("method.name=fedprox", "method.mu=0.1", seed=1)
+        >>> recipe.method.name, recipe.seed
+        ('fedprox', 1)
+    """
+
+    method: Annotated[Named, BeforeValidator(_named("fedavg"))] = Field(
+        Named(name="fedavg"), description="the federated method, and its hyperparameters"
     )
-    training: Training = Training()
-    evaluation: EvaluationSettings = EvaluationSettings()
-    engine: Annotated[EngineSettings, BeforeValidator(_named())] = EngineSettings()
-    storage: StorageSettings = StorageSettings()
-    faults: Faults = Faults()
-    robust: RobustSettings | None = Field(None, description="a robust rule in the place of the mean")
-    attack: AttackSettings | None = Field(None, description="hostile clients, for study")
-    privacy: PrivacySettings | None = Field(None, description="client-level differential privacy")
-    wire: WireSettings = Field(WireSettings(), description="smaller messages")
+    data: Annotated[DataSettings, BeforeValidator(_named())] = Field(
+        DataSettings(), description="the dataset, and how it is divided among clients"
+    )
+    model: Annotated[Named, BeforeValidator(_named("mlp")), AfterValidator(_model_exists)] = Field(
+        Named(name="mlp"), description="the network, and its options"
+    )
+    objective: Annotated[Named | None, BeforeValidator(_named("labels"))] = Field(
+        None,
+        description="the training objective (labels, simclr, simsiam, byol, moco or barlow), and its options; default: "
+        "the method's objective",
+    )
+    training: Training = Field(Training(), description="rounds, participation, local epochs and the optimizer")
+    evaluation: EvaluationSettings = Field(
+        EvaluationSettings(), description="when models are tested, on which clients, and which figures are reported"
+    )
+    engine: Annotated[EngineSettings, BeforeValidator(_named())] = Field(
+        EngineSettings(), description="where clients run: in this process, worker processes, GPU lanes or Ray"
+    )
+    storage: StorageSettings = Field(
+        StorageSettings(), description="RAM for clients' memory, saved models and checkpoints"
+    )
+    faults: Faults = Field(Faults(), description="probabilities of injected client failures, for studies")
+    robust: RobustSettings | None = Field(
+        None, description="a robust aggregation rule that replaces the weighted mean; default: none"
+    )
+    attack: AttackSettings | None = Field(None, description="simulated hostile clients, for studies; default: none")
+    privacy: PrivacySettings | None = Field(None, description="client-level differential privacy; default: none")
+    wire: WireSettings = Field(WireSettings(), description="compression of messages to the server and to clients")
     log: Annotated[
         tuple[Literal["tensorboard", "wandb"], ...],
         BeforeValidator(lambda names: names.split(",") if isinstance(names, str) else names),
-    ] = Field((), description="where else rounds are written: tensorboard, wandb (extras of these names)")
-    seed: int = Field(0, ge=0)
-    out: Path | None = Field(None, description="run folder; default: a new one under runs/")
+    ] = Field((), description="additional loggers: tensorboard, wandb (each needs the package extra of the same name)")
+    seed: int = Field(0, ge=0, description="seed of every random draw")
+    out: Path | None = Field(None, description="run folder; default: a new folder under runs/")
 
     @model_validator(mode="after")
     def _sections_go_together(self) -> "Recipe":
         if self.robust is not None and self.privacy is not None:
             raise refusal(
-                f"robust.rule = '{self.robust.rule}': cannot be combined with privacy, whose noise is measured for the "
-                "mean of clipped updates; remove one of the sections (privacy.clip bounds what a client can do as well)"
+                f"robust.rule = '{self.robust.rule}': cannot be combined with privacy, whose noise is calibrated for "
+                "the mean of clipped updates; remove one of the sections (privacy.clip also bounds each client's "
+                "influence)"
             )
         if self.attack is not None and self.wire != WireSettings():
             encoded = f"wire.up = '{self.wire.up}'" if self.wire.up != "none" else f"wire.down = '{self.wire.down}'"
             raise refusal(
-                f"{encoded}: cannot be combined with attack, which falsifies plain messages; remove one of them"
+                f"{encoded}: cannot be combined with attack, which falsifies uncompressed messages; remove one of them"
             )
         return self
 
@@ -139,19 +175,30 @@ class Recipe(Section):
         return self
 
     def make_objective(self) -> objectives.Objective:
-        """What the run trains on."""
+        """Create the training objective.
+
+        Returns:
+            The recipe's objective, or the method's default if the recipe names none.
+
+        Raises:
+            UserError: The objective or one of its options is unknown.
+        """
         if self.objective is None:
             return objectives.get(methods.method_class(self.method.name).objective)
         return objectives.get(self.objective.name, **self.objective.options)
 
     def make_method(self) -> methods.Method:
-        """The method; without labels, linear probes are added so that it can be judged."""
+        """Create the method, with linear probes for evaluation if the objective uses no labels.
+
+        Raises:
+            UserError: The method or one of its hyperparameters is unknown, or it cannot be trained on the objective.
+        """
         name, objective = self.method.name, self.make_objective()
         found = methods.method_class(name)
         if ("labels" if objective.supervised else "views") not in found.learns_from:
             able = [o for o, kind in objectives.OBJECTIVES.items() if kind.supervised != objective.supervised]
             raise UserError(
-                f"objective.name = '{objective.name}': {found.name} cannot be trained on it; "
+                f"objective.name = '{objective.name}': the method {found.name} cannot be trained on it; "
                 f"{nearest(objective.name, able)}"
             )
         if not objective.supervised and not issubclass(found, methods.Probed):
@@ -160,10 +207,24 @@ class Recipe(Section):
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], *, trust_code: bool = False) -> "Recipe":
-        """Checks; a mistake becomes one sentence that names the field, the value and the nearest valid choice.
+        """Validate a recipe's values.
 
-        The values may be a stranger's: a Python file that they name is refused unless the user has named it or
-        `trust_code` is set, since to import it is to run it.
+        The values may come from an untrusted source. Importing a Python file runs it, so a file that the values name
+        (`method.name: mine.py:Mine`) is refused unless the user has named it or `trust_code` is set.
+
+        Args:
+            values: Sections and fields, as read from YAML.
+            trust_code: Allow the Python files that the values name to be imported.
+
+        Returns:
+            The validated recipe.
+
+        Raises:
+            UserError: Values are invalid. There is one line per mistake, with the field, the value and the remedy.
+
+        Example:
+            >>> fedloom.Recipe.parse({"method": "fedprox", "training": {"rounds": 5}}).training.rounds
+            5
         """
         if trust_code:
             trusted_code.trust(values)
@@ -173,11 +234,43 @@ class Recipe(Section):
 
     @classmethod
     def load(cls, source: str | Path, *, trust_code: bool = False) -> "Recipe":
-        """From a YAML file, or by the name of one that is shipped (`demo`). Files that it names: as in `parse`."""
+        """Read and validate a recipe file.
+
+        Args:
+            source: Path of a YAML file, or the name of a shipped recipe (`fedcrc/setting`).
+            trust_code: Allow the Python files that the recipe names to be imported, see `parse`.
+
+        Returns:
+            The validated recipe.
+
+        Raises:
+            UserError: The file cannot be read, is not YAML, or has invalid values. A recipe with a `compare` or
+                `sweep` section describes several runs: pass it to `fedloom.compare` or `fedloom.sweep`.
+
+        Example:
+            >>> fedloom.Recipe.load("fedcrc/setting").data.name
+            'cifar10'
+        """
         return cls.parse(read_yaml(source), trust_code=trust_code)
 
     def with_(self, *assignments: str, **values: Any) -> "Recipe":
-        """A changed copy: `with_("training.rounds=5", "method.mu=0.1")`, or `with_(seed=1)`."""
+        """Return a copy with changed fields.
+
+        Args:
+            *assignments: Fields by path, as `path=value`; the value is parsed as YAML.
+            **values: Fields by name, or by path if passed as `**{"training.rounds": 5}`.
+
+        Returns:
+            The changed copy, validated.
+
+        Raises:
+            UserError: An assignment cannot be parsed, or a value is invalid.
+
+        Example:
+            >>> recipe = fedloom.Recipe().with_("training.rounds=5", seed=1)
+            >>> recipe.training.rounds, recipe.seed
+            (5, 1)
+        """
         changes = dict(map(read_assignment, assignments)) | values
         trusted_code.allow_fields(changes)
         changed = self.model_dump(mode="json", exclude_unset=True)
@@ -186,7 +279,10 @@ class Recipe(Section):
         return Recipe.parse(changed)
 
     def resolved(self) -> dict[str, Any]:
-        """Every field, defaults and the method's hyperparameters included."""
+        """Return the values of all fields, including defaults and the method's hyperparameters.
+
+        Paths of Python files are absolute, so that the result does not depend on the current folder.
+        """
         values = self.model_dump(mode="json")
         method, objective = self.make_method(), self.make_objective()
         name = objective.name if self.objective is None else self.objective.name
@@ -200,11 +296,11 @@ class Recipe(Section):
 
     @property
     def label(self) -> str:
-        """Names the run's folder."""
+        """Name for the run's folder: method, data and seed, such as `fedavg-digits-s0`."""
         return f"{self.make_method().name}-{Path(short(self.data.name)).stem}-s{self.seed}"
 
     def to_yaml(self) -> str:
-        """The whole resolved recipe."""
+        """Return `resolved` as YAML; `fedloom run` on this text repeats the run."""
         return str(yaml.safe_dump(_plain(self.resolved()), sort_keys=False, allow_unicode=True, width=100))
 
 
@@ -212,7 +308,7 @@ _SECTIONS = tuple(name for name, field in Recipe.model_fields.items() if isinsta
 
 
 def _plain(value: Any) -> Any:
-    """What YAML can write."""
+    """Convert tuples to lists and paths to strings, recursively, so that YAML can represent them."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):

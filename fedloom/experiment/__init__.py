@@ -1,1 +1,1 @@
-"""One experiment: build, rounds, evaluation, checkpoints, run folder."""
+"""One experiment: building the task, the round loop, evaluation, checkpoints and the run folder."""

@@ -1,4 +1,4 @@
-"""Builds an experiment's task from its recipe: images divided among clients, the network, the objective."""
+"""Construction of an experiment's task from its recipe: images divided among clients, the network, the objective."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from fedloom.models import Factory
 
 
 def load_dataset(recipe: Recipe) -> Dataset:
-    """The images that a recipe names, several datasets as styles of one."""
+    """Load the dataset that a recipe names; several datasets (`mnist+usps`) become styles of one dataset."""
     data = recipe.data
     styles = [load(name, folder=data.dir, size=data.size) for name in parts(data.name)]
     dataset = styles[0] if len(styles) == 1 else combine(styles, size=data.size)
@@ -22,7 +22,7 @@ def load_dataset(recipe: Recipe) -> Dataset:
 
 
 def divide(recipe: Recipe, dataset: Dataset) -> tuple[Dataset, Federation]:
-    """The dataset, cut to `data.limit`, and its division among clients."""
+    """Return the dataset, cut to `data.limit`, and its division among clients."""
     data = recipe.data
     seed = recipe.seed if data.seed is None else data.seed
     if data.limit is not None:
@@ -43,7 +43,15 @@ def divide(recipe: Recipe, dataset: Dataset) -> tuple[Dataset, Federation]:
 def make_task(
     recipe: Recipe, dataset: Dataset | None = None, federation: Federation | None = None, *, elsewhere: bool = False
 ) -> Task:
-    """The task of a recipe; `elsewhere` if the images are with the clients, and here only their number is known."""
+    """Create the task of a recipe.
+
+    Args:
+        recipe: The recipe.
+        dataset: The dataset; default: loaded as the recipe says.
+        federation: Its division among clients; default: divided as the recipe says.
+        elsewhere: Whether the images stay at the clients, so that only their number is known here (a deployment's
+            server).
+    """
     dataset = dataset or load_dataset(recipe)
     if federation is None:
         dataset, federation = divide(recipe, dataset)
@@ -60,7 +68,7 @@ def make_task(
 
 
 def task_facts(task: Task, fingerprint: str) -> dict[str, Any]:
-    """What must be known of the data to use a model without them."""
+    """Return the facts about the data that are needed to use a model without the data, see `TaskFacts`."""
     styles = task.dataset.group_names or (task.dataset.name,)
     return ImageFormat.of(task).to_json() | {
         "model": {"name": task.network.name, **task.network.options},

@@ -1,10 +1,10 @@
-"""Checkpoints: everything that the next round depends on, so that a run can go on as if it had never stopped.
+"""Checkpoints: the state that the next round depends on, so that a resumed run equals an uninterrupted one.
 
-A checkpoint is a manifest (JSON) and the safetensors files that it names with size and SHA-256. It counts from the
-moment the manifest has its name; everything it refers to is on the disk by then. Clients whose memory has not changed
-are not written again: the manifest names an older file that has them. That is one of the checkpoint before the last,
-never of the last: the two that are kept have no file in common, so no single damage reaches both. Randomness is keyed
-by round: there are no generators to save.
+A checkpoint is a manifest (JSON) and the safetensors files that it lists with size and SHA-256. It becomes valid when
+the manifest is renamed to its final name; all its files are on disk by then. Clients whose memory has not changed are
+not written again: the manifest lists an older file that holds them. This file always belongs to the checkpoint before
+the last one, never to the last. So the two checkpoints that are kept share no file, and one damaged file cannot
+invalidate both. Randomness is keyed by round, so there are no generators to save.
 """
 
 import hashlib
@@ -32,20 +32,22 @@ from fedloom.experiment.client_store import ClientStore
 from fedloom.experiment.files import sync_folder, unwritable, write_whole
 
 FORMAT = 1
+"""Format of checkpoints; other formats are refused."""
 KEPT = 2
+"""Number of checkpoints that are kept."""
 SHARD = 32 * 2**20
-"""Bytes of clients' memory that are gathered into one file. In RAM they are there up to four times for a moment."""
+"""Bytes of clients' memory per file. While a file is written, up to four copies of them are in RAM."""
 log = logging.getLogger("fedloom")
 
 Stores = Mapping[str, ClientStore]
 
 
 class DamagedError(Exception):
-    """A checkpoint that cannot be used; says why."""
+    """A checkpoint that cannot be used; the message says why."""
 
 
 FileName = Annotated[str, Field(pattern=r"^round-\d{6,12}-(server|clients-\d{3,9})\.safetensors$")]
-"""Beside the manifest, and of a name that `save` gives: a manifest cannot point anywhere else."""
+"""Name of a file next to the manifest, in the form that `save` uses: a manifest cannot refer to any other file."""
 
 
 ClientNumber = Annotated[int, Field(ge=EVERYONE, le=2**53)]
@@ -53,32 +55,40 @@ ClientNumber = Annotated[int, Field(ge=EVERYONE, le=2**53)]
 
 @dataclass(frozen=True)
 class File:
-    """A safetensors file. `clients` are those whose latest memory it has, out of `written` that it was made with."""
+    """A safetensors file of a checkpoint."""
 
     bytes: Count
     sha256: str
     clients: dict[str, list[ClientNumber]] = field(default_factory=dict)
+    """By store: the clients whose latest memory the file holds."""
     written: Count = 0
+    """Number of clients' memories in the file, including outdated ones."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a manifest says."""
+    """The contents of a manifest."""
 
     round: Count
+    """The last round that the checkpoint includes."""
     server: FileName
+    """File of the server's state."""
     files: dict[FileName, File]
     notes: dict[str, Any]
-    """What else belongs to the run's state and is JSON: metrics so far, what identifies the data."""
+    """Other state of the run, as JSON: the metrics so far, a fingerprint of the data, the ledger."""
     format: int = FORMAT
 
     def to_json(self) -> bytes:
-        """With a checksum of itself."""
+        """Return the manifest as JSON, with a checksum of its contents."""
         return json.dumps({"sha256": _digest(asdict(self)), "checkpoint": asdict(self)}).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> "Checkpoint":
-        """The inverse; anything wrong is a `DamagedError`."""
+        """Parse and check the JSON of a manifest.
+
+        Raises:
+            DamagedError: The manifest is damaged, or has another format.
+        """
         try:
             whole = json.loads(data)
             if _digest(whole["checkpoint"]) != whole["sha256"]:
@@ -87,37 +97,37 @@ class Checkpoint:
         except UserError as error:
             raise DamagedError(str(error)) from None
         except (ValueError, TypeError, KeyError, RecursionError):
-            raise DamagedError("the manifest is no whole JSON") from None
+            raise DamagedError("the manifest is not complete JSON") from None
         if checkpoint.format != FORMAT:
-            raise DamagedError(f"its format is {checkpoint.format}, and this fedloom reads {FORMAT}")
+            raise DamagedError(f"its format is {checkpoint.format}, but this fedloom reads {FORMAT}")
         if checkpoint.server not in checkpoint.files:
-            raise DamagedError(f"{checkpoint.server} is none of its files")
+            raise DamagedError(f"{checkpoint.server} is not listed among its files")
         return checkpoint
 
 
 class Manifest(TypedDict):
-    """The file, with a checksum of what it says."""
+    """A manifest file: the checkpoint's description and its checksum."""
 
     sha256: str
     checkpoint: Checkpoint
 
 
 class Checkpoints:
-    """The checkpoints of a run folder, the last two of them kept."""
+    """The checkpoints of a run folder; the last two are kept."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self._kept: list[Checkpoint] = []
         self._changed: dict[str, set[int]] = {}
-        """Clients whose memory changed between the two that are kept."""
+        """Clients whose memory changed between the two kept checkpoints."""
 
     @property
     def round(self) -> int | None:
-        """The round after which the newest was written, or loaded."""
+        """Round of the newest checkpoint that was written or loaded."""
         return self._kept[-1].round if self._kept else None
 
     def save(self, round: int, server: State, stores: Stores, notes: dict[str, Any]) -> None:
-        """Writes what changed, then the manifest; then what nobody needs any more goes."""
+        """Write a checkpoint: first the files that changed, then the manifest; then remove files no longer needed."""
         if self.round == round:
             return
         if not self.folder.is_dir():
@@ -143,9 +153,9 @@ class Checkpoints:
         self._prune()
 
     def _unchanged(self, stores: Stores) -> tuple[dict[str, File], dict[str, set[int]]]:
-        """Files of the checkpoint before the last that stay, and the clients to be written.
+        """Return the reusable files of the checkpoint before the last one, and the clients that must be written.
 
-        A file of whose clients only half are up to date is not kept for them, so space stays bounded.
+        A file is reused only if more than half of its clients are up to date, so that disk space stays bounded.
         """
         outdated = {kind: set(store) for kind, store in stores.items()}
         files: dict[str, File] = {}
@@ -166,7 +176,7 @@ class Checkpoints:
         return File(len(data), hashlib.sha256(data).hexdigest())
 
     def _prune(self) -> None:
-        """Old manifests first: without its files a checkpoint would be a damaged one."""
+        """Remove files that the kept checkpoints do not need, manifests first: none may refer to a missing file."""
         manifests = {f"{_stem(kept.round)}.json" for kept in self._kept}
         needed = manifests.union(*(kept.files for kept in self._kept))
         others = [path for path in self.folder.iterdir() if path.name not in needed]
@@ -177,9 +187,19 @@ class Checkpoints:
     def load(
         self, stores: Stores, device: torch.device | str = "cpu", parts: Signature | None = None
     ) -> tuple[Checkpoint, State]:
-        """Fills the stores from the newest checkpoint that is whole; returns it and the server's state.
+        """Load the newest undamaged checkpoint.
 
-        A checkpoint in which a client's tensor has another type or shape than the part of that name is not used.
+        Args:
+            stores: Stores that are filled with the clients' memories.
+            device: Device for the tensors.
+            parts: Types and shapes of parts; a checkpoint with a client's tensor that differs from its part is
+                damaged.
+
+        Returns:
+            The checkpoint, and the server's state.
+
+        Raises:
+            UserError: No checkpoint can be used.
         """
         found = sorted(self.folder.glob("round-*.json"), reverse=True)
         for path in found:
@@ -190,21 +210,21 @@ class Checkpoints:
                 self._kept = [checkpoint]
                 return checkpoint, {name: tensor.to(device) for name, tensor in server.items()}
             except DamagedError as why:
-                log.warning("checkpoint %s is damaged (%s): the one before it is taken", path, why)
-        wrong = f"none of the {len(found)} checkpoints in it can be used" if found else "there is no checkpoint in it"
+                log.warning("checkpoint %s is damaged (%s): trying the previous checkpoint", path, why)
+        wrong = f"none of its {len(found)} checkpoints can be used" if found else "it has no checkpoint"
         raise UserError(
-            f"'{self.folder.parent}' cannot be resumed: {wrong}; nothing was changed. Start again with "
+            f"'{self.folder.parent}' cannot be resumed: {wrong}; nothing was changed. Start the run again with "
             f"`fedloom run {self.folder.parent / 'recipe.yaml'} --out ANOTHER`"
         )
 
     def _fill(self, stores: Stores, checkpoint: Checkpoint, device: torch.device | str, parts: Signature) -> None:
-        """Puts clients' memories into the stores, file by file."""
+        """Load clients' memories into the stores, file by file."""
         for store in stores.values():
             store.close()
         for name, file in checkpoint.files.items():
             latest = {kind: set(clients) for kind, clients in file.clients.items() if clients}
             if unknown := latest.keys() - stores.keys():
-                raise DamagedError(f"{name} has clients' '{min(unknown):.40}', which is unknown")
+                raise DamagedError(f"{name} belongs to the store '{min(unknown):.40}', which is unknown")
             states: dict[tuple[str, int], State] = {(k, c): {} for k, clients in latest.items() for c in clients}
             if not states:
                 continue
@@ -212,7 +232,10 @@ class Checkpoints:
                 kind, client, part = _parts(name, path)
                 if client in latest.get(kind, ()):
                     if parts.get(part, (tensor.dtype, tuple(tensor.shape))) != (tensor.dtype, tuple(tensor.shape)):
-                        raise DamagedError(f"client {client}'s {part:.80} is {tensor.dtype} {list(tensor.shape)}")
+                        raise DamagedError(
+                            f"client {client}'s {part:.80} has an unexpected type or shape: {tensor.dtype} "
+                            f"{list(tensor.shape)}"
+                        )
                     states[kind, client][part] = tensor.to(device, copy=True)
             for (kind, c), state in states.items():
                 stores[kind][c] = state
@@ -220,7 +243,7 @@ class Checkpoints:
             store.changed.clear()
 
     def _read(self, name: str) -> State:
-        """The tensors of a file."""
+        """Read the tensors of a file."""
         try:
             with decoding(name, "safetensors", "another checkpoint is needed"):
                 return safetensors.torch.load(read_bytes(self.folder / name, "safetensors", "free some memory"))
@@ -246,7 +269,7 @@ class Checkpoints:
         return checkpoint
 
     def remove(self) -> None:
-        """When a run is finished nothing needs them any more."""
+        """Remove all checkpoints, when the run is finished."""
         self._kept = []
         if self.folder.is_dir():
             self._prune()
@@ -255,7 +278,7 @@ class Checkpoints:
 
 
 def _shards(outdated: Mapping[str, set[int]], stores: Stores) -> Iterator[dict[tuple[str, int], State]]:
-    """Memories of these clients, as many together as make a file; few are in RAM at once."""
+    """Yield the memories of these clients, grouped by file; only one group is in RAM at a time."""
     shard: dict[tuple[str, int], State] = {}
     size = 0
     for kind, clients in outdated.items():
@@ -271,11 +294,11 @@ def _shards(outdated: Mapping[str, set[int]], stores: Stores) -> Iterator[dict[t
 
 
 def _parts(name: str, path: str) -> tuple[str, int, str]:
-    """Store, client and part of a tensor's name in a file of clients' memories."""
+    """Split a tensor's name in a file of clients' memories into store, client and part."""
     kind, _, rest = path.partition("/")
     client, _, part = rest.partition("/")
     if not re.fullmatch(r"-1|[0-9]{1,15}", client):
-        raise DamagedError(f"{name} has the tensor '{path:.80}', which is no client's")
+        raise DamagedError(f"{name} has the tensor '{path:.80}', which does not belong to a client")
     return kind, int(client), part
 
 
@@ -288,18 +311,23 @@ def _digest(values: Any) -> str:
 
 
 SHARE = 20
-"""Checkpoints that are due by the clock take no more than one part in so many of the time."""
+"""Checkpoints that are due by elapsed time take at most 1/`SHARE` of the run time."""
 
 
 class CheckpointSchedule:
-    """Every so many rounds, and earlier where rounds are long: when the last one is so many seconds old."""
+    """Decides after which rounds a checkpoint is due.
+
+    Args:
+        rounds: Rounds between checkpoints; 0: never.
+        seconds: A checkpoint is also due when the last one is this old; 0: no limit.
+    """
 
     def __init__(self, rounds: int, seconds: float):
         self._rounds, self._seconds = rounds, seconds
         self._since, self._took = perf_counter(), 0.0
 
     def __call__(self, round: int) -> bool:
-        """Whether one is, after this round."""
+        """Return whether a checkpoint is due after this round."""
         if not self._rounds:
             return False
         late = perf_counter() - self._since >= max(self._seconds, SHARE * self._took)
@@ -307,7 +335,7 @@ class CheckpointSchedule:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Around the writing of one."""
+        """Measure how long writing a checkpoint takes; use it as a context around the writing."""
         start = perf_counter()
         yield
         self._since = perf_counter()

@@ -1,4 +1,4 @@
-"""What is remembered of each client: a store with a bound on RAM that spills the least recently used to disk."""
+"""A store of clients' states with bounded RAM; the least recently used states are moved to disk."""
 
 import shutil
 import tempfile
@@ -13,14 +13,17 @@ from fedloom.core.state import State, nbytes, serialisable
 from fedloom.experiment.files import unwritable
 
 Key = tuple[int, bool]
-"""A client, and whether its state is only staged."""
+"""A client, and whether its state is staged."""
 
 
 class ClientStore(MutableMapping[int, State]):
-    """client → named tensors. As many clients as the disk holds, in `budget` bytes of RAM.
+    """A mapping from clients to named tensors that uses at most `budget` bytes of RAM.
 
-    A round stages new states; they replace the old ones at `commit`, all at once. Files go to a temporary folder
-    `inside` a given place, which `close` removes.
+    A round stages new states; `commit` replaces the old states by them, all at once.
+
+    Args:
+        budget: Bytes of tensors in RAM. States beyond it are written to disk; one state is always in RAM.
+        inside: Folder in which the temporary folder for these files is created; `close` removes it.
     """
 
     def __init__(self, budget: int, inside: Path | None = None):
@@ -32,9 +35,9 @@ class ClientStore(MutableMapping[int, State]):
         self._spilled: set[Key] = set()
         self._staged: set[int] = set()
         self._devices: dict[Key, torch.device] = {}
-        """Where what is spilled came from, and goes back to."""
+        """Devices of states on disk: they return there when they are read."""
         self.changed: set[int] = set()
-        """Clients set or deleted since somebody cleared this (a checkpoint does)."""
+        """Clients set or deleted since this set was last cleared (by a checkpoint)."""
 
     def __getitem__(self, client: int) -> State:
         key = client, False
@@ -48,7 +51,7 @@ class ClientStore(MutableMapping[int, State]):
         return state
 
     def peek(self, client: int) -> State:
-        """The same, but what is on disk stays there: for reading through all of them."""
+        """Return a client's state without moving it from disk to RAM, for reading all states once."""
         key = client, False
         if key in self._warm or key not in self._spilled:
             return self._warm[key]
@@ -79,13 +82,13 @@ class ClientStore(MutableMapping[int, State]):
         return len(list(iter(self)))
 
     def stage(self, client: int, state: State) -> None:
-        """A state that replaces the client's at the next `commit`."""
+        """Store a state that replaces the client's state at the next `commit`."""
         self._forget((client, True))
         self._staged.add(client)
         self._admit((client, True), state)
 
     def commit(self) -> None:
-        """What was staged becomes the clients' states."""
+        """Replace clients' states by the staged ones."""
         for client in sorted(self._staged):
             old, new = (client, False), (client, True)
             self._forget(old)
@@ -103,7 +106,7 @@ class ClientStore(MutableMapping[int, State]):
         self._staged.clear()
 
     def discard(self) -> None:
-        """Forgets what was staged."""
+        """Delete the staged states."""
         for client in self._staged:
             self._forget((client, True))
         self._staged.clear()
@@ -114,7 +117,7 @@ class ClientStore(MutableMapping[int, State]):
         return self._size
 
     def close(self) -> None:
-        """Forgets everything; removes the temporary folder."""
+        """Delete all states and remove the temporary folder."""
         self._warm.clear()
         self._spilled.clear()
         self._staged.clear()
@@ -149,7 +152,7 @@ class ClientStore(MutableMapping[int, State]):
             self._size -= nbytes(self._warm.pop(key))
         if key in self._spilled:
             self._spilled.remove(key)
-            # a tensor that was loaded from the file may still be mapped to it: unlinked, never overwritten
+            # unlink, never overwrite: tensors loaded from the file may still be memory-mapped to it
             self._path(key).unlink(missing_ok=True)
 
     def _path(self, key: Key) -> Path:

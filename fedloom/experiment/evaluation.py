@@ -1,4 +1,4 @@
-"""Evaluation of a round: the shared model over all test samples, every client's own model, each style."""
+"""Evaluation after a round: the shared model on all test samples, each client's personal model, each style."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -22,16 +22,17 @@ from fedloom.experiment.run_folder import RunFolder
 from fedloom.experiment.summary import pooled, spread
 
 Answer = Callable[[int], Message]
+"""Returns the server's message for a client."""
 RECEIVED = "received/"
-"""In a client's file, before the names of what the server sent to it alone."""
+"""In a client's model file, prefix of the tensors that the server sent only to this client."""
 GLOBAL_CHUNK = 2048
-"""Test samples of one job that scores the shared model: enough to be worth sending, small enough to share out."""
+"""Test samples per job that scores the shared model: large enough to outweigh overhead, small enough to parallelise."""
 AWAY = ("dropped", "timed_out")
-"""Failures of a client that is not there."""
+"""Kinds of failure of a client that is unreachable."""
 
 
 class Evaluator:
-    """Scores what a run has learnt; `scores` are the clients' of the last time."""
+    """Evaluates a run's models; `scores` are the clients' scores of the last evaluation."""
 
     def __init__(
         self,
@@ -48,9 +49,15 @@ class Evaluator:
         self.scores: list[Scores] = []
 
     def evaluate(self, engine: Runner, round: int, state: State, answer: Answer, *, final: bool = False) -> Measures:
-        """Global and personal accuracy, of the server's state and of what it answers each client.
+        """Measure global and personal accuracy.
 
-        `final` also covers clients that never took part, and keeps the models.
+        Args:
+            engine: Runs the evaluation jobs.
+            round: Number of the round.
+            state: The server's state.
+            answer: Returns the server's message for a client.
+            final: Whether this is the last evaluation. It includes clients that never took part, and stores the
+                models.
         """
         record: Measures = {"global_accuracy": None}
         newcomers = set(self.task.federation.newcomers)
@@ -77,8 +84,8 @@ class Evaluator:
         return record
 
     def _distance(self, path: str) -> float | None:
-        """Mean L2 distance between pairs of clients' copies of a part, among those that have taken part."""
-        names = [name for name in self.server.tensors if under(name, (path,))]  # in one order, however they were stored
+        """Return the mean L2 distance between pairs of clients' copies of a part; None with fewer than two copies."""
+        names = [name for name in self.server.tensors if under(name, (path,))]  # the same order for all clients
         held = (self.memory.get(client) or {} for client in self.clients)
         copies = [
             torch.cat([state[name].double().flatten().cpu() for name in names if name in state])
@@ -88,7 +95,7 @@ class Evaluator:
         return float(torch.pdist(torch.stack(copies)).mean()) if len(copies) > 1 else None
 
     def _score_shared(self, engine: Runner, round: int, state: State) -> list[Scores]:
-        """One model for all: every distinct test set once (a common one is the same for all), in jobs of some size."""
+        """Score the shared model on every distinct test set once (clients may share one), grouped into jobs."""
         tests = self.task.federation.test
         first = {id(tests[c]): c for c in reversed(self.clients)}
         message = Message(state)
@@ -105,7 +112,7 @@ class Evaluator:
         return [replace(scored[owner], client=c) for c in self.clients if (owner := first[id(tests[c])]) in scored]
 
     def _generalise(self, engine: Runner, round: int, state: State, final: bool) -> Measures:
-        """The global representation, judged in every style: the mean over styles, and each of them."""
+        """Score the global representation in every style; return the accuracy of each style and their mean."""
         message = Message(state)
         names = self.task.dataset.group_names or (self.task.dataset.name,)
         members: dict[int, list[int]] = {}
@@ -123,7 +130,7 @@ class Evaluator:
         return {"global_accuracy": float(np.mean(list(styles.values()))), "styles": styles}
 
     def _by_style(self) -> dict[str, float]:
-        """Personal accuracy in every style: the mean over its clients."""
+        """Return the mean personal accuracy of the clients of each style."""
         names = self.task.dataset.group_names or (self.task.dataset.name,)
         each: dict[str, list[float]] = {}
         groups = group_of_clients(self.task)
@@ -132,7 +139,10 @@ class Evaluator:
         return {name: float(np.nanmean(values)) for name, values in sorted(each.items())}
 
     def _score_personal(self, engine: Runner, round: int, state: State, answer: Answer, final: bool) -> list[Scores]:
-        """Each client's own model. Who keeps something but has not taken part yet waits for the final evaluation."""
+        """Score each client's personal model.
+
+        If the method has personal parts, clients that have not taken part yet are left out until the final evaluation.
+        """
         waits = bool(self.method.personal_parts) and not final
         clients = longest_first(self.task, (c for c in self.clients if not waits or c in self.memory))
         keep = final and self.recipe.storage.personal_models
@@ -150,13 +160,13 @@ class Evaluator:
             scores += result.scores
             message = answers.pop(result.client)
             if result.personal is not None:
-                # what was made for this client alone, or came to it in a smaller form, is nowhere else
+                # tensors made for this client only, or changed by compression, are stored in no other file
                 alone = self._received_alone(message, state)
                 self.folder.write_model(f"client-{result.client:05d}", alone | result.personal)
         return sorted(scores, key=lambda s: s.client)
 
     def _received_alone(self, message: Message, state: State) -> State:
-        """What the server does not hold of what a client got, by the names that its file has it under."""
+        """Return the tensors that a client received and that differ from the server's state, named for its file."""
         codec = self.setup.codec
         if codec.down is None and not self.method.overrides("message_for"):
             return {}
@@ -165,9 +175,10 @@ class Evaluator:
 
     @staticmethod
     def _done(results: Iterable[Result], round: int, skip: bool = False) -> Iterator[Result]:
-        """Results of evaluations: nobody can stand in for a client, so that a failure ends the run or is left out.
+        """Yield the results without failures; a failure ends the run, or is logged and left out.
 
-        One who is not there (only where clients are other parties) is always left out.
+        No other client can replace a failed one in an evaluation. Clients that do not respond (`AWAY`) are always left
+        out, other failures only with `skip`. If all clients fail, the first failure is raised.
         """
         first, done = None, False
         for result in results:
@@ -183,7 +194,7 @@ class Evaluator:
             raise first[1].error(first[0], round)
 
     def rows(self) -> Iterator[ClientRow]:
-        """A line for every client that was evaluated last."""
+        """Yield the lines of clients.jsonl, one per client of the last evaluation."""
         newcomers = set(self.task.federation.newcomers)
         for scores in self.scores:
             yield {
@@ -198,11 +209,12 @@ class Evaluator:
 
 
 def refuse_unknown_part(path: str | None, method: Method) -> None:
-    """`evaluation.distance` is about parts that clients keep."""
+    """Raise a UserError if `evaluation.distance` names a part that clients do not keep."""
     if path is not None and not any(under(path, (kept,)) or under(kept, (path,)) for kept in method.keeps):
         kept = ", ".join(method.keeps) or "nothing"
         raise UserError(
-            f"evaluation.distance = '{path}': clients of {method.name} keep {kept}; name that, or a part of it"
+            f"evaluation.distance = '{path}': clients of {method.name} do not keep this part (they keep: {kept}); name "
+            "a part that they keep, or remove it"
         )
 
 

@@ -1,4 +1,4 @@
-"""Files that are there wholly or not at all, also after a crash or on a full disk."""
+"""Atomic file writes: a file exists completely or not at all, even after a crash or on a full disk."""
 
 import os
 from contextlib import suppress
@@ -10,9 +10,15 @@ TEMPORARY = ".tmp"
 
 
 def write_whole(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Puts bytes at this path: temporary name, fsync, rename, fsync of the folder. The old ones stay till then.
+    """Write a file atomically: temporary name, fsync, rename, fsync of the folder; an old file stays until the rename.
 
-    A `private` file is readable by its owner alone.
+    Args:
+        path: Path of the file.
+        data: Its contents.
+        private: Make the file readable by its owner only.
+
+    Raises:
+        UserError: The file cannot be written.
     """
     temporary = path.with_name(f".{path.name}{TEMPORARY}")
     try:
@@ -32,7 +38,7 @@ def write_whole(path: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes names in a folder as durable as the files: renames, new files, new folders."""
+    """Sync a folder to disk, so that renamed and new entries are as durable as the files' contents."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -41,8 +47,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> UserError:
-    """What a user is told when a file cannot be written."""
+    """Return the error for a file that cannot be written."""
     return UserError(
-        f"'{path}' cannot be written: {error.strerror or error}; what was there before is intact. "
-        "Make room or give permission, then go on from the last checkpoint with `fedloom resume RUN`"
+        f"'{path}' cannot be written: {error.strerror or error}; existing files are intact. "
+        "Free disk space or grant permission, then resume from the last checkpoint with `fedloom resume RUN`"
     )

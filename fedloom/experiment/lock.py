@@ -1,8 +1,8 @@
-"""One process per run folder. A lock that its owner's death releases, on local and shared file systems.
+"""A lock that allows one process per run folder, on local and shared file systems.
 
-The lock is a POSIX record lock on `.lock`: the kernel, or the file server, drops it when the owner dies, on whichever
-machine; forked workers do not inherit it. The file says who holds it. Where a file system knows no such locks, that is
-all there is to go by: an owner on this machine is looked up by pid and start time, one elsewhere counts as alive.
+The lock is a POSIX record lock on the file `.lock`. The kernel, or the file server, releases it when its owner dies, on
+any machine; forked workers do not inherit it. The file names the owner. On file systems without such locks, this entry
+decides: an owner on this machine is looked up by pid and start time, and an owner on another machine counts as alive.
 """
 
 import errno
@@ -26,11 +26,15 @@ NAME = ".lock"
 TAKEN = (errno.EACCES, errno.EAGAIN)
 log = logging.getLogger("fedloom")
 _ours: set[str] = set()
-"""Folders that this process holds: a record lock is no bar to the process that has it."""
+"""Folders that this process has locked: a record lock does not exclude the process that holds it."""
 
 
 class RunLock:
-    """Held from construction until `release`; who comes second gets a UserError that names the first."""
+    """A lock on a run folder, held from construction until `release`.
+
+    Raises:
+        UserError: Another process holds the lock (the message names it), or the folder cannot be written.
+    """
 
     def __init__(self, folder: Path):
         self.path = folder / NAME
@@ -41,7 +45,7 @@ class RunLock:
             self._file = self._open()
         except OSError as error:
             raise UserError(
-                f"out = '{folder}' cannot be written: {error.strerror}; mend that, or choose another folder"
+                f"out = '{folder}' cannot be written: {error.strerror}; fix this, or choose another folder"
             ) from error
         _ours.add(self._key)
 
@@ -52,11 +56,11 @@ class RunLock:
                 owner = _read(file)
                 if not _lock(file, owner):
                     raise _refusal(self.path.parent, owner)
-                if not _still_at(self.path, file):  # its owner released it, and so removed it, in between
+                if not _still_at(self.path, file):  # the owner released the lock, which removes the file, in between
                     os.close(file)
                     continue
                 if owner:
-                    log.warning("%s was left by a process that has ended (%s): taken over", self.path, _words(owner))
+                    log.warning("%s belongs to a process that has ended (%s): taken over", self.path, _words(owner))
                 os.ftruncate(file, 0)
                 os.pwrite(file, json.dumps(_me()).encode(), 0)
             except BaseException:
@@ -66,7 +70,7 @@ class RunLock:
             return file
 
     def release(self) -> None:
-        """Removes the file and lets go."""
+        """Remove the file and release the lock."""
         if self._key in _ours:
             with suppress(OSError):
                 self.path.unlink(missing_ok=True)
@@ -75,7 +79,7 @@ class RunLock:
 
 
 def _lock(file: int, owner: dict[str, Any]) -> bool:
-    """Whether the lock was free; by what the file says of its owner where locks do not exist."""
+    """Try to take the lock and return whether it was free; without lock support, the owner's entry decides."""
     if fcntl is not None:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,7 +91,7 @@ def _lock(file: int, owner: dict[str, Any]) -> bool:
 
 
 def alive(owner: dict[str, Any]) -> bool:
-    """Whether the process that wrote this may still run. One on another machine, or unknown here, may."""
+    """Return whether an owner may still be running; one on another machine, or of unknown state, may be."""
     if owner.get("host") != socket.gethostname() or os.name != "posix":
         return True
     try:
@@ -96,7 +100,7 @@ def alive(owner: dict[str, Any]) -> bool:
         return False
     except (PermissionError, KeyError, ValueError, TypeError, OverflowError):
         return True
-    return owner.get("began") in (None, _began(int(owner["pid"])))  # else the number has gone to another process
+    return owner.get("began") in (None, _began(int(owner["pid"])))  # otherwise the pid belongs to a newer process
 
 
 def _me() -> dict[str, Any]:
@@ -105,7 +109,7 @@ def _me() -> dict[str, Any]:
 
 
 def _began(pid: int) -> str | None:
-    """When a process was started, in the kernel's ticks (Linux)."""
+    """Return when a process was started, in kernel ticks (Linux only)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -113,7 +117,7 @@ def _began(pid: int) -> str | None:
 
 
 def _read(file: int) -> dict[str, Any]:
-    """What the file says of its owner; nothing if it is new, or was written half."""
+    """Read the owner's entry; empty if the file is new or incomplete."""
     try:
         owner = json.loads(os.pread(file, 4096, 0) or b"{}")
     except (ValueError, RecursionError):
@@ -135,6 +139,6 @@ def _words(owner: dict[str, Any]) -> str:
 
 def _refusal(folder: Path, owner: dict[str, Any]) -> UserError:
     return UserError(
-        f"out = '{folder}': another process works on this run ({_words(owner)}); wait for it, stop it, or choose "
-        f"another folder. If it surely has ended, remove {folder / NAME}"
+        f"out = '{folder}': another process is using this folder ({_words(owner)}); wait for it, stop it, or choose "
+        f"another folder. If you are sure that it has ended, remove {folder / NAME}"
     )

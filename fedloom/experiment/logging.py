@@ -1,4 +1,4 @@
-"""A run's log file, and the services that its rounds are also written to: TensorBoard, Weights & Biases."""
+"""A run's log file, and additional loggers for the records of rounds: TensorBoard, Weights & Biases."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -14,19 +14,19 @@ from fedloom.experiment.records import RoundRecord
 
 LOGGER = logging.getLogger("fedloom")
 HINTS = logging.getLogger("fedloom.engines")
-"""What the engine has chosen; shown by the command line."""
+"""Logger for choices of the engine, which the command line displays."""
 
 
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
-    """Warnings go to this file (made at the first of them) and to stderr, or where the user has logging go."""
+    """Write warnings to a file, which is created at the first warning, and to stderr or the user's log handlers."""
     to_file = logging.FileHandler(path, delay=True, encoding="utf-8")
     to_file.setLevel(logging.WARNING)
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handlers: list[logging.Handler] = [to_file]
     if not LOGGER.hasHandlers():
         assert logging.lastResort is not None
-        handlers.append(logging.lastResort)  # asks for sys.stderr each time: a progress bar may have taken its place
+        handlers.append(logging.lastResort)  # looks up sys.stderr at each record: a progress bar may have replaced it
     for handler in handlers:
         LOGGER.addHandler(handler)
     try:
@@ -38,7 +38,7 @@ def logging_to(path: Path) -> Iterator[None]:
 
 
 class TensorBoard:
-    """Event files in the run folder: tensorboard --logdir runs"""
+    """TensorBoard event files in the run folder; view them with `tensorboard --logdir runs`."""
 
     package: ClassVar[str] = "tensorboard"
 
@@ -47,7 +47,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def write(self, round: int, numbers: dict[str, float]) -> None:
-        """Scalars; rounds that a resumed run does again are taken back first."""
+        """Write a round's scalars; the first write of a resumed run removes rounds that will be repeated."""
         from torch.utils.tensorboard import SummaryWriter
 
         if self._writer is None:
@@ -57,13 +57,13 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Closes the event file."""
+        """Close the event file."""
         if self._writer is not None:
             self._writer.close()
 
 
 class Wandb:
-    """A run of Weights & Biases; project, entity and mode as WANDB_PROJECT, WANDB_ENTITY and WANDB_MODE say."""
+    """A Weights & Biases run, configured by WANDB_PROJECT, WANDB_ENTITY and WANDB_MODE."""
 
     package: ClassVar[str] = "wandb"
 
@@ -80,42 +80,43 @@ class Wandb:
             )
         except wandb.Error as error:
             raise UserError(
-                f"log = 'wandb': {error}; with WANDB_MODE=offline it writes into the run folder only"
+                f"log = 'wandb': {error}; set WANDB_MODE=offline to write to the run folder only"
             ) from error
-        self._run.define_metric("*", step_metric="round")  # rounds that are done again have the same place
+        self._run.define_metric("*", step_metric="round")  # rounds that a resumed run repeats keep their x position
 
     def write(self, round: int, numbers: dict[str, float]) -> None:
-        """One line of the history."""
+        """Write a round's numbers as one line of the history."""
         self._run.log({"round": round} | numbers)
 
     def close(self) -> None:
-        """Ends the run there, which uploads what is left."""
+        """Finish the W&B run, which uploads remaining data."""
         self._run.finish()
 
 
 WRITERS: dict[str, type[TensorBoard | Wandb]] = {"tensorboard": TensorBoard, "wandb": Wandb}
+"""Additional loggers by their name in the recipe field `log`."""
 
 
 class Writers:
-    """All that a recipe asks for; called with each round's record."""
+    """The additional loggers of a recipe, called with each round's record."""
 
     def __init__(self, recipe: Recipe, folder: Path):
         self._writers = [WRITERS[name](recipe, folder) for name in recipe.log]
 
     def __call__(self, record: RoundRecord) -> None:
-        """Numbers of the record, lists and notes left out."""
+        """Write the numbers of the record; other values are skipped."""
         plain = {n: float(v) for n, v in record.items() if isinstance(v, int | float) and not isinstance(v, bool)}
         for writer in self._writers:
             writer.write(record["round"], {name: value for name, value in plain.items() if name != "round"})
 
     def close(self) -> None:
-        """Closes each."""
+        """Close all loggers."""
         for writer in self._writers:
             writer.close()
 
 
 def refuse_missing(names: Iterable[str]) -> None:
-    """A log whose package is not there is found before a run begins."""
+    """Raise a UserError if the package of a logger is not installed, before the run starts."""
     for name in names:
         if find_spec(WRITERS[name].package) is None:
-            raise UserError(f"log = '{name}': it is not installed; get it with: pip install 'fedloom[{name}]'")
+            raise UserError(f"log = '{name}': is not installed; install it with: pip install 'fedloom[{name}]'")

@@ -1,4 +1,4 @@
-"""The round loop: sample → engine → combine → evaluate → record → checkpoint. It knows no device, no method by name."""
+"""The round loop, independent of devices and methods: sample → engine → combine → evaluate → record → checkpoint."""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -32,10 +32,10 @@ from fedloom.experiment.middleware import EncodeMessages, RecordMessages, Valida
 from fedloom.experiment.records import RoundRecord, Summary
 from fedloom.experiment.resume import (
     checked_notes,
-    ended,
     fingerprint,
+    finished_summary,
     refuse_other_data,
-    tell_other_versions,
+    warn_of_other_versions,
     with_choice,
 )
 from fedloom.experiment.round import Round
@@ -48,11 +48,33 @@ from fedloom.trust.ledger import Ledger
 from fedloom.trust.ledger_file import FILE as LEDGER
 
 ATTEMPTS = 5
-"""How often a round is begun, with other clients each time, before the run stops for want of answers."""
+"""Maximum number of attempts at a round, each with other clients; then the run stops because too few answered."""
 
 
 class Experiment:
-    """One run of a recipe. `run()` goes through all rounds; `on_round` is called with the record of each."""
+    """One run of a recipe.
+
+    Args:
+        recipe: The recipe.
+        task: Data, network and objective made in Python; default: built from the recipe. The objective is always the
+            recipe's.
+        on_round: Called with the record of every round.
+        engine: Creates the engine; default: the recipe's.
+
+    Attributes:
+        history: Records of the rounds so far.
+        server: The server with the shared state, once `run` has started.
+        scores: The clients' scores of the last evaluation.
+        ledger: Contents of all messages so far.
+
+    Raises:
+        UserError: The recipe cannot be run: for example, too few clients for a robust rule, or a missing package.
+
+    Example:
+        >>> experiment = fedloom.Experiment(fedloom.Recipe().with_("training.rounds=5"))   # doctest: +SKIP
+        >>> summary = experiment.run()   # doctest: +SKIP
+        >>> experiment.history[-1]["personal_accuracy"], experiment.server.state.keys()   # doctest: +SKIP
+    """
 
     def __init__(
         self,
@@ -80,17 +102,27 @@ class Experiment:
 
     @property
     def scores(self) -> list[Scores]:
-        """Every client's, at the last evaluation."""
+        """Clients' scores of the last evaluation."""
         return self.evaluator.scores
 
     def run(self, *, resume: bool = False) -> Summary:
-        """All rounds; returns the summary, which is also in the run folder with everything else.
+        """Run all rounds and write the run folder.
 
-        `resume` goes on from the last checkpoint of the run in `recipe.out`, if there is one.
+        Args:
+            resume: Continue from the last checkpoint of the run in `recipe.out`, if there is one. A finished run is not
+                repeated.
+
+        Returns:
+            The summary, which is also stored in the run folder.
+
+        Raises:
+            UserError: The run folder cannot be used, or holds a run that cannot be resumed with this recipe.
+            RoundError: Too few clients answered in a round, in all attempts; a checkpoint was written.
+            Interrupted: Ctrl-C or SIGTERM stopped the run after a checkpoint; a KeyboardInterrupt.
         """
         out = self.recipe.out or RunFolder.fresh(Path("runs"), self.recipe.label)
         resume = resume and holds_run(out)
-        if resume and (summary := ended(self.recipe)):
+        if resume and (summary := finished_summary(self.recipe)):
             return summary
         self.history = []
         budget = self.recipe.storage.memory_mb * 2**20
@@ -119,14 +151,16 @@ class Experiment:
                 engine.server_workspace, models=models, privacy=privacy, simulated=not self.task.elsewhere
             )
             self.checkpoints = Checkpoints(self.folder.path / "checkpoints")
-            self._due = CheckpointSchedule(self.recipe.storage.checkpoint_every, self.recipe.storage.checkpoint_seconds)
-            self._begun = perf_counter()
+            self._checkpoint_due = CheckpointSchedule(
+                self.recipe.storage.checkpoint_every, self.recipe.storage.checkpoint_seconds
+            )
+            self._start = perf_counter()
             if resume:
                 self._restore(engine.server_workspace.device)
             else:
                 self._save()
                 self.folder.write_json(TASK, task_facts(self.task, self._fingerprint))
-                # where it lay is not part of an experiment; with the recipe, last, the folder holds a run
+                # `out` is not part of the experiment. The recipe is written last: with it, the folder holds a run
                 self.folder.describe(self.recipe.with_(out=None).to_yaml())
             if choice := engine.choice():
                 self.folder.write_json(ENGINE, {"name": engine.name, **choice})
@@ -137,43 +171,43 @@ class Experiment:
                     self._stop(interrupts.asked)
                 try:
                     record = self.round(engine, round)
-                except RoundError as error:  # nothing of the round was taken in
+                except RoundError as error:  # the round has not changed any state
                     self._save()
-                    error.add_note(f"the rounds before it are kept; go on with: {self._how_to_resume}")
+                    error.add_note(f"the rounds before it are saved; resume with: {self._how_to_resume}")
                     raise
                 self.history.append(without_nan(record))
                 self.folder.record(record)
                 writers(record)
                 if self.on_round is not None:
                     self.on_round(record)
-                if round < self.recipe.training.rounds and self._due(round):
+                if round < self.recipe.training.rounds and self._checkpoint_due(round):
                     self._save()
             return self._finish(engine.server_workspace.unshared())
 
     def _save(self) -> None:
-        """A checkpoint of all that the next round depends on."""
+        """Write a checkpoint and the ledger."""
         notes = {
             "task": self._fingerprint, "seconds": self._seconds, "history": self.history,
             "ledger": self.ledger.to_json(),
         }  # fmt: skip
-        with self._due.writing():
+        with self._checkpoint_due.writing():
             self.checkpoints.save(len(self.history), self.server.saved(), self._stores, notes)
         self.folder.write_json(LEDGER, self.ledger.to_json())
 
     def _restore(self, device: torch.device) -> None:
-        """The state of the last checkpoint; metrics written after it are taken back."""
+        """Restore the state of the last checkpoint; metrics of later rounds are dropped."""
         checkpoint, server = self.checkpoints.load(self._stores, device, signature(self.server.parts.named_tensors()))
-        tell_other_versions(self.folder.path)
+        warn_of_other_versions(self.folder.path)
         notes = checked_notes(checkpoint, self.folder.path)
         refuse_other_data(self.task, self._fingerprint, notes["task"])
         self.server.restore(server)
         self.ledger = Ledger.from_json(notes["ledger"])
         self.history = notes["history"]
-        self._begun -= notes["seconds"]
+        self._start -= notes["seconds"]
         self.folder.cut_back(self.history)
 
     def _stop(self, signal: int) -> NoReturn:
-        """Leaves between two rounds."""
+        """Write a checkpoint and raise `Interrupted`, between two rounds."""
         self._save()
         done = f"stopped after round {len(self.history)} of {self.recipe.training.rounds}"
         raise Interrupted(done, self._how_to_resume, signal)
@@ -192,11 +226,19 @@ class Experiment:
 
     @property
     def _seconds(self) -> float:
-        """How long the run has taken, time before a resume included."""
-        return perf_counter() - self._begun
+        """Duration of the run so far, including the time before a resume."""
+        return perf_counter() - self._start
 
     def round(self, engine: Engine, number: int) -> RoundRecord:
-        """One communication round, and its evaluation when it is due."""
+        """Run one communication round, with an evaluation if one is due.
+
+        Args:
+            engine: Runs the clients.
+            number: Number of the round, from 1.
+
+        Returns:
+            The record of the round, a line of metrics.jsonl.
+        """
         start = perf_counter()
         training = self.recipe.training
         traffic = RecordMessages(self.trust.around(engine), self.ledger)
@@ -218,7 +260,7 @@ class Experiment:
         record["train_seconds"] = perf_counter() - start
         final = number == training.rounds
         if final or number % self.recipe.evaluation.every == 0:
-            # in a simulation an evaluation sends nothing
+            # in a simulation, an evaluation sends no messages
             traced = RecordMessages(engine, self.ledger, "evaluation") if self.task.elsewhere else engine
             evaluated = self.evaluator.evaluate(
                 self._encoding(engine, traced), number, self.server.state, self._answer(), final=final
@@ -228,8 +270,8 @@ class Experiment:
         return record
 
     def _layered(self, engine: Engine, traffic: Runner) -> Runner:
-        """What a round's jobs go through, from the outside in: validation, encoding, the ledger, the engine."""
-        inner = self._encoding(engine, engine if self.method.pooled else traffic)  # pooled: nothing travels
+        """Wrap the engine for a round; from the outside in: validation, encoding, the ledger, the engine."""
+        inner = self._encoding(engine, engine if self.method.pooled else traffic)  # pooled: no messages to record
         return ValidateResults(inner, signature(engine.server_workspace.sent))
 
     def _encoding(self, engine: Engine, inner: Runner) -> Runner:
@@ -238,7 +280,7 @@ class Experiment:
         return EncodeMessages(inner, codec, engine.server_workspace) if encodes else inner
 
     def _begin(self, engine: Runner, number: int) -> Round:
-        """Has clients work, and others if too few answer: `min_clients` answers are there before any is combined."""
+        """Start a round and wait for `min_clients` answers; if fewer arrive, retry with other clients."""
         training = self.recipe.training
         needed = 0 if self.sampling.poisson else training.min_clients  # a Poisson sample may be empty
         asked: set[int] = set()
@@ -247,7 +289,7 @@ class Experiment:
             asked |= set(chosen)
             self.server.begin(number)
             answer = self._answer()
-            # made before the first client answers: answers change what the server knows
+            # created before the first client answers: answers change the server's state
             messages = {client: answer(client) for client in chosen}
             skip = training.on_error == "skip"
             round = Round(number, chosen, messages, engine, self.memory, attempt, skip, self._shown)
@@ -257,14 +299,14 @@ class Experiment:
         raise AssertionError("the last attempt raises")
 
     def _answer(self) -> Answer:
-        """What the server has for a client: one object for all, unless the method makes an answer for each."""
+        """Return a function that gives the server's message for a client: the same object unless the method differs."""
         if self.method.overrides("message_for"):
             return lambda client: Message(self.method.message_for(self.server, client), client=client)
         shared = Message(FlatState.of(self.method.message_for(self.server, EVERYONE)))
         return lambda client: shared
 
     def _finish(self, unshared: State) -> Summary:
-        """Writes the last files of the run folder."""
+        """Write the final files of the run folder and return the summary."""
         notes = [*self.task.federation.notes, *self.trust.notes]
         figures = summary_of(self.history, self.recipe.evaluation.summary, notes)
         figures["seconds"] = self._seconds

@@ -1,8 +1,8 @@
-"""Middleware between the round and the engine, each a small class around something that runs jobs.
+"""Middleware between the round and the engine: small classes that wrap an object with `run(jobs)`.
 
     ValidateResults(EncodeMessages(RecordMessages(engine)))
 
-The ledger is innermost: it records what really travelled, encoded, and rejected messages too.
+The ledger is innermost, so that it records messages in their transmitted form, including rejected ones.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from fedloom.trust.ledger_file import Purpose
 
 
 class RecordMessages:
-    """Enters every message into the ledger as it travels, and counts the bytes that go down."""
+    """Records every message in the ledger, in its transmitted form, and counts the bytes sent to clients."""
 
     def __init__(self, engine: Runner, ledger: Ledger, purpose: Purpose = "training"):
         self._engine, self._ledger, self._purpose = engine, ledger, purpose
@@ -26,8 +26,8 @@ class RecordMessages:
         self.sent = self.bytes_down = 0
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Results as they are."""
-        for result in self._engine.run(self._sending(jobs)):
+        """Yield the engine's results unchanged."""
+        for result in self._engine.run(self._record_jobs(jobs)):
             if result.message is not None:
                 self._ledger.add("up", self._round, result.client, result.message, self._purpose)
             if result.error is not None and result.error.reported:
@@ -36,7 +36,7 @@ class RecordMessages:
                 self._ledger.add_scores(self._round, scores)
             yield result
 
-    def _sending(self, jobs: Iterable[Job]) -> Iterator[Job]:
+    def _record_jobs(self, jobs: Iterable[Job]) -> Iterator[Job]:
         for job in jobs:
             self._round = job.round
             for client in job.clients or (job.client,):
@@ -47,13 +47,13 @@ class RecordMessages:
 
 
 class EncodeMessages:
-    """Encodes what goes down to clients and decodes what comes up. A message that cannot be decoded is a failure."""
+    """Encodes messages to clients and decodes their replies; a reply that cannot be decoded becomes a failure."""
 
     def __init__(self, engine: Runner, codec: Codec, server: Workspace):
         self._engine, self._codec, self._server = engine, codec, server
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Results with decoded messages."""
+        """Yield results with decoded messages."""
         received: dict[int, Message] = {}
         for result in self._engine.run(self._encoding(jobs, received)):
             yield self._decoded(result, received.pop(result.client, None))
@@ -62,7 +62,7 @@ class EncodeMessages:
         plain = encoded = Message({})
         for job in jobs:
             if job.kind in ENCODED:
-                if job.message is not plain:  # a round's clients usually get the same message: encoded once
+                if job.message is not plain:  # a round's clients usually get the same message: encode it once
                     plain, encoded = job.message, self._codec.encode_down(job.message)
                 received[job.client] = encoded
                 job = replace(job, message=encoded)
@@ -79,13 +79,13 @@ class EncodeMessages:
 
 
 class ValidateResults:
-    """Turns an answer that cannot be combined into a failure: other tensors than expected, NaN, a false identity."""
+    """Turns results that cannot be combined into failures: unexpected tensors, NaN, a wrong client id."""
 
     def __init__(self, engine: Runner, expected: Signature):
         self._engine, self._expected = engine, expected
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Results whose messages can be combined, and failures."""
+        """Yield results whose messages can be combined, and failures."""
         for result in self._engine.run(jobs):
             wrong = None if result.error else self._problem(result)
             yield result if wrong is None else Result(result.client, error=Failure("invalid", wrong))
@@ -93,7 +93,7 @@ class ValidateResults:
     def _problem(self, result: Result) -> str | None:
         message = result.message
         if message is None or result.memory is None:
-            return "it sent nothing"
+            return "it sent no message"
         if wrong := mismatch(message.signature, self._expected):
             return wrong
         if message.client != result.client or not is_count(message.samples):

@@ -1,4 +1,4 @@
-"""What a run writes down, one definition each: a record per round, a summary, a row per client."""
+"""Types of the records that a run writes: a record per round, a summary, a row per client, facts about the data."""
 
 from typing import Annotated, Any, Required
 
@@ -13,37 +13,47 @@ def _or_null(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 
 
 Known = Annotated[float, WrapValidator(_or_null)]
-"""A number; files have null where it is not one."""
+"""A number that is null in files if it is NaN or infinite."""
 
 
 @with_config(CHECKED)
 class Measures(TypedDict, total=False):
-    """What an evaluation found. Accuracies are shares; the `personal_*` ones are over clients."""
+    """The results of an evaluation; accuracies are between 0 and 1."""
 
     global_accuracy: float | None
+    """Accuracy of the shared model on all clients' test samples together; null if the method has no shared model."""
     global_mean_accuracy: float | None
+    """Accuracy of the shared model on each client's test samples, unweighted mean over clients."""
     personal_accuracy: float | None
+    """Accuracy of each client's personal model on its test samples, unweighted mean over clients."""
     personal_weighted: float | None
+    """The same mean, weighted by test samples."""
     personal_std: float | None
+    """Standard deviation over clients."""
     personal_worst: float | None
+    """Mean of the worst tenth of the clients."""
     personal_loss: float | None
+    """Mean loss per test sample."""
     newcomer_accuracy: float | None
+    """As `personal_accuracy`, for clients held out of training; the fields below correspond to those above."""
     newcomer_weighted: float | None
     newcomer_std: float | None
     newcomer_worst: float | None
     newcomer_loss: float | None
     newcomer_global_accuracy: float | None
+    """Accuracy of the shared model on the newcomers' test samples; the fields below correspond to those above."""
     newcomer_global_weighted: float | None
     newcomer_global_std: float | None
     newcomer_global_worst: float | None
     newcomer_global_loss: float | None
     styles: dict[str, Known]
-    """Accuracy of the global representation in every style."""
+    """Accuracy of the global representation by style."""
     personal_styles: dict[str, Known]
+    """Mean personal accuracy by style."""
     distance: float | None
-    """Mean L2 distance between clients' copies of `evaluation.distance`."""
+    """Mean L2 distance between clients' copies of the part `evaluation.distance`."""
     evaluated: Count
-    """Clients that were evaluated; only in rounds with an evaluation."""
+    """Number of evaluated clients; only in rounds with an evaluation."""
 
 
 @with_config(CHECKED)
@@ -52,29 +62,32 @@ class RoundRecord(Measures, total=False):
 
     round: Required[Count]
     lr: float
+    """Learning rate of the round."""
     clients: Count
-    """Clients whose answers were combined."""
+    """Number of clients whose messages were combined."""
     loss: float | None
     """Mean training loss over samples."""
     up_bytes: Count
-    """Per client that answered."""
+    """Bytes sent to the server, per client that answered."""
     down_bytes: Count
-    """Per client that was asked."""
+    """Bytes sent to clients, per client that was asked."""
     failed: dict[str, Count]
-    """Clients that were left out, by the kind of failure."""
+    """Number of clients that were left out, by kind of failure."""
     attempts: Count
-    """How often the round was begun; only where more than once."""
+    """Number of attempts at the round; only if it was retried."""
     hostile: Count
-    """Attackers among the participants."""
+    """Number of hostile clients among the participants; only with `attack`."""
     epsilon: Known
-    """Privacy spent so far."""
+    """Privacy budget ε spent so far; only with `privacy`."""
     train_seconds: float
+    """Seconds for training and combining."""
     seconds: float
+    """Seconds for the whole round, including evaluation."""
 
 
 @with_config(CHECKED)
 class Best(TypedDict):
-    """Highest accuracies of any round: chosen on test data, shown beside the summary and never instead of it."""
+    """Highest accuracies of any round; chosen on test data, so they must not replace the summary's accuracies."""
 
     global_accuracy: float | None
     personal_accuracy: float | None
@@ -82,22 +95,28 @@ class Best(TypedDict):
 
 @with_config(CHECKED)
 class Figures(Measures, total=False):
-    """The part of a summary that comes out of the rounds' records."""
+    """The part of a summary that is computed from the rounds' records."""
 
     summary: str
-    """The rule of `evaluation.summary` by which the measures were taken."""
+    """The rule by which accuracies were computed from evaluations (`evaluation.summary`)."""
     best: Best
     up_bytes: Count
+    """Bytes sent to the server, per client and round."""
     down_bytes: Count
+    """Bytes sent to clients, per client and round."""
     failed: dict[str, Count]
+    """Number of failures in all rounds, by kind."""
     epsilon: Known
+    """Privacy budget ε spent in all rounds; only with `privacy`."""
     notes: list[str]
+    """Remarks about the data, privacy and clients that were left out."""
     seconds: float
+    """Duration of the run, including the time before a resume."""
 
 
 @with_config(CHECKED)
 class Summary(Figures, total=False):
-    """summary.json."""
+    """The contents of summary.json, as `fedloom.run` returns it."""
 
     method: Required[str]
     rounds: Count
@@ -105,35 +124,38 @@ class Summary(Figures, total=False):
     clients: Count
     run_dir: str
     label: str
-    """In a comparison or sweep: what tells this run apart."""
+    """In a comparison or sweep: name that distinguishes this run's method or setting from the others."""
     setting: dict[str, Any]
     """In a sweep: the values of the swept fields."""
 
 
 @with_config(CHECKED)
 class ClientRow(TypedDict):
-    """A line of clients.jsonl: one client at the last evaluation."""
+    """A line of clients.jsonl: one client in the last evaluation."""
 
     client: Count
     newcomer: bool
     train: Count
+    """Number of training samples."""
     accuracy: Known
     right: list[Count]
-    """Per class, or one number for all classes together where an organisation shares no more."""
+    """Correctly classified test samples per class, or of all classes if an organisation shares only the sum."""
     total: list[Count]
+    """Test samples, in the form of `right`."""
     loss: float | None
+    """Sum of the loss over the test samples."""
 
 
 @with_config(CHECKED)
 class Named(TypedDict):
-    """A network, a method or an objective by its name; its options are beside it."""
+    """A network, a method or an objective: its name, and its options as further keys."""
 
     name: str
 
 
 @with_config(CHECKED)
 class ImageFacts(TypedDict):
-    """What is known of images, as `ImageFormat` writes it."""
+    """Classes, shape and normalisation of images, as `ImageFormat` writes them."""
 
     classes: Annotated[list[str], Field(min_length=1)]
     shape: Annotated[list[Annotated[int, Field(ge=1, le=2**20)]], Field(min_length=3, max_length=3)]
@@ -143,7 +165,7 @@ class ImageFacts(TypedDict):
 
 @with_config(CHECKED)
 class TaskFacts(ImageFacts):
-    """task.json: what must be known of the data to use a model without them."""
+    """The contents of task.json: facts about the data that are needed to use a model without the data."""
 
     model: Named
     clients: Count
@@ -159,6 +181,6 @@ SUMMARISED = ("rounds", "seed", "clients", "summary", "best", "up_bytes", "down_
 
 
 def measure(record: RoundRecord | Figures | Summary, name: str) -> float | None:
-    """A number of a record by its name, for code that goes through several of them."""
+    """Return a number of a record by its name, for code that iterates over names."""
     value = record.get(name)
     return float(value) if isinstance(value, int | float) else None

@@ -1,4 +1,4 @@
-"""Whether a run folder may be continued: the same recipe, the same data; and what else should be known."""
+"""Checks before a run is resumed: the recipe and the data must be the same, other versions give a warning."""
 
 import hashlib
 import logging
@@ -21,46 +21,55 @@ from fedloom.experiment.run_folder import ENGINE, finished, holds_run, stored_va
 from fedloom.trust.ledger_file import LedgerFile
 
 FREE = ("engine", "storage", "out", "log", "data.dir", "sweep.parallel")
-"""Where and how fast a run goes on may change; what it computes may not."""
+"""Fields that may change when a run is resumed: they affect where and how fast it runs, not its results."""
 log = logging.getLogger("fedloom")
 
 
-def ended(recipe: Recipe, *, tell: bool = True) -> Summary | None:
-    """The summary of the run in `recipe.out`, if it is finished; a run of another recipe is refused."""
+def finished_summary(recipe: Recipe, *, warn: bool = True) -> Summary | None:
+    """Return the summary of the run in `recipe.out` if it is finished, else None.
+
+    Args:
+        recipe: The recipe, with the run folder in `out`.
+        warn: Log a warning if the run is finished.
+
+    Raises:
+        UserError: The folder holds a run of another recipe.
+    """
     folder = recipe.out
     if folder is None or not holds_run(folder):
         return None
     refuse_differences(recipe.resolved(), Recipe.parse(stored_values(folder)).resolved(), folder)
     summary = finished(folder)
-    if summary is not None and tell:
+    if summary is not None and warn:
         log.warning("the run in '%s' is finished: there is nothing to resume", folder)
     return summary
 
 
 def refuse_differences(given: Mapping[str, Any], stored: Mapping[str, Any], folder: Path) -> None:
-    """What a folder goes on with must be what it was begun with, but for what is free."""
+    """Raise a UserError if given and stored values differ in a field that affects results."""
     mine, theirs = dict(flat(given)), dict(flat(stored))
     for name in dict.fromkeys([*mine, *theirs]):
         if not is_free(name) and mine.get(name) != theirs.get(name):
             raise UserError(
-                f"{name} = {mine.get(name)!r}: what was begun in '{folder}' has {theirs.get(name)!r}, and only goes on "
-                "with that; give the recipe that it was begun with, or another --out"
+                f"{name} = {mine.get(name)!r}: '{folder}' was started with {theirs.get(name)!r}, which cannot be "
+                "changed on resume; use the original recipe, or another --out"
             )
 
 
-def tell_other_versions(folder: Path) -> None:
-    """A run that goes on with other versions of what computes it may give other numbers."""
-    began, now = stored_versions(folder), versions()
+def warn_of_other_versions(folder: Path) -> None:
+    """Log a warning for each package or file whose version differs from the one that the run was started with."""
+    stored, now = stored_versions(folder), versions()
     for name in now:
-        if name in began and began[name] != now[name]:
+        if name in stored and stored[name] != now[name]:
             log.warning(
-                "%s is %s here; '%s' was begun with %s: numbers may differ", name, now[name], folder, began[name]
-            )
+                "the version of %s is %s, but '%s' was started with %s: results may differ",
+                name, now[name], folder, stored[name],
+            )  # fmt: skip
 
 
 @with_config(CHECKED)
 class RunNotes(TypedDict):
-    """What a checkpoint says besides tensors."""
+    """The state in a checkpoint besides tensors."""
 
     task: str
     seconds: Annotated[float, Field(ge=0)]
@@ -70,7 +79,7 @@ class RunNotes(TypedDict):
 
 @with_config(CHECKED)
 class EngineChoice(TypedDict):
-    """engine.json: what the engine chose itself."""
+    """The contents of engine.json: settings that the engine chose automatically."""
 
     name: str
     workers: Annotated[int, Field(ge=1, le=1024)]
@@ -78,7 +87,10 @@ class EngineChoice(TypedDict):
 
 
 def with_choice(settings: EngineSettings, folder: Path) -> EngineSettings:
-    """The engine settings of a resumed run: what the same engine chose before, where the recipe leaves it open."""
+    """Return the engine settings of a resumed run.
+
+    If the recipe sets neither workers nor cohort, they are the values that the same engine chose before.
+    """
     if not (folder / ENGINE).exists() or settings.workers is not None or settings.cohort is not None:
         return settings
     chosen = read_json(folder / ENGINE, EngineChoice, f"remove {ENGINE}: the engine then chooses again")
@@ -88,33 +100,40 @@ def with_choice(settings: EngineSettings, folder: Path) -> EngineSettings:
 
 
 def checked_notes(checkpoint: Checkpoint, folder: Path) -> RunNotes:
-    """A checkpoint's notes, if they are a run's that has come as far as the checkpoint says."""
-    remedy = "begin a new run"
+    """Return a checkpoint's notes, checked.
+
+    Raises:
+        UserError: The notes are invalid, or their history does not end at the checkpoint's round.
+    """
+    remedy = "start a new run"
     notes = conforming(checkpoint.notes, RunNotes, f"'{folder}': the checkpoint", remedy)
     for number, record in enumerate(notes["history"], 1):
         if record["round"] != number or any(name not in record for name in ROUND):
             raise UserError(
-                f"'{folder}': the checkpoint cannot be used: round {number} is not in its history; {remedy}"
+                f"'{folder}': the checkpoint cannot be used: round {number} is missing in its history; {remedy}"
             )
     if len(notes["history"]) != checkpoint.round:
         raise UserError(
-            f"'{folder}': the checkpoint cannot be used: it is of round {checkpoint.round}, and its history has "
-            f"{len(notes['history'])} rounds; {remedy}"
+            f"'{folder}': the checkpoint cannot be used: it was written after round {checkpoint.round}, but its "
+            f"history has {len(notes['history'])} rounds; {remedy}"
         )
     return notes
 
 
 def refuse_other_data(task: Task, found: str, expected: str) -> None:
-    """The same clients with the same samples, by their fingerprints."""
+    """Raise a UserError if the fingerprint of the data differs from the one that the run was started with."""
     if found != expected:
         raise UserError(
-            f"data.name = '{task.dataset.name}': these are not the data that the run was begun with; nothing was "
-            "changed. Give the folder that has them (--set data.dir=…), or begin a new run"
+            f"data.name = '{task.dataset.name}': the data differ from those that the run was started with; nothing was "
+            "changed. Name the folder of the original data (--set data.dir=…), or start a new run"
         )
 
 
 def fingerprint(task: Task) -> str:
-    """Of labels, who holds what, and up to a thousand images; elsewhere, clients' data may grow between rounds."""
+    """Return a hash of the labels, the division among clients and up to a thousand images.
+
+    In a deployment, clients' data may grow between rounds: the hash covers only shape, classes and newcomers.
+    """
     images = task.dataset.images
     shape = task.shape if task.elsewhere else tuple(images.shape)
     digest = hashlib.sha256(repr((shape, task.dataset.classes, task.federation.newcomers)).encode())
@@ -130,12 +149,12 @@ def fingerprint(task: Task) -> str:
 
 
 def is_free(path: str) -> bool:
-    """Whether a field says where and how fast, not what."""
+    """Return whether a field may change when a run is resumed."""
     return any(path == part or path.startswith(part + ".") for part in FREE)
 
 
 def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """A recipe's fields by path."""
+    """Yield a recipe's fields as (path, value)."""
     if not isinstance(values, Mapping):
         yield prefix, list(values) if isinstance(values, tuple) else values
         return

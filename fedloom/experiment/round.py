@@ -1,4 +1,4 @@
-"""One communication round: jobs to the clients, and which of their answers count."""
+"""One communication round: sends jobs to clients, and decides which of their answers count."""
 
 import logging
 from collections import Counter, deque
@@ -17,26 +17,30 @@ log = logging.getLogger("fedloom")
 class Round:
     """One attempt at a round.
 
-    Clients' new memories are staged in the store as their answers arrive; `commit` makes them the clients' memories.
-    Memories are read as the engine asks for jobs, and messages stream through, so that few are in RAM at once.
+    Clients' new memories are staged in the store as their answers arrive; `commit` makes them permanent. Memories are
+    read when the engine asks for jobs, and messages are streamed, so that few of them are in RAM at once.
     """
 
     number: int
     clients: list[int]
     messages: dict[int, Message]
-    """What each client gets; each is released as its job is made."""
+    """The server's message for each client; removed when the client's job is created."""
     engine: Runner
     memory: ClientStore
     attempt: int = 0
     skip_errors: bool = False
-    """Leave out a client that raises, instead of ending the run."""
+    """Whether a client that raises an exception is left out; otherwise it ends the run."""
     shown: set[str] = field(default_factory=set)
-    """Errors whose tracebacks have been logged: each is logged once in a run."""
+    """Errors whose tracebacks have been logged; each is logged once per run."""
 
     answered: int = 0
+    """Number of clients that answered so far."""
     samples: int = 0
+    """Training samples of the clients that reported a loss."""
     bytes_up: int = 0
+    """Bytes of the answers so far."""
     failed: Counter[str] = field(default_factory=Counter)
+    """Number of failed clients so far, by kind of failure."""
 
     def __post_init__(self) -> None:
         self.memory.discard()
@@ -45,10 +49,10 @@ class Round:
         self._first: deque[Message] = deque()
         self._results = self.engine.run(self._jobs())
         self.answers: Iterator[Message] = self._stream()
-        """Messages of the clients that answered, one by one."""
+        """Messages of the clients that answered, as a stream."""
 
     def has(self, needed: int) -> bool:
-        """Whether at least so many clients answer; waits for them."""
+        """Wait until `needed` clients have answered; return False if fewer do."""
         while len(self._first) < needed and (result := next(self._results, None)) is not None:
             if (message := self._accepted(result)) is not None:
                 self._first.append(message)
@@ -62,8 +66,8 @@ class Round:
                 yield message
 
     def commit(self) -> None:
-        """Ends the round: what the clients remember of it becomes their memory."""
-        for _ in self.answers:  # a method that combines nothing, or not all, still has its clients work
+        """End the round: wait for the remaining clients, and make the staged memories permanent."""
+        for _ in self.answers:  # a method need not combine all messages, but all clients must have worked
             pass
         self.memory.commit()
 
@@ -73,7 +77,12 @@ class Round:
         return self._loss / self.samples if self.samples else None
 
     def refuse_too_few(self, needed: int, *, last: bool) -> None:
-        """Logs that the round is retried with other clients; raises after the last attempt, or if that is no use."""
+        """Log that too few clients answered and the round will be retried with other clients.
+
+        Raises:
+            RoundError: This was the last attempt.
+            Exception: All failures are exceptions raised by clients: a retry would not help, so the first is raised.
+        """
         if self._raised is not None and self.failed["raised"] == self.failed.total():
             raise self._raised[1].error(self._raised[0], self.number)
         answered = len(self.clients) - self.failed.total()
@@ -81,10 +90,10 @@ class Round:
         words = f"round {self.number}: {answered} of {len(self.clients)} clients answered ({why})"
         if last:
             raise RoundError(
-                f"{words}, and training.min_clients = {needed}; retrying with other clients did not help: see the log "
+                f"{words}, but training.min_clients = {needed}; retries with other clients failed too: see the log "
                 "above, and lower training.min_clients or raise training.fraction"
             )
-        log.warning(f"{words}; training.min_clients = {needed}, so it is retried with other clients")
+        log.warning(f"{words}; training.min_clients = {needed}, so the round is retried with other clients")
 
     def _jobs(self) -> Iterator[Job]:
         for client in self.clients:
@@ -92,7 +101,11 @@ class Round:
             yield Job("update", self.number, message, client=client, memory=memory, attempt=self.attempt)
 
     def _accepted(self, result: Result) -> Message | None:
-        """The message of a client that answered. One that raises ends the run, unless errors are skipped."""
+        """Record a result and return its message; None if the client failed.
+
+        Raises:
+            Exception: The client raised it, and errors are not skipped.
+        """
         if result.error is not None:
             self._leave_out(result.client, result.error)
             return None

@@ -1,4 +1,4 @@
-"""A run's folder: recipe, versions, metrics as they come, per-client results, summary, final models."""
+"""The run folder: recipe, versions, metrics of every round, per-client results, summary and final models."""
 
 import json
 import platform
@@ -26,12 +26,21 @@ RECIPE, METRICS, SUMMARY, VERSIONS = "recipe.yaml", "metrics.jsonl", "summary.js
 CLIENTS, TASK, ENGINE = "clients.jsonl", "task.json", "engine.json"
 REPEAT = "repeat the run with its recipe.yaml"
 FORMAT = 2
-"""Of run folders. Version 0.1 wrote format 1, without this number in versions.json."""
+"""Format of run folders, stored in versions.json. Version 0.1 wrote format 1, without storing the number."""
 PACKAGES = ("fedloom", "torch", "numpy", "scikit-learn", "safetensors", "pydantic")
+"""Packages whose versions are stored in versions.json."""
 
 
 class RunFolder:
-    """Writes; it is this process's alone until `close`. One that holds a run already is refused, unless to go on."""
+    """Writes a run's files; the folder is locked for this process until `close`.
+
+    Args:
+        path: The folder; created if it does not exist.
+        resume: Accept a folder that already holds a run.
+
+    Raises:
+        UserError: The folder already holds a run, is used by another process, or cannot be written.
+    """
 
     def __init__(self, path: Path, *, resume: bool = False):
         self.path = path
@@ -39,11 +48,11 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"out = '{path}' cannot be made: {error.strerror}; choose another folder") from None
+            raise UserError(f"out = '{path}' cannot be created: {error.strerror}; choose another folder") from None
         self._lock = RunLock(path)
         try:
-            self._refuse_a_run(resume)  # another process may have begun one in the meantime
-            for left in path.glob(".memory-*"):  # by a process that was killed
+            self._refuse_a_run(resume)  # again: another process may have started a run before this one got the lock
+            for left in path.glob(".memory-*"):  # left by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
             self._metrics = (path / METRICS).open("ab", buffering=0)
         except OSError as error:
@@ -56,24 +65,24 @@ class RunFolder:
     def _refuse_a_run(self, resume: bool) -> None:
         if not resume and holds_run(self.path):
             raise UserError(
-                f"out = '{self.path}' holds a run already: choose another folder, remove it, "
-                f"or go on with it: {_resume_command(self.path)}"
+                f"out = '{self.path}' already holds a run: choose another folder, remove this one, "
+                f"or resume the run: {_resume_command(self.path)}"
             )
 
     @staticmethod
     def fresh(parent: Path, name: str) -> Path:
-        """A path under `parent` that nothing has yet: the time, then the name."""
+        """Return a path under `parent` that does not exist yet: the time, then the name."""
         stem = f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
         candidates = (parent / (stem if i == 0 else f"{stem}-{i}") for i in range(10_000))
         return next(path for path in candidates if not path.exists())
 
     def describe(self, recipe: str) -> None:
-        """The resolved recipe and the versions that ran it. From then on the folder holds a run."""
+        """Write the versions and the resolved recipe; with the recipe, the folder holds a run."""
         self.write_json(VERSIONS, versions() | {"format": FORMAT})
         write_whole(self.path / RECIPE, recipe.encode())
 
     def record(self, line: RoundRecord) -> None:
-        """One more round."""
+        """Append a round's record to metrics.jsonl."""
         data = _line(line)
         try:
             while data:
@@ -82,21 +91,21 @@ class RunFolder:
             raise unwritable(self.path / METRICS, error) from error
 
     def cut_back(self, history: Iterable[RoundRecord]) -> None:
-        """These are the rounds so far; what was written after them is forgotten."""
+        """Replace metrics.jsonl by these records; later rounds are dropped."""
         self._metrics.close()
         self.write_lines(METRICS, history)
         self._metrics = (self.path / METRICS).open("ab", buffering=0)
 
     def write_json(self, name: str, value: Any) -> None:
-        """A small JSON file, indented."""
+        """Write an indented JSON file."""
         write_json(self.path / name, value)
 
     def write_lines(self, name: str, rows: Iterable[RoundRecord | ClientRow]) -> None:
-        """JSON lines."""
+        """Write a file of JSON lines."""
         write_whole(self.path / name, b"".join(map(_line, rows)))
 
     def write_model(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """Named tensors as safetensors, under models/."""
+        """Write named tensors to models/NAME.safetensors."""
         path = self.path / "models" / f"{name}.safetensors"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,41 +114,41 @@ class RunFolder:
         write_whole(path, save(serialisable(state)))
 
     def close(self) -> None:
-        """No more rounds; another process may have the folder."""
+        """Close the metrics file and release the lock."""
         self._metrics.close()
         self._lock.release()
 
 
 def holds_run(path: Path) -> bool:
-    """Whether a run was begun in this folder."""
+    """Return whether a folder holds a run, finished or not."""
     try:
         return (path / RECIPE).exists()
-    except OSError as error:  # a name that is too long, say
-        raise UserError(f"out = '{path}' cannot be made: {error.strerror}; choose another folder") from None
+    except OSError as error:  # for example, a name that is too long
+        raise UserError(f"out = '{path}' cannot be created: {error.strerror}; choose another folder") from None
 
 
 def stored_values(folder: Path) -> dict[str, Any]:
-    """The recipe of the run in a folder, as it was written.
+    """Return the values of the recipe of the run in a folder.
 
     Raises:
-        UserError: There is no run, or its folder has another format.
+        UserError: The folder holds no run, or has another format.
     """
     if not holds_run(folder):
         raise UserError(
-            f"'{folder}' holds no run (there is no {RECIPE} in it): give the folder that `fedloom run` named, "
+            f"'{folder}' holds no run (it has no {RECIPE}): give the folder that `fedloom run` printed, "
             "such as runs/20250101-120000-fedavg-digits-s0"
         )
     found = stored_versions(folder).get("format", 1)
     if found != FORMAT:
         raise UserError(
-            f"'{folder}' has format {found}, and this fedloom reads format {FORMAT}: repeat it with `fedloom run "
-            f"{folder / RECIPE}`, or use the version that wrote it"
+            f"'{folder}' has format {found}, but this fedloom reads format {FORMAT}: repeat the run with `fedloom run "
+            f"{folder / RECIPE}`, or use the fedloom version that wrote it"
         )
     return read_yaml(folder / RECIPE)
 
 
 def stored_versions(folder: Path) -> dict[str, str | int]:
-    """The versions that a run was begun with; none where they cannot be read."""
+    """Return the versions that a run was started with; empty if they cannot be read."""
     try:
         return read_json(folder / VERSIONS, dict[str, str | int], REPEAT)
     except UserError:
@@ -149,44 +158,44 @@ def stored_versions(folder: Path) -> dict[str, str | int]:
 def _resume_command(folder: Path) -> str:
     try:
         return trusted_code.resume_command(folder, read_yaml(folder / RECIPE))
-    except UserError:  # the recipe cannot be read: then resume says so
+    except UserError:  # the recipe cannot be read: `fedloom resume` will report it
         return trusted_code.resume_command(folder)
 
 
 def finished(path: Path) -> Summary | None:
-    """The summary of a run that has ended; it is the last thing that a run writes."""
+    """Return the summary of a run, or None if the run is not finished: a run writes its summary last."""
     if not (path / SUMMARY).exists():
         return None
     try:
         return read_json(path / SUMMARY, Summary, "remove it", SUMMARISED)
     except UserError as error:
-        raise UserError(f"{error}, then `{_resume_command(path)}` makes it if it can") from None
+        raise UserError(f"{error}, then `{_resume_command(path)}` creates it again if possible") from None
 
 
 def read_rounds(folder: Path) -> list[RoundRecord]:
-    """A record per round, as far as the run has come."""
+    """Read the records of all rounds so far."""
     return read_lines(folder / METRICS, RoundRecord, REPEAT, ROUND)
 
 
 def read_clients(folder: Path) -> list[ClientRow]:
-    """What the last evaluation said of each client; empty before the end."""
+    """Read the clients' results of the last evaluation; empty before the end of the run."""
     rows = read_lines(folder / CLIENTS, ClientRow, REPEAT)
     for number, row in enumerate(rows, 1):
         if len(row["right"]) != len(row["total"]):
             raise UserError(
-                f"'{folder / CLIENTS}', line {number} cannot be used: right has {len(row['right'])} entries, and total "
+                f"'{folder / CLIENTS}', line {number} cannot be used: right has {len(row['right'])} entries, but total "
                 f"has {len(row['total'])}; {REPEAT}"
             )
     return rows
 
 
 def read_facts(folder: Path) -> TaskFacts:
-    """What must be known of the data to use a run's models without them."""
+    """Read the facts about the data that are needed to use a run's models without the data."""
     return read_json(folder / TASK, TaskFacts, REPEAT)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A small JSON file, indented; wholly or not at all."""
+    """Write an indented JSON file atomically; NaN and infinity become null."""
     write_whole(path, (json.dumps(without_nan(value), indent=1) + "\n").encode())
 
 
@@ -195,11 +204,11 @@ def _line(row: RoundRecord | ClientRow) -> bytes:
 
 
 def versions() -> dict[str, str]:
-    """What this ran on, users' own files included."""
+    """Return the versions of Python, packages, the system and the user's imported files."""
     found = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
     for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed as a package"
-    return found | registry.files() | {"torch": torch.__version__}  # its own word tells the build (cpu, cu130)
+    return found | registry.files() | {"torch": torch.__version__}  # includes the build (cpu, cu130)

@@ -1,4 +1,4 @@
-"""Who takes part in a round."""
+"""Sampling of the clients that take part in a round."""
 
 from collections.abc import Iterable
 from secrets import randbits
@@ -12,10 +12,10 @@ from fedloom.core.task import EVERYONE, Task, longest_first
 
 
 class Sampling:
-    """Draws clients by (seed, round). Newcomers never take part; a pooled method has one place that stands for all.
+    """Draws clients by (seed, round); newcomers never take part, and a pooled method has one virtual client.
 
-    Privacy by sampling holds only while nobody knows who was drawn. In a deployment every member knows the seed, so
-    with `privacy` clients are drawn from the operating system's randomness.
+    Privacy amplification by sampling requires that the drawn clients are secret. In a deployment every member knows the
+    seed, so with `privacy` clients are drawn from the operating system's random source.
     """
 
     def __init__(self, recipe: Recipe, task: Task, *, pooled: bool):
@@ -33,7 +33,7 @@ class Sampling:
         if self.per_round == 0:
             raise UserError(
                 f"training.fraction = {self._fraction:g}: selects none of {len(self.trainers)} clients; "
-                f"{1 / len(self.trainers):.2g} selects one"
+                f"set it to {1 / len(self.trainers):.2g}, which selects one, or more"
             )
         if needed > self.per_round:
             raise UserError(
@@ -42,13 +42,19 @@ class Sampling:
             )
 
     def draw(self, round: int, attempt: int = 0, asked: Iterable[int] = ()) -> list[int]:
-        """Who takes part, the longest first: that order is also the order of summation, on every engine.
+        """Draw the clients of a round.
 
-        When a round is retried, those who were not asked before come first.
+        Args:
+            round: Number of the round.
+            attempt: Number of earlier attempts at this round.
+            asked: Clients of the earlier attempts; a retry prefers other clients.
+
+        Returns:
+            The clients, those with the most work first. This is also the order of summation, on every engine.
         """
         if attempt == 0:
             generator = self._generator(round, "sample")
-            if self.poisson:  # perhaps nobody
+            if self.poisson:  # may be empty
                 drawn = np.flatnonzero(generator.random(len(self.trainers)) < self._fraction)
             else:
                 drawn = generator.choice(len(self.trainers), self.per_round, replace=False)

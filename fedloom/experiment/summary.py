@@ -1,4 +1,4 @@
-"""Accuracy over clients, and a run's summary out of its rounds. Nothing in it is chosen on test data but `best`."""
+"""Accuracy over clients, and a run's summary computed from its rounds; only `best` is chosen on test data."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ Prefix = Literal["personal", "newcomer", "newcomer_global", "global_mean"]
 
 
 def spread(scores: Sequence[Scores], prefix: Prefix = "personal") -> Measures:
-    """Mean over clients (unweighted), the sample-weighted one, standard deviation, and the worst tenth's mean.
+    """Return mean accuracy over clients, sample-weighted mean, standard deviation, mean of the worst tenth, and loss.
 
-    Clients without test samples say nothing.
+    Clients without test samples are ignored.
     """
     known = [s for s in scores if sum(s.total)]
     if not known:
@@ -34,15 +34,18 @@ def spread(scores: Sequence[Scores], prefix: Prefix = "personal") -> Measures:
 
 
 def pooled(scores: Sequence[Scores]) -> float:
-    """Right answers among all test samples."""
+    """Return the accuracy over all clients' test samples together; NaN without test samples."""
     total = sum(sum(s.total) for s in scores)
     return sum(sum(s.right) for s in scores) / total if total else float("nan")
 
 
 def summarise(values: Sequence[float], rule: str) -> float:
-    """A run's figure out of its evaluations: the `last`, or `median:10` / `mean:10` of the last ten.
+    """Return a run's reported value from the values of its evaluations.
 
-    Never the best: that would be chosen on test data.
+    Args:
+        values: One value per evaluation.
+        rule: `last`, or `median:10` or `mean:10` of the last ten. The best value is not offered, because it would be
+            chosen on test data.
     """
     if rule == "last":
         return values[-1]
@@ -58,7 +61,7 @@ Accuracy = Literal[
 
 
 def summary_of(history: Sequence[RoundRecord], rule: str, notes: Sequence[str]) -> Figures:
-    """Accuracies by the recipe's rule, bytes per round, clients that failed, notes."""
+    """Compute the summary from the rounds' records: accuracies by `rule`, bytes per round, failures, notes."""
     tested = [record for record in history if "evaluated" in record]
     names: tuple[Accuracy, ...] = get_args(Accuracy)
     figures: Figures = {"summary": rule}
@@ -87,4 +90,4 @@ def _known(records: Sequence[RoundRecord], name: Accuracy) -> list[float]:
 
 def _left_out(failed: Mapping[str, int]) -> list[str]:
     counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(failed.items()))
-    return [f"clients that were left out of a round: {counts} (log.txt says who, when and why)"] if failed else []
+    return [f"clients that were left out of a round: {counts} (see log.txt for details)"] if failed else []

@@ -1,4 +1,4 @@
-"""The recipe's sections `robust`, `attack` and `privacy`, ready for one experiment."""
+"""The recipe sections `robust`, `attack` and `privacy`, set up for one experiment."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -21,10 +21,10 @@ log = logging.getLogger("fedloom")
 
 
 class Trust:
-    """Attackers, and what replaces the mean. Without these sections nothing is changed, in any bit.
+    """Hostile clients, and the rule that replaces the mean; without these sections, results are bit-identical.
 
-    In a simulation all randomness follows from the seed. `deployed`: every member knows the seed, so privacy's noise
-    comes from the operating system instead.
+    In a simulation all randomness is derived from the seed. In a deployment (`deployed`) every member knows the seed,
+    so the noise for privacy comes from the operating system.
     """
 
     def __init__(self, recipe: Recipe, method: Method, sampling: Sampling, *, deployed: bool = False):
@@ -40,34 +40,34 @@ class Trust:
         self.attack = Attack(attack, clients, recipe.seed, uncounted=method.by.values()) if attack else None
         self.spending: Spending | None = None
         self.notes: list[str] = []
-        """What a run's summary says beside its figures."""
+        """Remarks for the run's summary."""
         if robust is not None:
             self.combination = RobustAverage(robust, method, participants)
         if privacy is not None:
             fraction = recipe.training.fraction
-            meant = fraction * len(clients) if sampling.poisson else participants
+            planned = fraction * len(clients) if sampling.poisson else participants
             normals = system_normals if deployed else seeded_normals(recipe.seed)
-            self.combination = PrivateAverage(privacy, method, meant, normals)
+            self.combination = PrivateAverage(privacy, method, planned, normals)
             if not deployed:
                 self.notes.append(SIMULATED)
             self.spending = Spending(privacy, len(clients), fraction, participants)
         if self.combination is not None and use_of_messages(method) == "unknown":
             log.warning(
-                "%s: what the combine of method.name = '%s' does with messages cannot be told beforehand; the run "
-                "ends in its first round if it reads them itself instead of giving them to server.average",
+                "%s: how the combine of method.name = '%s' uses messages cannot be determined in advance; the run "
+                "fails in its first round if combine reads messages directly instead of passing them to server.average",
                 "robust" if robust else "privacy", method.name,
             )  # fmt: skip
 
     def around(self, engine: Runner) -> Runner:
-        """The engine; with an attack, hostile clients falsify their messages."""
+        """Wrap the engine so that hostile clients falsify their messages; without an attack, return it unchanged."""
         return engine if self.attack is None else FalsifyMessages(engine, self.attack)
 
     def sealed(self, messages: Iterator[Message]) -> Iterator[Message]:
-        """What a method's `combine` gets: where something replaces the mean, it cannot read messages itself."""
+        """Return the messages for a method's `combine`, sealed if a rule replaces the mean."""
         return messages if self.combination is None else SealedMessages(messages, self.combination.refusal)
 
     def note(self, record: RoundRecord, chosen: Iterable[int]) -> None:
-        """Adds to a round's record: attackers among the participants, privacy spent."""
+        """Add the number of hostile participants and the spent privacy budget to a round's record."""
         if self.attack is not None:
             record["hostile"] = len(self.attack.hostile.intersection(chosen))
         if self.spending is not None:

@@ -1,1 +1,1 @@
-"""What was trained, in use: loading, predicting, adapting to a newcomer, exporting."""
+"""Use of trained models: loading, predicting, adapting to new clients, exporting."""

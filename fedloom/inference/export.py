@@ -1,7 +1,8 @@
-"""Models for other programs: ONNX and TorchScript with preprocessing inside, or one safetensors file for fedloom.
+"""Export of models: ONNX and TorchScript with built-in preprocessing, or one safetensors file for fedloom.
 
-ONNX goes through torch's TorchScript-based exporter: that takes a tenth of the time of the one torch.export feeds. It
-and TorchScript are deprecated in torch 2.13, and work. What was written is run and compared with the model.
+ONNX uses torch's TorchScript-based exporter, which takes a tenth of the time of the exporter based on torch.export. It
+and TorchScript are deprecated in torch 2.13, but work. Each exported model is run and compared with the original before
+it is written.
 """
 
 import importlib.util
@@ -22,16 +23,34 @@ from fedloom.inference.trained_model import TrainedModel, load_model, write_anyw
 
 ExportFormat = Literal["onnx", "torchscript", "safetensors"]
 Again = Callable[[Tensor], Any]
-"""What was written, read back and run."""
+"""Runs the exported model, read back from its bytes."""
 SUFFIXES: dict[ExportFormat, str] = {"onnx": ".onnx", "torchscript": ".pt", "safetensors": ".safetensors"}
+"""File name endings by format."""
 TOLERANCE = 1e-4
+"""Maximum difference of the exported model's logits."""
 OPSET = 17
+"""Version of the ONNX operator set."""
 
 
 def export(model: TrainedModel, kind: ExportFormat, path: Path) -> float:
-    """Writes a model; returns the largest difference of the file's logits from the model's, found by running it.
+    """Export a model to a file.
 
-    ONNX and TorchScript take `images`, uint8 [batch, H, W, C] of any batch size, and give `logits`.
+    ONNX and TorchScript models take `images`, uint8 [batch, H, W, C] with any batch size, and return `logits`.
+
+    Args:
+        model: The model.
+        kind: `onnx`, `torchscript` or `safetensors` (for `fedloom.load_model`).
+        path: The file to write.
+
+    Returns:
+        The largest difference between the logits of the exported model and the original on random images.
+
+    Raises:
+        UserError: The format is unknown, its packages are missing, the model cannot be exported exactly, or the file
+            cannot be written.
+
+    Example:
+        >>> export(fedloom.load("runs/mine").global_model(), "onnx", Path("model.onnx"))   # doctest: +SKIP
     """
     if kind not in SUFFIXES:
         raise UserError(f"--to {kind}: {nearest(kind, get_args(ExportFormat))}")
@@ -39,23 +58,25 @@ def export(model: TrainedModel, kind: ExportFormat, path: Path) -> float:
         _need("onnx", "onnxruntime")
     made = {"onnx": _onnx, "torchscript": _torchscript, "safetensors": _safetensors}[kind]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecations; and values fixed in the graph, which the comparison covers
+        warnings.simplefilter("ignore")  # deprecations, and constants in the graph, which the comparison below checks
         try:
             data, again = made(model)
         except RuntimeError as error:
-            raise UserError(f"--to {kind}: {model.method.name} cannot be written so ({error}); try another") from error
+            raise UserError(
+                f"--to {kind}: {model.method.name} cannot be exported to this format ({error}); try another format"
+            ) from error
     off = max(_difference(model, again, batch) for batch in (1, 2, 5))
     if not off <= TOLERANCE:
         raise UserError(
             f"--to {kind}: the file's logits differ from the model's by {off:.2g}, so it was not written: "
-            f"{model.method.name} does something that this format cannot hold; try another"
+            f"{model.method.name} uses operations that this format cannot represent; try another format"
         )
     write_anywhere(path, data)
     return off
 
 
 def describe(model: TrainedModel) -> dict[str, str]:
-    """What goes into the files' metadata."""
+    """Return the metadata of exported files: classes, input, output, method."""
     channels, height, width = model.form.shape
     return {
         "classes": json.dumps(model.classes),
@@ -77,7 +98,7 @@ def _difference(model: TrainedModel, again: Again, batch: int) -> float:
     found = np.asarray(again(images))
     if found.shape != expected.shape:
         return float("inf")
-    ordinary = np.abs(expected) < 1e6  # beyond it are classes that are never answered
+    ordinary = np.abs(expected) < 1e6  # larger logits mark classes that are never predicted: compare them relatively
     scale = np.maximum(1, np.abs(expected))
     return float((np.abs(found - expected) / np.where(ordinary, 1, scale)).max())
 
@@ -99,7 +120,7 @@ def _onnx(model: TrainedModel) -> tuple[bytes, Again]:
 
 
 def _torchscript(model: TrainedModel) -> tuple[bytes, Again]:
-    traced = torch.jit.freeze(torch.jit.trace(model, (_example(model, 2),), check_trace=False))  # only what is read
+    traced = torch.jit.freeze(torch.jit.trace(model, (_example(model, 2),), check_trace=False))  # drops unused tensors
     buffer = io.BytesIO()
     torch.jit.save(traced, buffer, _extra_files={"fedloom.json": json.dumps(describe(model))})
     buffer.seek(0)

@@ -1,4 +1,4 @@
-"""A model that takes images as they come: bytes or floats, channels first or last; preprocessing is in it."""
+"""A model with built-in preprocessing that takes images as bytes or floats, channels first or last."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,13 +13,18 @@ from fedloom.core.task import ImageFormat, Task
 from fedloom.data import Dataset, Federation
 
 CHUNK = 512
-"""Images of one forward pass where many are asked about."""
+"""Maximum number of images per forward pass when many images are given."""
 
 
 class ImageModel(nn.Module):
-    """Logits of images, preprocessing included. Frozen and in eval mode.
+    """A frozen model in eval mode that computes logits from images, with preprocessing.
 
-    Images are uint8 or floats in [0, 1], arrays or tensors, [B, H, W, C], [B, C, H, W] or a single one of these.
+    Images are arrays or tensors of uint8, or of floats in [0, 1]. Their shape is [B, H, W, C], [B, C, H, W], or either
+    without the batch dimension; grey images may also lack the channel dimension.
+
+    Example:
+        >>> model = fedloom.load("runs/mine").personal(3)   # doctest: +SKIP
+        >>> model(images).argmax(1), model.classes   # doctest: +SKIP
     """
 
     scale: Tensor
@@ -34,27 +39,47 @@ class ImageModel(nn.Module):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names, in the order of the logits."""
+        """Class names, in the order of the logits."""
         return self.form.classes
 
     def forward(self, images: Any) -> Tensor:
-        """Logits [B, classes]."""
+        """Compute logits.
+
+        Args:
+            images: Images in any of the forms listed at the class.
+
+        Returns:
+            Logits [B, classes].
+
+        Raises:
+            UserError: The images have another shape or type, or the model has no classifier.
+        """
         return self.logits(self.prepared(images))
 
     def features(self, images: Any) -> Tensor:
-        """Representations [B, width]."""
+        """Compute representations.
+
+        Args:
+            images: Images in any of the forms listed at the class.
+
+        Returns:
+            Representations [B, width].
+
+        Raises:
+            UserError: The images have another shape or type.
+        """
         return self.represent(self.prepared(images))
 
     def logits(self, x: Tensor) -> Tensor:
-        """Of what a network sees."""
+        """Compute logits of preprocessed images, see `prepared`."""
         raise NotImplementedError
 
     def represent(self, x: Tensor) -> Tensor:
-        """Of what a network sees."""
+        """Compute representations of preprocessed images, see `prepared`."""
         raise NotImplementedError
 
     def prepared(self, images: Any) -> Tensor:
-        """What a network sees: float32 [B, C, H, W], normalised."""
+        """Convert images to the network's input: normalised float32 [B, C, H, W]."""
         x = images if isinstance(images, Tensor) else torch.from_numpy(np.ascontiguousarray(images))
         x = self._channels_first(x.to(self.scale.device))
         factor = 1 if x.dtype == torch.uint8 else 255
@@ -63,9 +88,9 @@ class ImageModel(nn.Module):
     def _channels_first(self, x: Tensor) -> Tensor:
         channels, height, width = self.form.shape
         if x.dtype != torch.uint8 and not x.is_floating_point():
-            raise UserError(f"images: {x.dtype} is not understood; give uint8, or floats in [0, 1]")
+            raise UserError(f"images: type {x.dtype} is not supported; use uint8, or floats in [0, 1]")
         given = tuple(x.shape)
-        if channels == 1 and x.dim() in (2, 3) and given[-2:] == (height, width):  # grey images without a channel
+        if channels == 1 and x.dim() in (2, 3) and given[-2:] == (height, width):  # no channel dimension
             x = x.reshape(-1, 1, height, width)
         x = x.unsqueeze(0) if x.dim() == 3 else x
         if x.dim() == 4 and tuple(x.shape[1:]) == (height, width, channels):
@@ -79,19 +104,29 @@ class ImageModel(nn.Module):
 
     @torch.no_grad()
     def probabilities(self, images: Any) -> np.ndarray:
-        """[B, classes], some images at a time."""
+        """Compute class probabilities, in chunks of images.
+
+        Args:
+            images: Images in any of the forms listed at the class.
+
+        Returns:
+            Probabilities [B, classes], as a NumPy array.
+
+        Raises:
+            UserError: The images have another shape or type, or the model has no classifier.
+        """
         return torch.cat([self(chunk).softmax(1) for chunk in chunks(images)]).cpu().numpy()
 
 
 def chunks(images: Any) -> Sequence[Any]:
-    """Images in pieces that fit into memory."""
+    """Split images into chunks of at most `CHUNK`."""
     if len(images.shape) < 4:
         return [images]
     return [images[start : start + CHUNK] for start in range(0, len(images), CHUNK)]
 
 
 def blank_task(form: ImageFormat, network: ModelFactory, objective: Objective) -> Task:
-    """A task without its data: enough to build networks with."""
+    """Create a task with one blank image, sufficient to build networks."""
     dataset = Dataset(
         name="",
         images=torch.zeros(1, *form.shape, dtype=torch.uint8),

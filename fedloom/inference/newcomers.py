@@ -1,7 +1,7 @@
-"""Newcomers: clients who never took part. What a run's representation is worth to them, beside training alone.
+"""Evaluation of a run's models on newcomers: clients that did not take part in training.
 
-RepPer's Fig. 6 (heads on the frozen representation, also on another dataset with other classes) and FedCRC's Table II
-(the global model as it is).
+Compares heads on the frozen representation (RepPer, Fig. 6; also on another dataset with other classes), the global
+model without changes (FedCRC, Table II), and training alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,24 +30,29 @@ from fedloom.methods.addons.heads import Head
 
 Record = dict[str, Any]
 GLOBAL, ALONE = "global", "alone"
+"""Keys of results: the global model, and a model that the newcomer trains alone."""
 AVERAGE = "average of the clients' models"
 
 
 @dataclass(frozen=True)
 class NewcomerData:
-    """Somebody's samples: the run's own held-out clients, or clients of another dataset."""
+    """Newcomers and their samples: the run's held-out clients, or clients of another dataset."""
 
     task: Task
     clients: tuple[int, ...]
     own: bool
-    """Whether the classes are the run's, so that its classifiers mean something."""
+    """Whether the classes are the run's, so that its classifiers apply."""
 
 
 def held_out(run: TrainedRun) -> NewcomerData:
-    """The clients that `data.newcomers` kept out of training."""
+    """Return the clients that `data.newcomers` held out of training.
+
+    Raises:
+        UserError: The run held out no clients.
+    """
     if not run.facts["newcomers"]:
         raise UserError(
-            f"the run in '{run.path}' held no clients out (data.newcomers = 0): give clients of another dataset "
+            f"the run in '{run.path}' held out no clients (data.newcomers = 0): use clients of another dataset "
             "(--data), or run with --set data.newcomers=0.4"
         )
     return NewcomerData(run.task, tuple(run.facts["newcomers"]), own=True)
@@ -57,7 +62,18 @@ def from_dataset(
     run: TrainedRun, name: str, *, folder: Path | None = None, clients: int = 20, partition: str = "dirichlet:1",
     split: str = "pooled:0.75", most: int | None = None, seed: int = 0,
 ) -> NewcomerData:  # fmt: skip
-    """Clients of another dataset, its images brought to the form that the run's network takes."""
+    """Divide another dataset among new clients, with images converted to the run's format.
+
+    Args:
+        run: The run.
+        name: Name or path of the dataset.
+        folder: Folder of downloaded datasets.
+        clients: Number of clients.
+        partition: How the dataset is divided, as in `data.partition`.
+        split: How test samples are chosen, as in `data.split`.
+        most: Maximum number of samples, as in `data.limit`.
+        seed: Seed of the division.
+    """
     channels, height, width = run.form.shape
     dataset = load(name, folder=folder, size=max(height, width))
     if most is not None:
@@ -72,15 +88,24 @@ def evaluate_newcomers(
     run: TrainedRun, data: NewcomerData, heads: Sequence[Head], *, steps: int = STEPS, alone_epochs: int | None = None,
     on_client: Callable[[int], None] | None = None,
 ) -> Record:  # fmt: skip
-    """Accuracy of every newcomer, in each way, and its mean and spread.
+    """Measure the accuracy of every newcomer with each kind of model.
 
-    `alone` trains the run's network from scratch on the newcomer's data, for as many epochs as a client of the run had
-    on average unless told otherwise, with the run's optimizer; 0 leaves it out. Heads are fitted as `adapt` fits them.
+    Args:
+        run: The run.
+        data: The newcomers.
+        heads: Heads to fit on the run's frozen representation, in the same way as `adapt`.
+        steps: Training steps of linear and mlp heads.
+        alone_epochs: Epochs of training the run's network from scratch on the newcomer's data, with the run's
+            optimizer. Default: as many as a client of the run had on average; 0: no such training.
+        on_client: Called with each newcomer that has been evaluated.
+
+    Returns:
+        Accuracies by newcomer (`clients`), and their mean, standard deviation and minimum by kind of model (`ways`).
     """
     base = run.representation()
     task = data.task
     classes = task.dataset.classes
-    everybody = _everybody(run) if data.own else None
+    shared = _shared_model(run) if data.own else None
     fitters = [HeadFitter(base, classes, head, steps=steps, seed=run.recipe.seed) for head in heads]
     epochs = _epochs(run) if alone_epochs is None else alone_epochs
     workspace = _alone(run, task, epochs) if epochs else None
@@ -89,11 +114,11 @@ def evaluate_newcomers(
         fit_on, test_on = task.federation.train[client], task.federation.test[client]
         row: Record = {"client": client, "train": len(fit_on), "test": len(test_on)}
         y = task.dataset.labels
-        if everybody is not None:
-            row[GLOBAL] = _accuracy(_over(everybody, task.dataset, test_on), y[test_on])
+        if shared is not None:
+            row[GLOBAL] = _accuracy(_over(shared, task.dataset, test_on), y[test_on])
         z_fit, z_test = (_over(base.features, task.dataset, index) for index in (fit_on, test_on))
         for fitter in fitters:
-            fitter.fit(z_fit, y[fit_on], who=client)
+            fitter.fit(z_fit, y[fit_on], client_id=client)
             row[fitter.head] = _accuracy(fitter.logits(z_test), y[test_on])
         if workspace is not None:
             row[ALONE] = perform(workspace, Job("evaluate", 1, Message({}), client=client)).scores[0].accuracy
@@ -107,15 +132,15 @@ def evaluate_newcomers(
         "data": task.dataset.name,
         "newcomers": len(rows),
         "representation": "average of the clients' extractors" if base.client == AVERAGED else "shared",
-        "global": None if everybody is None else "the global model" if everybody.client != AVERAGED else AVERAGE,
+        "global": None if shared is None else "the global model" if shared.client != AVERAGED else AVERAGE,
         "alone_epochs": epochs,
         "ways": {way: _spread([row[way] for row in rows]) for way in ways},
         "clients": rows,
     }
 
 
-def _everybody(run: TrainedRun) -> TrainedModel | None:
-    """The model for everybody; a method that trains none has the average of the clients' (FedCRC, §IV-D)."""
+def _shared_model(run: TrainedRun) -> TrainedModel | None:
+    """Return the global model; without one, the average of the clients' models (FedCRC, §IV-D)."""
     if not run.method.has_global:
         return run.averaged()
     return None if run.method.overrides("generalise") and len(run.styles) > 1 else run.global_model()
@@ -127,7 +152,7 @@ def _epochs(run: TrainedRun) -> int:
 
 
 def _alone(run: TrainedRun, task: Task, epochs: int) -> Workspace:
-    """Where newcomers train alone: in the run's form of images, with its augmentation."""
+    """Create the workspace in which newcomers train alone, with the run's image format and augmentation."""
     own = run.recipe.data
     training = run.recipe.training.model_copy(update={"epochs": epochs})
     task = replace(task, augment=parse_augment(own.augment), objective=objectives.get("labels"))
@@ -138,7 +163,7 @@ def _alone(run: TrainedRun, task: Task, epochs: int) -> Workspace:
 
 @torch.no_grad()
 def _over(model: Callable[[Tensor], Tensor], dataset: Dataset, index: np.ndarray) -> Tensor:
-    """A model on some images, a few at a time."""
+    """Apply a model to some images of a dataset, in chunks."""
     pieces = chunks(dataset.images[index])
     return torch.cat([model(piece) for piece in pieces]) if len(index) else torch.empty(0, 1)
 
@@ -155,13 +180,19 @@ def _spread(values: Sequence[float]) -> Record:
 
 
 def in_channels(images: Tensor, channels: int) -> Tensor:
-    """Grey repeated, colours as luma: as Pillow converts pictures."""
+    """Convert images to this number of channels as Pillow does: grey is repeated, colour becomes luma.
+
+    Raises:
+        UserError: The conversion is not supported.
+    """
     if images.shape[1] == channels:
         return images
     if images.shape[1] == 1:
         return images.expand(-1, channels, -1, -1)
     if images.shape[1] != 3 or channels != 1:
-        raise UserError(f"images of {images.shape[1]} channels cannot be brought to the {channels} that the run took")
+        raise UserError(
+            f"images with {images.shape[1]} channels cannot be converted to the {channels} channels of the run's images"
+        )
     grey = torch.empty(len(images), 1, *images.shape[2:], dtype=torch.uint8)
     weights = torch.tensor([19595, 38470, 7471], dtype=torch.int32).reshape(3, 1, 1)
     for start in range(0, len(images), 1024):

@@ -1,4 +1,4 @@
-"""A user's own picture files, brought to the form that a model takes."""
+"""Reading of a user's picture files into the image format of a model."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -17,19 +17,28 @@ from fedloom.data.sources.tree import PICTURES, pictures_in
 
 @dataclass(frozen=True)
 class Pictures:
-    """Those that could be read, and what was wrong with the others."""
+    """Pictures that could be read, and the reasons why others were skipped."""
 
     paths: list[Path]
+    """Files that could be read, in the order of `images`."""
     images: Tensor
     """uint8 [N, C, H, W]"""
     skipped: dict[str, str]
-    """Path → why."""
+    """Reasons by path."""
 
 
 def read_pictures(paths: Sequence[Path], shape: tuple[int, int, int]) -> Pictures:
-    """Decodes and resizes files as training images are; what cannot be read is left out, and named."""
+    """Decode and resize picture files in the same way as training images; skip files that cannot be read.
+
+    Args:
+        paths: Picture files.
+        shape: Channels, height and width of the model's images.
+
+    Raises:
+        UserError: Picture files cannot have this number of channels.
+    """
     if shape[0] not in (1, 3):
-        raise UserError(f"the model takes images of {shape[0]} channels: picture files have 1 (grey) or 3 (colour)")
+        raise UserError(f"the model takes images with {shape[0]} channels: picture files have 1 (grey) or 3 (colour)")
     sizes: list[tuple[int, int]] = []
     problems: list[str | None] = []
     for path in paths:
@@ -63,30 +72,45 @@ def _why(path: Path, error: BaseException) -> str:
 
 
 def find_pictures(places: Iterable[Path]) -> list[Path]:
-    """Files as they are, and all pictures under folders."""
+    """List the given files and all pictures inside the given folders, without duplicates.
+
+    Raises:
+        UserError: A path does not exist, or a folder has no pictures.
+    """
     found: list[Path] = []
     for place in places:
         if place.is_dir():
             inside = [place.joinpath(*parts) for parts in pictures_in(place)]
             if not inside:
-                raise UserError(f"'{place}': there are no pictures in it ({', '.join(sorted(PICTURES))})")
+                raise UserError(f"'{place}': the folder has no pictures ({', '.join(sorted(PICTURES))})")
             found += inside
         elif place.exists():
             found.append(place)
         else:
-            raise UserError(f"'{place}': there is no such file or folder")
+            raise UserError(f"'{place}': no such file or folder")
     return list(dict.fromkeys(found))
 
 
 def labelled_pictures(root: Path, shape: tuple[int, int, int]) -> tuple[Pictures, np.ndarray, tuple[str, ...]]:
-    """Pictures in a folder per class, their labels, and the classes."""
+    """Read the pictures in a folder that has one subfolder per class.
+
+    Args:
+        root: The folder.
+        shape: Channels, height and width of the model's images.
+
+    Returns:
+        The pictures, their labels, and the class names.
+
+    Raises:
+        UserError: The folder does not exist or has another structure, or no picture can be read.
+    """
     if not root.is_dir():
-        raise UserError(f"--images {root}: there is no such folder; it has a folder of pictures for each class")
+        raise UserError(f"--images {root}: no such folder; name a folder that has a folder of pictures for each class")
     files = pictures_in(root)
     wrong = next((file for file in files if len(file) != 2), None)
     if wrong or not files:
-        found = f"'{'/'.join(wrong)}' is there" if wrong else "there are no pictures in it"
-        raise UserError(f"--images {root}: expected a folder for each class with pictures in it, but {found}")
+        found = f"found '{'/'.join(wrong)}'" if wrong else "found no pictures"
+        raise UserError(f"--images {root}: expected a folder of pictures for each class, but {found}")
     pictures = read_pictures([root.joinpath(*file) for file in files], shape)
     if not pictures.paths:
         raise UserError(f"--images {root}: none of its {len(files)} pictures can be read")

@@ -1,4 +1,4 @@
-"""A trained model on its own: a client's, everybody's, or a newcomer's; also as one safetensors file."""
+"""Trained models of clients, the server or newcomers, and their safetensors files."""
 
 import json
 import math
@@ -36,15 +36,16 @@ from fedloom.models import Factory
 from fedloom.objectives import Objective
 
 GLOBAL, AVERAGED = -1, -2
-"""Whose model it is, where it is no client's: everybody's, or the average of the clients'."""
+"""Values of `TrainedModel.client` for models that do not belong to a client: global, average of the clients' models."""
 FORMAT = "fedloom-model-1"
+"""Format of model files, stored in their metadata."""
 IMAGE_COST = 64
-"""Bytes that each value of an image takes while a blank one is made and looked at."""
+"""Estimated bytes of memory per value of a blank image, while a model is built."""
 
 
 @with_config(CHECKED)
 class ModelFacts(TypedDict):
-    """What the metadata of a model's file say."""
+    """The metadata of a model file."""
 
     format: Literal["fedloom-model-1"]
     method: Named
@@ -56,7 +57,13 @@ class ModelFacts(TypedDict):
 
 
 class TrainedModel(ImageModel):
-    """A client's model, or the one for everybody, as the method predicts with it."""
+    """A client's model, the global model, or an average of clients' models; predicts as the method does.
+
+    Attributes:
+        client: Id of the client; `GLOBAL` (-1) or `AVERAGED` (-2) for models that do not belong to a client.
+        method: The method that trained the model.
+        about: Further facts, stored in the model's file (for an adapted model: how it was tested).
+    """
 
     def __init__(self, workspace: Workspace, form: ImageFormat, client: int, about: Mapping[str, Any] | None = None):
         super().__init__(form)
@@ -69,22 +76,26 @@ class TrainedModel(ImageModel):
         self._holder = Client(workspace, id=client, round=1, job="use", samples=np.empty(0, np.int64), first=False)
 
     def logits(self, x: Tensor) -> Tensor:
-        """By the method's prediction."""
+        """Compute logits of preprocessed images with the method's prediction.
+
+        Raises:
+            UserError: The model has no classifier.
+        """
         if self.client != GLOBAL:
             return self.method.predict(self._holder, x)
         self.refuse_without_classifier()
         return self.method.predict_global(self._holder, x)
 
     def refuse_without_classifier(self) -> None:
-        """Some methods share a representation alone."""
+        """Raise a UserError if the method shares a representation but no classifier, and this is the global model."""
         if self.client == GLOBAL and not self.method.has_global:
             raise UserError(
-                f"{self.method.name} has no classifier for everybody: take a client's model (--client 3), or give a "
-                "new client one (fedloom adapt)"
+                f"{self.method.name} has no global classifier: use a client's model (--client 3), or fit a classifier "
+                "for a new client (fedloom adapt)"
             )
 
     def represent(self, x: Tensor) -> Tensor:
-        """The client's representation, or the one that all share."""
+        """Compute representations of preprocessed images, with the client's extractor or the shared one."""
         if self.client != GLOBAL:
             return self.method.represent(self._holder, x)
         if isinstance(self.method, Probed):
@@ -93,13 +104,27 @@ class TrainedModel(ImageModel):
         return z
 
     def save(self, path: Path) -> None:
-        """Writes one safetensors file, for `load_model`."""
+        """Write the model to one safetensors file, for `load_model`.
+
+        Args:
+            path: The file; missing folders are created.
+
+        Raises:
+            UserError: The file cannot be written, or the model has no classifier.
+
+        Example:
+            >>> fedloom.load("runs/mine").personal(3).save(Path("client3.safetensors"))   # doctest: +SKIP
+        """
         write_anywhere(path, self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """As safetensors: the tensors that an answer depends on; all else that it takes is in the metadata."""
+        """Return the model as safetensors: the tensors that it needs, and a description of the rest as metadata.
+
+        Raises:
+            UserError: The model has no classifier.
+        """
         task = self.workspace.setup.task
-        says = {
+        facts = {
             "format": FORMAT,
             "method": {"name": self.method.name} | _fields(self.method),
             "objective": {"name": task.objective.name} | _fields(task.objective),
@@ -108,11 +133,11 @@ class TrainedModel(ImageModel):
             "client": self.client,
             "about": self.about,
         }
-        return save(self.needed(), {"fedloom": json.dumps(says)})
+        return save(self.needed(), {"fedloom": json.dumps(facts)})
 
     @torch.no_grad()
     def needed(self) -> State:
-        """Tensors that logits or representation read, by name: a run's bookkeeping is left out."""
+        """Return the tensors that logits or representations depend on, by name; a method's other state is left out."""
         reads = _Reads()
         device = self.scale.device
         blank = torch.zeros(2, *self.form.shape, dtype=torch.uint8, device=device)
@@ -128,7 +153,7 @@ def _fields(thing: Any) -> dict[str, Any]:
 
 
 class _Reads(TorchFunctionMode):
-    """Notes the tensors that functions get."""
+    """Records the tensors that are passed to torch functions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,41 +172,64 @@ class _Reads(TorchFunctionMode):
 
 
 def write_anywhere(path: Path, data: bytes) -> None:
-    """Puts bytes where a user wants them, wholly or not at all."""
+    """Write a file atomically at a path that the user has chosen; missing folders are created.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, data)
     except (OSError, UserError) as error:
         why = getattr(error.__cause__ or error, "strerror", None) or error
-        raise UserError(f"'{path}' cannot be written: {why}; choose another place, or make room") from None
+        raise UserError(f"'{path}' cannot be written: {why}; choose another place, or free disk space") from None
 
 
 def load_model(path: str | Path, *, trust_code: bool = False) -> TrainedModel:
-    """The model in a file that `save`, `fedloom adapt` or `fedloom export --to safetensors` wrote.
+    """Load a model from a file.
 
-    `trust_code` imports the Python files that it names; without it they are refused.
+    Args:
+        path: A file written by `TrainedModel.save`, `fedloom adapt` or `fedloom export --to safetensors`.
+        trust_code: Allow the Python files that the model file names to be imported. Without it, such a file is
+            refused, unless the user has named it before in this process.
+
+    Returns:
+        The model, frozen and in eval mode, with preprocessing.
+
+    Raises:
+        UserError: The file cannot be read, is not a fedloom model, or names a Python file that is not trusted.
+
+    Example:
+        >>> model = fedloom.load_model("models/clinic/model.safetensors")   # doctest: +SKIP
+        >>> model.probabilities(images)   # doctest: +SKIP
     """
     remedy = "give a run folder or an adapted model"
     tensors, metadata = read_tensors(Path(path), "a model", remedy)
     if f'"{FORMAT}"' not in metadata:
-        raise UserError(f"'{path}' is no model of fedloom: its metadata say nothing of '{FORMAT}'; {remedy}")
-    says = parse_json(metadata.encode(), ModelFacts, f"'{path}'", remedy)
+        raise UserError(f"'{path}' is not a fedloom model: its metadata do not contain '{FORMAT}'; {remedy}")
+    facts = parse_json(metadata.encode(), ModelFacts, f"'{path}'", remedy)
     if trust_code:
-        trusted_code.trust(says)
+        trusted_code.trust(facts)
     with decoding(f"'{path}'", "a model", remedy):
-        form = ImageFormat.from_json(says["images"])
+        form = ImageFormat.from_json(facts["images"])
         workspace = blank_workspace(
-            methods.get(**says["method"]), objectives.get(**says["objective"]), form, factory_of(says["network"])
+            methods.get(**facts["method"]), objectives.get(**facts["objective"]), form, factory_of(facts["network"])
         )
-        model = TrainedModel(workspace, form, says["client"], says["about"])
+        model = TrainedModel(workspace, form, facts["client"], facts["about"])
         unknown = model.load_state_dict(tensors, strict=False).unexpected_keys
     if unknown:
-        raise UserError(f"'{path}': {unknown[0]:.80} is unknown to this version of {workspace.setup.method.name}")
+        raise UserError(
+            f"'{path}': the tensor {unknown[0]:.80} is unknown to this version of {workspace.setup.method.name}"
+        )
     return model
 
 
 def read_tensors(path: Path, what: str, remedy: str) -> tuple[State, str]:
-    """The tensors of a safetensors file, and what fedloom wrote into its metadata (empty if nothing)."""
+    """Read the tensors of a safetensors file and its metadata entry `fedloom` (empty if it has none).
+
+    Raises:
+        UserError: The file cannot be read, or does not fit into memory.
+    """
     if path.exists() and not path.is_file():
         raise UserError(f"'{path}' is not a file; {remedy}")
     with decoding(f"'{path}'", what, remedy):
@@ -192,7 +240,7 @@ def read_tensors(path: Path, what: str, remedy: str) -> tuple[State, str]:
 
 
 def factory_of(network: Mapping[str, Any]) -> Factory:
-    """The network that a file describes by its name and options."""
+    """Return the network that is described by its name and options."""
     return Factory(network["name"], {name: value for name, value in network.items() if name != "name"})
 
 
@@ -200,7 +248,7 @@ def blank_workspace(
     method: Method, objective: Objective, form: ImageFormat, network: ModelFactory, *,
     training: Training | None = None, seed: int = 0,
 ) -> Workspace:  # fmt: skip
-    """A workspace to load a model into, without data."""
+    """Create a workspace without data, to load a model into."""
     refuse_without_room(IMAGE_COST * math.prod(form.shape), f"images of shape {list(form.shape)}", "use smaller ones")
     task = blank_task(form, network, objective)
     refuse_model_without_room(task)

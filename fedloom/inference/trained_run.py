@@ -1,4 +1,4 @@
-"""What a finished run has learnt, out of its folder alone: `fedloom.load("runs/mine").personal(3)(images)`."""
+"""The models and results of a run, read from its folder: `fedloom.load("runs/mine").personal(3)(images)`."""
 
 from functools import cached_property
 from pathlib import Path
@@ -28,9 +28,22 @@ from fedloom.inference.trained_model import AVERAGED, GLOBAL, TrainedModel, blan
 
 
 class TrainedRun:
-    """A run folder. Models are built when asked for, and need no data.
+    """A run's models and results, read from its folder on demand; models do not need the data.
 
-    `trust_code` imports the Python files that the folder names; without it they are refused.
+    Use `fedloom.load` to create it.
+
+    Args:
+        path: The run folder.
+        task: The run's data, if they were made in Python.
+        trust_code: Allow the Python files that the folder names to be imported.
+
+    Attributes:
+        path: The run folder.
+        recipe: The run's recipe.
+        method: The run's method.
+
+    Raises:
+        UserError: The folder holds no run, or names a Python file that is not trusted.
     """
 
     def __init__(self, path: str | Path, *, task: Task | None = None, trust_code: bool = False):
@@ -41,17 +54,17 @@ class TrainedRun:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """The run's figures; none while it is not finished."""
+        """The run's summary; None if the run is not finished."""
         return finished(self.path)
 
     @cached_property
     def history(self) -> list[RoundRecord]:
-        """A record per round."""
+        """Records of the rounds."""
         return read_rounds(self.path)
 
     @cached_property
     def clients(self) -> list[ClientRow]:
-        """What the last evaluation said of each client."""
+        """Clients' results of the last evaluation; empty if the run is not finished."""
         return read_clients(self.path)
 
     @cached_property
@@ -64,23 +77,33 @@ class TrainedRun:
 
     @cached_property
     def form(self) -> ImageFormat:
-        """Of the images that its models take."""
+        """Format of the models' images: classes, shape, normalisation."""
         return ImageFormat.from_json(self.facts)
 
     @cached_property
     def task(self) -> Task:
-        """The data and who holds what, loaded anew and checked to be the run's."""
+        """The data and their division among clients, loaded again and checked against the run's fingerprint."""
         task = self._task or make_task(self.recipe)
         refuse_other_data(task, fingerprint(task), self.facts["fingerprint"])
         return task
 
     @property
     def styles(self) -> tuple[str, ...]:
-        """Names of the data's styles (one, where there are none)."""
+        """Names of the data's styles; one name if the data have a single style."""
         return tuple(self.facts["styles"])
 
     def personal(self, client: int) -> TrainedModel:
-        """A client's own model."""
+        """Return a client's personal model.
+
+        Args:
+            client: Id of the client, from 0.
+
+        Raises:
+            UserError: The client does not exist, the run is not finished, or the client's model was not stored.
+
+        Example:
+            >>> logits = fedloom.load("runs/mine").personal(3)(images)   # doctest: +SKIP
+        """
         count = self.facts["clients"]
         if not 0 <= client < count:
             raise UserError(f"client = {client}: the run has clients 0 to {count - 1}")
@@ -90,37 +113,50 @@ class TrainedRun:
         if not (self.path / "models" / f"{name}.safetensors").exists():
             self._refuse_unfinished()
             why = (
-                "storage.personal_models was off"
+                "storage.personal_models was false"
                 if not self.recipe.storage.personal_models
-                else "it was not evaluated (evaluation.clients), or failed"
+                else "the client was not evaluated (evaluation.clients), or failed"
             )
-            raise UserError(f"client = {client}: the run in '{self.path}' kept no model of it: {why}")
+            raise UserError(f"client = {client}: the run in '{self.path}' did not store this client's model: {why}")
         own = self._read(name)
         down = {name: value for name, value in self._server.items() if under(name, self.method.down)}
         down |= {name.removeprefix(RECEIVED): value for name, value in own.items() if name.startswith(RECEIVED)}
         return self._model(down, {n: value for n, value in own.items() if not n.startswith(RECEIVED)}, client)
 
     def global_model(self, style: str | None = None) -> TrainedModel:
-        """The model for everybody. Without labels a classifier was fitted on it for each style: say which.
+        """Return the global model.
 
-        Where a method shares a representation but no classifier, only `features` can be asked for.
+        If the method shares a representation but no classifier, only `features` of the model can be used.
+
+        Args:
+            style: For objectives without labels: the style whose classifier to use. It may be left out if the data have
+                a single style.
+
+        Raises:
+            UserError: The run is not finished, the method shares no representation, or the style is unknown.
+
+        Example:
+            >>> z = fedloom.load("runs/mine").global_model().features(images)   # doctest: +SKIP
         """
         own: State = {}
         if self._by_style:
             own = self._read(f"style-{self._style(style):05d}")
         elif style is not None:
-            raise UserError(f"style = '{style}': {self.method.name} has one global model for all; leave it out")
+            raise UserError(f"style = '{style}': {self.method.name} has one global model for all styles; leave it out")
         if not self.method.has_global and not self._shares:
             raise UserError(
-                f"the run in '{self.path}' has no global model: {self.method.name} shares no representation; say whose "
-                "model you want (--client 3)"
+                f"the run in '{self.path}' has no global model: {self.method.name} shares no representation; choose a "
+                "client's model (--client 3)"
             )
         return self._model(self._server, own, GLOBAL)
 
     def averaged(self) -> TrainedModel:
-        """The average of the clients' own models, by their sizes: what a method without a global model has for others.
+        """Return the average of the clients' personal models, weighted by training samples; newcomers are left out.
 
-        FedCRC's Table II and RepPer's Fig. 6 judge such methods so. Newcomers are left out.
+        It stands in for the global model of methods that have none, as in FedCRC's Table II and RepPer's Fig. 6.
+
+        Raises:
+            UserError: The run is not finished, or a client's model was not stored.
         """
         rows = [row for row in self.clients if not row["newcomer"] and row["train"]]
         if not rows:
@@ -137,17 +173,25 @@ class TrainedRun:
         return self._model(self._server, own, AVERAGED)
 
     def representation(self) -> TrainedModel:
-        """What new clients build on: the shared extractor, else the average of the clients' (`client` tells)."""
+        """Return the model whose extractor new clients build on.
+
+        Returns:
+            The global model if the method shares an extractor, else the average of the clients' models (`client` of the
+            result is then `AVERAGED`).
+
+        Raises:
+            UserError: The run is not finished, or a client's model was not stored.
+        """
         return self.global_model(self.styles[0] if self._by_style else None) if self._shares else self.averaged()
 
     @property
     def _shares(self) -> bool:
-        """Whether the server has an extractor."""
+        """Whether the server's state includes an extractor."""
         return any(under(name, ("model.extractor",)) for name in self._server)
 
     @property
     def _by_style(self) -> bool:
-        """Whether the global representation was judged by a classifier for each style."""
+        """Whether the global representation was evaluated with one classifier per style."""
         return self.method.has_global and self.method.overrides("generalise")
 
     def _style(self, style: str | None) -> int:
@@ -158,7 +202,7 @@ class TrainedRun:
         return self.styles.index(style)
 
     def _model(self, message: State, memory: State, client: int) -> TrainedModel:
-        workspace = self._lane()
+        workspace = self._workspace()
         self._refuse_other_shapes(workspace, message | memory)
         workspace.load(message, memory)
         return TrainedModel(workspace, self.form, client)
@@ -167,11 +211,11 @@ class TrainedRun:
         for name, part in workspace.tensors.items():
             if name in state and state[name].shape != part.shape:
                 raise UserError(
-                    f"'{self.path / 'models'}': {name} has shape {list(state[name].shape)}, and {list(part.shape)} is "
+                    f"'{self.path / 'models'}': {name} has shape {list(state[name].shape)}, but {list(part.shape)} is "
                     f"expected; {REPEAT}"
                 )
 
-    def _lane(self) -> Workspace:
+    def _workspace(self) -> Workspace:
         workspace = blank_workspace(
             self.method, self.recipe.make_objective(), self.form, factory_of(self.facts["model"])
         )
@@ -194,18 +238,29 @@ class TrainedRun:
     def _refuse_unfinished(self) -> None:
         if self.summary is None:
             raise UserError(
-                f"'{self.path}' has no {SUMMARY}: the run is not finished; go on with: "
+                f"'{self.path}' has no {SUMMARY}: the run is not finished; resume it with: "
                 + trusted_code.resume_command(self.path, self.recipe.model_dump())
             )
 
 
 def load(path: str | Path, *, task: Task | None = None, trust_code: bool = False) -> TrainedRun:
-    """A run by its folder. `task` is for runs whose data were made in Python.
+    """Load a run from its folder.
 
-    A Python file that the folder names (a method or a network of one's own) is imported only with `trust_code`, or if
-    this process was given its name before: read the file first.
+    Args:
+        path: The run folder.
+        task: The run's data, if they were made in Python; only needed to use `TrainedRun.task`.
+        trust_code: Allow the Python files that the folder names (a custom method or network) to be imported; read them
+            first. Without it, such a file is refused, unless the user has named it before in this process.
 
-    >>> fedloom.load("runs/mine").personal(3)(images)   # doctest: +SKIP
+    Returns:
+        The run, whose models and results are read on demand.
+
+    Raises:
+        UserError: The folder holds no run, or names a Python file that is not trusted.
+
+    Example:
+        >>> run = fedloom.load("runs/mine")   # doctest: +SKIP
+        >>> logits = run.personal(3)(images)   # doctest: +SKIP
     """
     return TrainedRun(path, task=task, trust_code=trust_code)
 
@@ -214,5 +269,5 @@ def _recipe(folder: Path, trust_code: bool) -> Recipe:
     values = stored_values(folder)
     engine = values.get("engine")
     if isinstance(engine, dict) and engine.get("device") == "cuda":
-        engine["device"] = "auto"  # a model may be used where there is no GPU
+        engine["device"] = "auto"  # a model may be used on a machine without a GPU
     return Recipe.parse(values, trust_code=trust_code)

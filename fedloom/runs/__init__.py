@@ -1,1 +1,1 @@
-"""Runs around the round loop: prepared, interrupted, resumed, several in a folder."""
+"""The public API for running experiments: single runs, comparisons, sweeps, and resuming them."""

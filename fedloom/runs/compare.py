@@ -1,4 +1,4 @@
-"""Compares several methods and seeds on one federation."""
+"""Comparisons of several methods and seeds on one federation."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -21,14 +21,16 @@ from fedloom.report.table import comparison_table
 from fedloom.runs.series import run_series
 
 COMPARISON = "comparison.yaml"
-"""In the folder of a comparison: the recipe of it all. Its summaries are in comparison.json."""
+"""The file in a comparison's folder that describes all its runs. Their summaries are in comparison.json."""
 
 
 class Comparison(Section):
-    """Several methods and seeds on one recipe."""
+    """The recipe section `compare`: methods and seeds that share the rest of the recipe."""
 
-    methods: tuple[str | dict[str, Any], ...] = Field(("local", "fedavg"), min_length=1)
-    seeds: tuple[int, ...] = Field((0,), min_length=1)
+    methods: tuple[str | dict[str, Any], ...] = Field(
+        ("local", "fedavg"), min_length=1, description="methods, each a name or a section {name: fedprox, mu: 0.1}"
+    )
+    seeds: tuple[int, ...] = Field((0,), min_length=1, description="seeds; every method is run with each of them")
 
 
 def compare(
@@ -41,27 +43,48 @@ def compare(
     trust_code: bool = False,
     **fields: Any,
 ) -> list[Summary]:
-    """Runs several methods with several seeds on the same federation; returns the summaries, method by method.
+    """Run several methods with several seeds on the same federation.
 
-    Methods and seeds are those given, else the recipe's `compare` section's, else the recipe's own method and seed.
-    `on_run(recipe)` is called before each run and returns what is told of its rounds. `resume` goes on with the
-    comparison in `out`, or begins it: finished runs are taken as they are. `trust_code` as in `run`.
+    Args:
+        recipe: Path of a recipe file, the name of a shipped recipe, a mapping of values, or None for the defaults.
+        methods: Methods, each a name or a section `{"name": "fedprox", "mu": 0.1}`. Default: those of the recipe's
+            `compare` section, else the recipe's method, else `local` and `fedavg`.
+        seeds: Seeds for every method. Default: those of the recipe's `compare` section, else the recipe's seed.
+        on_run: Called with each run's recipe before the run starts; must return a function that is called with the
+            record of every round.
+        resume: Resume the comparison in `out`, or start it if the folder has none. Finished runs are not repeated.
+        trust_code: Allow the Python files that the recipe file names to be imported, see `run`.
+        **fields: Recipe fields by short name (`rounds=5`) or path (`**{"training.rounds": 5}`).
+
+    Returns:
+        The summaries of all runs, method by method, each with a `label` and its `run_dir`.
+
+    Raises:
+        UserError: The recipe is invalid, or `out` holds runs that cannot be resumed with it.
+        RunError: A run cannot continue, for example because too few clients responded.
+        Interrupted: Ctrl-C or SIGTERM stopped the comparison after a checkpoint; a KeyboardInterrupt.
+
+    Example:
+        >>> runs = fedloom.compare(methods=["local", "fedavg"], data="digits", rounds=5)   # doctest: +SKIP
+        >>> print(fedloom.table(runs))   # doctest: +SKIP
     """
     methods = None if methods is None else list(methods)
     trusted_code.allow(methods)
     values = read_recipe(recipe, fields, trust_code=trust_code)
-    values.pop("sweep", None)  # the recipe's other use
+    values.pop("sweep", None)  # a recipe may describe both a comparison and a sweep
     methods = [fields["method"]] if methods is None and "method" in fields else methods
     seeds = [fields["seed"]] if seeds is None and "seed" in fields else seeds
     comparison = _comparison(values, methods, seeds)
     if stray := [name for name in fields if name.startswith("method.")]:
         raise UserError(
-            f"{stray[0]} = {fields[stray[0]]!r}: a comparison has several methods; write hyperparameters beside each "
-            "of them in a recipe, compare: {methods: [fedavg, {name: fedprox, mu: 0.1}]}"
+            f"{stray[0]} = {fields[stray[0]]!r}: a comparison has several methods; set hyperparameters method by "
+            "method in a recipe, compare: {methods: [fedavg, {name: fedprox, mu: 0.1}]}"
         )
     out = values.pop("out", None)
     if resume and out is None:
-        raise UserError("--resume: say which comparison: --out FOLDER, or `fedloom resume FOLDER`")
+        raise UserError(
+            "--resume: out is missing; name the comparison's folder: --out FOLDER, or `fedloom resume FOLDER`"
+        )
     folder = Path(out or RunFolder.fresh(Path("runs"), "compare"))
     recipes: list[Recipe] = []
     for method in comparison.methods:
@@ -89,7 +112,7 @@ def compare(
 
 
 def holds_comparison(folder: str | Path) -> bool:
-    """Whether a comparison was begun in this folder."""
+    """Return whether a folder holds a comparison, finished or not."""
     return (Path(folder) / COMPARISON).exists()
 
 
@@ -100,14 +123,43 @@ def resume_comparison(
     trust_code: bool = False,
     **fields: Any,
 ) -> list[Summary]:
-    """Resumes an interrupted comparison: finished runs are taken as they are. Arguments as in `resume`."""
+    """Resume an interrupted comparison; finished runs are not repeated.
+
+    Args:
+        folder: Folder of the comparison.
+        on_run: Called with each run's recipe before the run starts; must return a function that is called with the
+            record of every round.
+        trust_code: Allow the Python files that the comparison's recipe names to be imported.
+        **fields: Recipe fields to change: only `engine`, `storage`, `log` and `data.dir` may differ.
+
+    Returns:
+        The summaries of all runs, as `compare` returns them.
+
+    Raises:
+        UserError: The folder holds no comparison, or a changed field affects results.
+        RunError: A run cannot continue, for example because too few clients responded.
+        Interrupted: Ctrl-C or SIGTERM stopped the comparison after a checkpoint; a KeyboardInterrupt.
+
+    Example:
+        >>> fedloom.resume_comparison("runs/demo", engine="processes")   # doctest: +SKIP
+    """
     return compare(
         Path(folder) / COMPARISON, on_run=on_run, resume=True, trust_code=trust_code, **fields | {"out": folder}
     )
 
 
 def table(summaries: list[Summary]) -> str:
-    """The table of a comparison, as text to print."""
+    """Format the summaries of a comparison as a text table.
+
+    Args:
+        summaries: Summaries as `compare` returns them.
+
+    Returns:
+        The table, at most 100 columns wide.
+
+    Example:
+        >>> print(fedloom.table(fedloom.compare("demo")))   # doctest: +SKIP
+    """
     console = Console(width=100, file=StringIO())
     console.print(comparison_table(summaries))
     file = console.file
@@ -116,7 +168,7 @@ def table(summaries: list[Summary]) -> str:
 
 
 def _comparison(values: dict[str, Any], methods: Iterable[Any] | None, seeds: Iterable[int] | None) -> Comparison:
-    """Takes the `compare` section out of a recipe's values, with what was given instead."""
+    """Remove the `compare` section from a recipe's values and return it, overridden by `methods` and `seeds`."""
     given = values.pop("compare", None) or {}
     if not isinstance(given, Mapping):
         raise UserError(f"compare = {given!r}: must be a section with the fields {', '.join(Comparison.model_fields)}")
@@ -129,7 +181,7 @@ def _comparison(values: dict[str, Any], methods: Iterable[Any] | None, seeds: It
 
 
 def _labels(methods: Iterable[str | dict[str, Any]]) -> list[str]:
-    """What tells methods apart: the name, and where it comes twice the hyperparameters."""
+    """Return distinct labels: a method's name, and its hyperparameters if the name occurs more than once."""
     methods = list(methods)
     names = [str(section_name(method)) for method in methods]
     times, files = Counter(names), Counter(map(short, set(names)))

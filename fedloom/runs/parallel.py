@@ -1,4 +1,4 @@
-"""Several runs at a time, each a process of one thread. Ctrl-C is passed on: each stops with a checkpoint."""
+"""Parallel runs, each in a single-threaded process. Ctrl-C is forwarded, so that each run stops with a checkpoint."""
 
 import os
 import subprocess
@@ -23,22 +23,28 @@ from fedloom.engines.cuda import connections
 Process = subprocess.Popen[bytes]
 
 PATIENCE = 10
-"""Seconds that a process has to end, once nobody waits for its result."""
+"""Seconds between SIGTERM and SIGKILL for a process whose result is not needed any more."""
 
 
 @dataclass
 class _Run:
     recipe: Recipe
     process: Process
-    said: Path
+    stderr: Path
 
 
 def keep_busy(
     begin: Callable[[], Process | None], count: int, interrupts: Interrupts, on_end: Callable[[Process], None]
 ) -> None:
-    """So many processes at a time; `begin` starts the next one, or has none. Returns when all have ended.
+    """Keep `count` processes running until all work is done.
 
-    A signal is passed on, and nothing begins after it.
+    An interrupt is forwarded to the running processes, and no process is started after it.
+
+    Args:
+        begin: Starts the next process; returns None if all have been started.
+        count: Maximum number of processes at a time.
+        interrupts: Signals received by this process.
+        on_end: Called with each process that has ended.
     """
     running: list[Process] = []
     asked = False
@@ -61,24 +67,30 @@ def keep_busy(
 
 
 def safe_path() -> dict[str, str]:
-    """For a child process: it imports this fedloom, and nothing because it lies in the current folder."""
+    """Return environment variables for a child process: it imports this fedloom and no file of the current folder."""
     here = str(Path(__file__).parents[2])
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))}
 
 
 def fedloom_process(
-    arguments: Sequence[str], count: int, said: IO[bytes] | None = None, own: Mapping[str, str] | None = None
+    arguments: Sequence[str], count: int, stderr: IO[bytes] | None = None, own: Mapping[str, str] | None = None
 ) -> Process:
-    """A command of `fedloom`, one of so many, with variables of its `own`; what it tells goes into `said`, or on.
+    """Start a `fedloom` command as a child process, in a new session.
 
-    It has its own session: Ctrl-C in a terminal reaches it once, through this process, and it stops when this process
-    has ended. It may import the Python files that this process may, with the same content.
+    Because of the session, Ctrl-C in a terminal reaches the child once, forwarded by this process. The child stops when
+    this process ends. It may import the Python files that this process may import, if their content is unchanged.
+
+    Args:
+        arguments: Arguments of the command.
+        count: Number of such processes that run at a time; they share the GPU's connections.
+        stderr: File for the child's stderr; default: this process's stderr.
+        own: Additional environment variables.
     """
     return subprocess.Popen(
         [sys.executable, "-m", "fedloom", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=said,
+        stderr=stderr,
         env=environment(count)
         | safe_path()
         | trusted_code.environment()
@@ -88,10 +100,14 @@ def fedloom_process(
     )
 
 
-def run_beside(
+def run_parallel(
     recipes: Sequence[Recipe], count: int, interrupts: Interrupts, on_end: Callable[[Recipe], None] = lambda _: None
 ) -> None:
-    """Runs them, `count` at a time. Returns when all are done, or when it was interrupted and all have stopped."""
+    """Run recipes, `count` at a time; return when all are finished, or all have stopped after an interrupt.
+
+    Raises:
+        RunError: A run failed. No run is started after that, and runs that were already started have ended.
+    """
     waiting, running, failed = deque(recipes), list[_Run](), list[_Run]()
     count = min(count, len(waiting))
     with TemporaryDirectory(prefix="fedloom-") as folder:
@@ -111,24 +127,24 @@ def run_beside(
 
         keep_busy(begin, count, interrupts, end)
         if failed:
-            raise RunError(f"the run in '{failed[0].recipe.out}' failed: {_last_words(failed[0].said)}")
+            raise RunError(f"the run in '{failed[0].recipe.out}' failed: {_error_text(failed[0].stderr)}")
 
 
 def environment(count: int) -> dict[str, str]:
-    """Of one of so many processes: one thread, and a share of the queues to a GPU."""
+    """Return the environment of one of `count` processes: one thread, and its share of the GPU's connections."""
     return os.environ | connections.share(count) | {"OMP_NUM_THREADS": "1"}
 
 
 def _start(recipe: Recipe, place: Path, count: int) -> _Run:
     values: dict[str, Any] = recipe.model_dump(mode="json", exclude_unset=True)
     place.with_suffix(".yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    with place.with_suffix(".txt").open("wb") as said:
-        process = fedloom_process(["run", str(place.with_suffix(".yaml")), "--resume"], count, said)
+    with place.with_suffix(".txt").open("wb") as stderr:
+        process = fedloom_process(["run", str(place.with_suffix(".yaml")), "--resume"], count, stderr)
     return _Run(recipe, process, place.with_suffix(".txt"))
 
 
 def _end(running: Sequence[Process]) -> None:
-    """After a second Ctrl-C, or an error here."""
+    """Terminate the processes that are still running, after a second Ctrl-C or an error in this process."""
     for process in running:
         process.terminate()
     for process in running:
@@ -139,7 +155,7 @@ def _end(running: Sequence[Process]) -> None:
             process.wait()
 
 
-def _last_words(file: Path) -> str:
-    """What it said from its error on."""
+def _error_text(file: Path) -> str:
+    """Return the text after the last `error: ` of a process's stderr."""
     text = file.read_text(encoding="utf-8", errors="replace").strip()
-    return text.rpartition("error: ")[2] or "it said nothing"
+    return text.rpartition("error: ")[2] or "it wrote no message"

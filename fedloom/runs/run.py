@@ -1,4 +1,4 @@
-"""Runs one experiment, or resumes it."""
+"""Single runs: starting and resuming them."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.experiment.loop import Experiment
 from fedloom.experiment.records import RoundRecord, Summary
-from fedloom.experiment.resume import ended
+from fedloom.experiment.resume import finished_summary
 from fedloom.experiment.run_folder import stored_values
 from fedloom.runs.compare import holds_comparison
 
@@ -22,20 +22,36 @@ def run(
     trust_code: bool = False,
     **fields: Any,
 ) -> Summary:
-    """Runs one experiment and returns its summary. `resume` goes on with the run in `out`, or begins it.
+    """Run one experiment.
 
-    Python files that the arguments name (`method="mine.py:Mine"`) are imported; those that only a recipe file names
-    are imported with `trust_code`.
+    Args:
+        recipe: Path of a recipe file, the name of a shipped recipe, a mapping of values, a `Recipe`, or None for the
+            defaults.
+        on_round: Called with the record of every round.
+        resume: Resume the run in `out`, or start it if the folder has none. A finished run is not repeated.
+        trust_code: Allow the Python files that the recipe file names to be imported. Files that the arguments name
+            (`method="mine.py:Mine"`) are always allowed.
+        **fields: Recipe fields by short name (`rounds=5`) or path (`**{"training.rounds": 5}`).
 
-    >>> fedloom.run(method="fedprox", data="digits", rounds=5, **{"method.mu": 0.01})   # doctest: +SKIP
+    Returns:
+        The summary of the run: accuracies, costs and its folder, `run_dir`.
+
+    Raises:
+        UserError: The recipe is invalid, or `out` holds a run that cannot be resumed with it.
+        RunError: The run cannot continue, for example because too few clients responded.
+        Interrupted: Ctrl-C or SIGTERM stopped the run after a checkpoint; a KeyboardInterrupt.
+
+    Example:
+        >>> summary = fedloom.run(method="fedprox", rounds=5, **{"method.mu": 0.01})   # doctest: +SKIP
+        >>> summary["personal_accuracy"]   # doctest: +SKIP
     """
     if isinstance(recipe, Recipe):
         recipe = recipe.with_(**{SHORT.get(name, name): value for name, value in fields.items()})
     else:
         recipe = Recipe.parse(read_recipe(recipe, fields, trust_code=trust_code))
     if resume and recipe.out is None:
-        raise UserError("--resume: say which run: --out FOLDER, or `fedloom resume FOLDER`")
-    if resume and (summary := ended(recipe)):
+        raise UserError("--resume: out is missing; name the run's folder: --out FOLDER, or `fedloom resume FOLDER`")
+    if resume and (summary := finished_summary(recipe)):
         return summary
     return Experiment(recipe, on_round=on_round).run(resume=resume)
 
@@ -47,20 +63,34 @@ def resume(
     trust_code: bool = False,
     **fields: Any,
 ) -> Summary:
-    """Goes on with an interrupted run from its last checkpoint, and returns its summary.
+    """Resume an interrupted run from its last checkpoint.
 
-    The result is that of a run that was never interrupted, bit for bit. Fields may say where and how fast it goes on.
-    `trust_code` imports the Python files that the run's recipe names.
+    The result is bit-identical to that of an uninterrupted run.
 
-    >>> fedloom.resume("runs/20250101-120000-fedavg-digits-s0", engine="processes")   # doctest: +SKIP
+    Args:
+        run_dir: Folder of the run.
+        on_round: Called with the record of every round.
+        trust_code: Allow the Python files that the run's recipe names to be imported.
+        **fields: Recipe fields to change: only `engine`, `storage`, `log` and `data.dir` may differ.
+
+    Returns:
+        The summary of the run, as `run` returns it. A finished run is not repeated.
+
+    Raises:
+        UserError: The folder holds no run, its checkpoints cannot be used, or a changed field affects results.
+        RunError: The run cannot continue, for example because too few clients responded.
+        Interrupted: Ctrl-C or SIGTERM stopped the run after a checkpoint; a KeyboardInterrupt.
+
+    Example:
+        >>> fedloom.resume("runs/20250101-120000-fedavg-digits-s0", engine="processes")   # doctest: +SKIP
     """
     if holds_comparison(run_dir):
-        raise UserError(f"'{run_dir}' holds a comparison: go on with it by fedloom.resume_comparison('{run_dir}')")
+        raise UserError(f"'{run_dir}' holds a comparison: resume it with fedloom.resume_comparison('{run_dir}')")
     return run(recipe_of(run_dir, fields, trust_code=trust_code), on_round=on_round, resume=True)
 
 
 def recipe_of(run_dir: str | Path, fields: Mapping[str, Any], *, trust_code: bool = False) -> Recipe:
-    """The recipe with which the run in a folder goes on."""
+    """Return the stored recipe of the run in a folder, with changed fields and `out` set to this folder."""
     changes = {SHORT.get(name, name): value for name, value in fields.items()}
     stored = Recipe.parse(stored_values(Path(run_dir)), trust_code=trust_code)
     return stored.with_(**changes | {"out": str(run_dir)})

@@ -1,7 +1,7 @@
-"""Several runs in one folder, one after another, resumable as a whole: a comparison, a sweep.
+"""Series of runs in one folder, resumable as a whole: comparisons and sweeps.
 
-A YAML file in the folder describes them. Finished runs are taken as they are, an interrupted one goes on from its last
-checkpoint, the rest run.
+A YAML file in the folder describes the runs. When a series is resumed, finished runs are not repeated, an interrupted
+run continues from its last checkpoint, and the remaining runs are started.
 """
 
 import logging
@@ -25,15 +25,15 @@ from fedloom.experiment.files import write_whole
 from fedloom.experiment.lock import RunLock
 from fedloom.experiment.loop import Experiment
 from fedloom.experiment.records import RoundRecord, Summary
-from fedloom.experiment.resume import ended, refuse_differences
+from fedloom.experiment.resume import finished_summary, refuse_differences
 from fedloom.experiment.run_folder import holds_run, read_rounds
-from fedloom.runs.parallel import run_beside
+from fedloom.runs.parallel import run_parallel
 
 log = logging.getLogger("fedloom")
 
 
 def run_series(
-    described: Path,
+    description_file: Path,
     description: Mapping[str, Any],
     recipes: Sequence[Recipe],
     *,
@@ -42,16 +42,26 @@ def run_series(
     on_run: Callable[[Recipe], Callable[[RoundRecord], None]] | None = None,
     on_end: Callable[[list[Summary]], None] | None = None,
 ) -> list[Summary]:
-    """Runs all recipes (each has its own `out`, in the folder of `described`) and returns their summaries.
+    """Run recipes and return their summaries, in the order of the recipes.
 
-    `described` is the file that holds the description; one that is there already is refused, unless to `resume`, and
-    then it must say the same. Several runs at a time (`parallel`) are processes of their own. `on_run(recipe)` gives
-    what is told of a run's rounds; `on_end` is given the summaries so far after each run.
+    Args:
+        description_file: Path of the description, in the folder of the series.
+        description: Values that the series is started with. They must agree with an existing description file.
+        recipes: Recipes to run; the `out` of each is a folder inside the folder of the series.
+        resume: Accept a folder that already has a description file.
+        parallel: Number of runs at a time; if more than one, each run is a separate process.
+        on_run: Called with each run's recipe; must return a function that is called with the record of every round
+            (of parallel runs: with the last record, when the run has finished).
+        on_end: Called after each run with the summaries so far.
+
+    Raises:
+        UserError: The folder holds other runs, or a recipe cannot be run.
+        Interrupted: A signal stopped the series; the interrupted run has a checkpoint.
     """
-    folder = described.parent
-    _refuse(described, description, resume)
+    folder = description_file.parent
+    _refuse(description_file, description, resume)
     tasks = Tasks()
-    left = [recipe for recipe in recipes if ended(recipe, tell=False) is None]
+    left = [recipe for recipe in recipes if finished_summary(recipe, warn=False) is None]
     if not left:
         log.warning("all %d runs in '%s' are finished: there is nothing to resume", len(recipes), folder)
     _rehearse(left, tasks)
@@ -60,14 +70,15 @@ def run_series(
         _make(folder)
         stack.callback(RunLock(folder).release)
         interrupts = stack.enter_context(Interrupts())
-        _refuse(described, description, resume)  # another process may have begun in the meantime
-        if not described.exists():
+        # again: another process may have started a series before this one got the lock
+        _refuse(description_file, description, resume)
+        if not description_file.exists():
             text = yaml.safe_dump(dict(description), sort_keys=False, allow_unicode=True, width=100)
-            write_whole(described, text.encode())
+            write_whole(description_file, text.encode())
         if parallel > 1:
-            run_beside(left, parallel, interrupts, partial(_tell_end, on_run))
+            run_parallel(left, parallel, interrupts, partial(_report_last_round, on_run))
         for number, recipe in enumerate(recipes, 1):
-            summary = ended(recipe, tell=False)
+            summary = finished_summary(recipe, warn=False)
             if summary is None and interrupts.asked is not None:
                 when = f"stopped after run {number - 1} of {len(recipes)}"
                 raise Interrupted(when, trusted_code.resume_command(folder, description), interrupts.asked)
@@ -86,15 +97,15 @@ def run_series(
     return summaries
 
 
-def _tell_end(on_run: Callable[[Recipe], Callable[[RoundRecord], None]] | None, recipe: Recipe) -> None:
-    """A run that was elsewhere is told of when it ends, by its last round."""
+def _report_last_round(on_run: Callable[[Recipe], Callable[[RoundRecord], None]] | None, recipe: Recipe) -> None:
+    """Call `on_run`'s callback with the last round of a run that another process has finished."""
     assert recipe.out is not None
     if on_run is not None:
         on_run(recipe)(read_rounds(recipe.out)[-1])
 
 
 class Tasks:
-    """Tasks of recipes: the same images are loaded once, the same federation is dealt out once."""
+    """Tasks of recipes, cached: recipes with the same data share the dataset and its division among clients."""
 
     def __init__(self) -> None:
         self._datasets: dict[tuple[Any, ...], Dataset] = {}
@@ -110,21 +121,21 @@ class Tasks:
         return self._tasks[federation]
 
 
-def _refuse(described: Path, description: Mapping[str, Any], resume: bool) -> None:
-    if holds_run(described.parent):
-        raise UserError(f"out = '{described.parent}' holds a single run: choose another folder")
-    if not described.exists():
+def _refuse(file: Path, description: Mapping[str, Any], resume: bool) -> None:
+    if holds_run(file.parent):
+        raise UserError(f"out = '{file.parent}' holds a single run: choose another folder")
+    if not file.exists():
         return
     if not resume:
         raise UserError(
-            f"out = '{described.parent}' holds runs already (see {described.name}): choose another folder, remove it, "
-            f"or go on with them: {trusted_code.resume_command(described.parent, read_yaml(described))}"
+            f"out = '{file.parent}' already holds runs (see {file.name}): choose another folder, remove this one, "
+            f"or resume the runs: {trusted_code.resume_command(file.parent, read_yaml(file))}"
         )
-    refuse_differences(description, read_yaml(described), described.parent)
+    refuse_differences(description, read_yaml(file), file.parent)
 
 
 def _rehearse(recipes: Sequence[Recipe], tasks: Tasks) -> None:
-    """What cannot be built is found before anything runs; once for all seeds."""
+    """Build each recipe's models before any run starts, so that errors appear early; seeds share one check."""
     alike = {recipe.model_dump_json(exclude={"seed", "out"}): recipe for recipe in reversed(recipes)}
     for recipe in reversed(alike.values()):
         Experiment(recipe, task=tasks[recipe]).setup.build()
@@ -134,4 +145,4 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"out = '{folder}' cannot be made: {error.strerror}; choose another folder") from None
+        raise UserError(f"out = '{folder}' cannot be created: {error.strerror}; choose another folder") from None

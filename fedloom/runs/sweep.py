@@ -1,6 +1,7 @@
-"""Sweeps: one recipe with other values of some fields, each with several seeds; a grid, or settings drawn at random.
+"""Sweeps: one recipe with several values of some fields and several seeds, as a grid or drawn at random.
 
-A sweep only reports. Which setting is best is for whoever reads it to say, and not by the test data it shows.
+A sweep reports all settings and marks none as best: its accuracies are measured on test data, which must not be used to
+choose a setting.
 """
 
 import json
@@ -30,25 +31,28 @@ SWEEP, RESULTS = "sweep.yaml", "sweep.json"
 
 
 class Sweep(Section):
-    """Which fields take which values."""
+    """The recipe section `sweep`: which fields take which values."""
 
     over: dict[str, Any] = Field(
-        min_length=1, description="by field: a list of values, or a range 0.001..0.1 (log-uniform, with `random`)"
+        min_length=1,
+        description="values by field path: a list, or with random a range such as 0.001..0.1 (log-uniform)",
     )
-    seeds: tuple[int, ...] = Field((0,), min_length=1)
-    random: int | None = Field(None, ge=1, description="draw so many settings instead of trying all")
-    parallel: int = Field(1, ge=1, description="runs at a time, each a process of one thread")
+    seeds: tuple[int, ...] = Field((0,), min_length=1, description="seeds; every setting is run with each of them")
+    random: int | None = Field(
+        None, ge=1, description="number of settings to draw at random; default: all combinations of the values"
+    )
+    parallel: int = Field(1, ge=1, description="number of runs at a time, each in a single-threaded process")
 
 
 @dataclass(frozen=True)
 class Range:
-    """Log-uniform between two bounds; whole numbers where both are."""
+    """A log-uniform distribution between two bounds; over integers if both bounds are integers."""
 
     low: float
     high: float
 
     def draw(self, *purpose: object) -> float:
-        """Rounded to four digits, so that it can be read and repeated."""
+        """Draw a value by key, rounded to four significant digits so that it is readable and can be repeated."""
         share = numpy_generator(*purpose).random()
         value = exp(log(self.low) + share * (log(self.high) - log(self.low)))
         if isinstance(self.low, int) and isinstance(self.high, int):
@@ -68,20 +72,43 @@ def sweep(
     trust_code: bool = False,
     **fields: Any,
 ) -> list[Summary]:
-    """Runs a recipe with every setting and seed; returns the summaries, each with its `setting`.
+    """Run a recipe with every setting and seed.
 
-    What is not given here is taken from the recipe's `sweep` section. `resume` goes on with the sweep in `out`.
-    `trust_code` as in `run`.
+    Arguments that are not given are taken from the recipe's `sweep` section.
 
-    >>> fedloom.sweep(method="fedprox", over={"method.mu": [0.01, 0.1, 1]}, seeds=[0, 1])   # doctest: +SKIP
+    Args:
+        recipe: Path of a recipe file, the name of a shipped recipe, a mapping of values, or None for the defaults.
+        over: Values by field, named by short name or path: a list, or a range such as `"0.001..0.1"` (with `random`).
+        seeds: Seeds for every setting. Default: the recipe's seed.
+        random: Number of settings to draw at random. Default: all combinations of the values.
+        parallel: Number of runs at a time, each in a single-threaded process. Default: 1.
+        resume: Resume the sweep in `out`, or start it if the folder has none. Finished runs are not repeated.
+        on_run: Called with each run's recipe; must return a function that is called with the record of every round
+            (of parallel runs: with the last record, when the run has finished).
+        trust_code: Allow the Python files that the recipe file names to be imported, see `run`.
+        **fields: Recipe fields by short name (`rounds=5`) or path (`**{"training.rounds": 5}`).
+
+    Returns:
+        The summaries of all runs, setting by setting, each with its `setting` (values by field), a `label` and its
+        `run_dir`.
+
+    Raises:
+        UserError: The recipe or the sweep is invalid, or `out` holds runs that cannot be resumed with it.
+        RunError: A run cannot continue, for example because too few clients responded.
+        Interrupted: Ctrl-C or SIGTERM stopped the sweep after a checkpoint; a KeyboardInterrupt.
+
+    Example:
+        >>> runs = fedloom.sweep(method="fedprox", over={"method.mu": [0.01, 0.1]}, seeds=[0, 1])   # doctest: +SKIP
+        >>> runs[0]["setting"]   # doctest: +SKIP
+        {'method.mu': 0.01}
     """
     trusted_code.allow(over)
     values = read_recipe(recipe, fields, trust_code=trust_code)
     chosen = _sweep(values, {"over": over, "seeds": seeds and list(seeds), "random": random, "parallel": parallel})
-    values.pop("compare", None)  # the recipe's other use
+    values.pop("compare", None)  # a recipe may describe both a comparison and a sweep
     out = values.pop("out", None)
     if resume and out is None:
-        raise UserError("--resume: say which sweep: --out FOLDER, or `fedloom resume FOLDER`")
+        raise UserError("--resume: out is missing; name the sweep's folder: --out FOLDER, or `fedloom resume FOLDER`")
     folder = Path(out or RunFolder.fresh(Path("runs"), "sweep"))
     found = list(settings(chosen))
     recipes: list[Recipe] = []
@@ -111,19 +138,19 @@ def sweep(
 
 
 def holds_sweep(folder: str | Path) -> bool:
-    """Whether a sweep was begun in this folder."""
+    """Return whether a folder holds a sweep, finished or not."""
     return (Path(folder) / SWEEP).exists()
 
 
 def settings(sweep: Sweep) -> Iterator[Setting]:
-    """All combinations of the values, or as many as are to be drawn; each once."""
+    """Yield the distinct settings of a sweep: all combinations of the values, or `random` settings drawn by key."""
     choices = {path: _choices(path, values, sweep.random) for path, values in sweep.over.items()}
     if sweep.random is None:
         listed = [values for values in choices.values() if not isinstance(values, Range)]
         yield from (dict(zip(choices, values, strict=True)) for values in product(*listed))
         return
     drawn: dict[str, Setting] = {}
-    for number in range(100 * sweep.random):  # the first ones are the same, however many are drawn
+    for number in range(100 * sweep.random):  # draws are keyed by number: the first 20 of 40 settings are those of 20
         setting = {path: _draw(number, path, values) for path, values in choices.items()}
         drawn.setdefault(repr(setting), setting)
         if len(drawn) == sweep.random:
@@ -132,7 +159,7 @@ def settings(sweep: Sweep) -> Iterator[Setting]:
 
 
 def label(setting: Setting, among: Iterable[Setting] = ()) -> str:
-    """`mu=0.1 lr=0.01`: fields by their last part, or in full where two have the same."""
+    """Return a setting as text, `mu=0.1 lr=0.01`: a field's last name, or its path if two fields share that name."""
     names = short_names({path for one in (setting, *among) for path in one})
     return " ".join(
         f"{names[path]}={short(value) if isinstance(value, str) else value}" for path, value in setting.items()
@@ -140,7 +167,7 @@ def label(setting: Setting, among: Iterable[Setting] = ()) -> str:
 
 
 def read_over(text: str) -> tuple[str, Any]:
-    """`method.mu=0.01,0.1,1` → the field and its values."""
+    """Split `method.mu=0.01,0.1,1` into the field and its values."""
     path, equals, values = text.partition("=")
     if not equals or not values.strip() or not all(path.strip().split(".")):
         raise UserError(f"--over {text}: write field=value,value,… for example --over method.mu=0.01,0.1,1")
@@ -148,33 +175,33 @@ def read_over(text: str) -> tuple[str, Any]:
 
 
 def _sweep(values: dict[str, Any], given: Mapping[str, Any]) -> Sweep:
-    """Takes the `sweep` section out of a recipe's values, with what was given instead."""
+    """Remove the `sweep` section from a recipe's values and return it, overridden by the given arguments."""
     section = values.pop("sweep", None) or {}
     if not isinstance(section, Mapping):
         raise UserError(f"sweep = {section!r}: must be a section with the fields {', '.join(Sweep.model_fields)}")
     own = {"seeds": [values["seed"]]} if "seed" in values else {}
     chosen = own | dict(section) | {name: what for name, what in given.items() if what is not None}
     if not chosen.get("over"):
-        raise UserError("sweep.over: say what to sweep over, for example --over method.mu=0.01,0.1,1")
+        raise UserError("sweep.over is missing: name a field and its values, for example --over method.mu=0.01,0.1,1")
     for path in ("seed", "out"):
         if path in chosen["over"]:
-            raise UserError(f"sweep.over.{path}: cannot be swept over; seeds are given by --seeds 0,1,2 (sweep.seeds)")
+            raise UserError(f"sweep.over.{path}: cannot be swept over; set seeds with --seeds 0,1,2 (sweep.seeds)")
     return checked(Sweep, chosen, "sweep")
 
 
 def _choices(path: str, values: Any, random: int | None) -> list[Any] | Range:
     values = list(values) if isinstance(values, list | tuple) else [values]
     if not values:
-        raise UserError(f"sweep.over.{path} = []: give it a value at least")
+        raise UserError(f"sweep.over.{path} = []: must have at least one value")
     ranges = [value for value in values if isinstance(value, str) and ".." in value and "/" not in value]
     if not ranges:
         return list({repr(value): value for value in values}.values())
     if len(values) > 1:
-        raise UserError(f"sweep.over.{path} = {values!r}: either values or one range")
+        raise UserError(f"sweep.over.{path} = {values!r}: must be a list of values or one range, not both")
     if random is None:
         raise UserError(
-            f"sweep.over.{path} = '{ranges[0]}': values are drawn from a range; say how many settings, --random 20 "
-            "(sweep.random), or list the values"
+            f"sweep.over.{path} = '{ranges[0]}': values of a range are drawn at random; set the number of settings "
+            "with --random 20 (sweep.random), or list the values"
         )
     return _range(path, ranges[0])
 
@@ -183,9 +210,11 @@ def _range(path: str, text: str) -> Range:
     try:
         low, high = (float(end) if re.search(r"[.eE]", end) else int(end) for end in text.split("..", 1))
     except ValueError:
-        raise UserError(f"sweep.over.{path} = '{text}': a range has two numbers, as in 0.001..0.1") from None
+        raise UserError(f"sweep.over.{path} = '{text}': a range needs two numbers, as in 0.001..0.1") from None
     if not 0 < low < high < float("inf"):
-        raise UserError(f"sweep.over.{path} = '{text}': a range is log-uniform: 0 < low < high; or list the values")
+        raise UserError(
+            f"sweep.over.{path} = '{text}': a range is log-uniform and needs 0 < low < high; otherwise list the values"
+        )
     return Range(low, high)
 
 
@@ -196,7 +225,7 @@ def _draw(number: int, path: str, values: list[Any] | Range) -> Any:
 
 
 def _folder_name(setting: Setting, among: Iterable[Setting]) -> str:
-    """Of a setting: readable, and its own also where characters had to go."""
+    """Return a readable folder name for a setting, with a hash if characters had to be replaced or cut off."""
     name = label(setting, among).replace(" ", "_")
     safe = re.sub(r"[^\w.=+-]+", "-", name)[:100]
     return safe if safe == name and "" not in safe.split("=") else f"{safe}-{key(repr(setting)) % 16**6:06x}"

@@ -1,1 +1,1 @@
-"""Clients that lie, and what is learnt of those that do not: robust rules, attacks, privacy, the ledger."""
+"""Hostile and failing clients, and protection of clients' data: robust rules, attacks, faults, privacy, ledger."""

@@ -1,4 +1,4 @@
-"""What a method's `combine` may do with messages where a robust rule or privacy replaces the mean."""
+"""Restricted access to messages in a method's `combine` when a robust rule or privacy replaces the mean."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NoReturn
@@ -9,7 +9,7 @@ from fedloom.core.method import Method
 
 
 class SealedMessages(Iterator[Message]):
-    """Messages that `server.average` may open; anything else that reads one gets the `refusal`."""
+    """Messages that only `server.average` can read; any other code that reads one gets a UserError (`refusal`)."""
 
     def __init__(self, messages: Iterator[Message], refusal: str):
         self._messages, self._refusal = messages, refusal
@@ -18,27 +18,28 @@ class SealedMessages(Iterator[Message]):
         raise UserError(self._refusal)
 
     def open(self) -> Iterator[Message]:
-        """For what stands in for the mean."""
+        """Return the messages, for the rule that replaces the mean."""
         return self._messages
 
 
 def opened(messages: Iterable[Message]) -> Iterable[Message]:
-    """Messages that can be read, whether they were sealed or not."""
+    """Return readable messages, whether they were sealed or not."""
     return messages.open() if isinstance(messages, SealedMessages) else messages
 
 
 Use = Literal["averages", "adds up", "reads", "unknown"]
+"""How a method's `combine` uses messages, see `use_of_messages`."""
 
 
 class _AveragesError(Exception):
-    """Ends the rehearsal where `combine` averages."""
+    """Ends the trial call of `combine` at the point where it averages."""
 
     def __init__(self, messages: Any, use: Use):
         self.messages, self.use = messages, use
 
 
 class _ReadsError(Exception):
-    """Ends it where `combine` reads a message itself."""
+    """Ends the trial call of `combine` at the point where it reads a message directly."""
 
 
 class _Messages:
@@ -51,17 +52,19 @@ class _Messages:
 
 class _Server:
     def move(self, *_: Any) -> NoReturn:
-        raise AttributeError("moved before anything was averaged")
+        raise AttributeError("combine called server.move before server.average")
 
     def average(self, messages: Any, parts: Any = None, *, by: Any = None, sums: tuple[str, ...] = ()) -> NoReturn:
         raise _AveragesError(messages, "adds up" if sums or (by and by != "uniform") else "averages")
 
 
 def use_of_messages(method: Method) -> Use:
-    """How a method's `combine` treats messages.
+    """Find out how a method's `combine` uses messages, by calling it with stand-ins for the server and the messages.
 
-    `averages`: it hands them to `server.average` and reads none itself; `adds up`: so too, with `sums` or row weights;
-    `reads`: it looks at single messages; `unknown`: it asks the server for something else first, or fails.
+    Returns:
+        `averages` if `combine` passes the messages to `server.average` and reads none directly; `adds up` if it does so
+        with `sums` or row weights; `reads` if it reads single messages; `unknown` if it first uses something else of
+        the server, or raises.
     """
     messages: Any = _Messages()
     server: Any = _Server()

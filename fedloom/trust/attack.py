@@ -1,4 +1,4 @@
-"""Hostile clients, for study: some clients send something other than what they have learnt."""
+"""Simulated hostile clients, for studies: some clients falsify the updates that they send."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -16,29 +16,50 @@ from fedloom.core.rng import key, numpy_generator
 from fedloom.core.state import State
 
 STRENGTH = {"signflip": 1.0, "scale": 10.0, "noise": 1.0}
+"""All kinds of attack, with the default of `attack.strength` for each."""
 
 
 class AttackSettings(Section):
-    """Which clients are hostile, and what they do to what they send."""
+    """The recipe section `attack`: which share of the clients is hostile, and how they falsify their updates."""
 
     kind: Literal["signflip", "scale", "noise"] = Field(
-        "signflip", description="send received − s·update, received + s·update, or the update plus N(0, s²)"
+        "signflip",
+        description="falsified message, with strength s: received − s·update (signflip), received + s·update (scale), "
+        "or the honest message plus N(0, s²) (noise)",
     )
-    share: float = Field(0.2, gt=0, lt=1, description="share of the training clients that are hostile, in every round")
-    strength: float | None = Field(None, gt=0, description="s; signflip 1, scale 10, noise 1 if not given")
+    share: float = Field(
+        0.2, gt=0, lt=1, description="share of the training clients that are hostile; the same clients in every round"
+    )
+    strength: float | None = Field(
+        None, gt=0, description="strength s of the attack; default: 1 (signflip), 10 (scale), 1 (noise)"
+    )
 
     @property
     def s(self) -> float:
-        """The strength that counts."""
+        """Strength of the attack: `strength`, or the default of the kind."""
         return STRENGTH[self.kind] if self.strength is None else self.strength
 
 
 class Attack:
-    """Which clients are hostile, and what they send.
+    """A choice of hostile clients, and the falsification of their messages.
 
-    The hostile clients are drawn once, by the seed. They train honestly and keep what they keep; only what they send is
-    falsified: every float but row weights (`uncounted`), as a change of their update, that is of what they send minus
-    what they received (minus zero, where nothing of that name came down).
+    The hostile clients are drawn once, by the seed. They train honestly, and their memory stays honest; only their
+    messages are falsified. All float tensors change, except row weights (`uncounted`). An update is the sent tensor
+    minus the received tensor, or minus zero if the client did not receive a tensor of that name.
+
+    Args:
+        settings: The recipe section `attack`.
+        clients: Ids of all training clients.
+        seed: The recipe's seed.
+        uncounted: Names of tensors that stay unchanged.
+
+    Raises:
+        UserError: `share` makes none or all of the clients hostile.
+
+    Example:
+        >>> attack = Attack(AttackSettings(kind="signflip", share=0.2), clients=range(10), seed=0)
+        >>> len(attack.hostile)
+        2
     """
 
     def __init__(self, settings: AttackSettings, clients: Iterable[int], seed: int, *, uncounted: Iterable[str] = ()):
@@ -47,14 +68,20 @@ class Attack:
         count = round(settings.share * len(clients))
         if not 0 < count < len(clients):
             raise UserError(
-                f"attack.share = {settings.share:g}: makes {count} of {len(clients)} clients hostile; "
-                "there must be at least one, and one honest client"
+                f"attack.share = {settings.share:g}: makes {count} of {len(clients)} clients hostile; choose a share "
+                "that gives at least one hostile and one honest client"
             )
         chosen = numpy_generator(seed, "attack").choice(len(clients), count, replace=False)
         self.hostile = frozenset(clients[i] for i in chosen)
 
     def falsified(self, message: Message, received: Message, round: int) -> Message:
-        """What a hostile client sends instead of a message."""
+        """Return the falsified message that a hostile client sends.
+
+        Args:
+            message: The client's honest message.
+            received: The server's message to this client.
+            round: Number of the round; the noise is drawn by it.
+        """
         generator = torch.Generator().manual_seed(key(self.seed, round, message.client, "attack"))
         tensors: State = {
             name: self._changed(value, received.get(name), generator)
@@ -73,23 +100,23 @@ class Attack:
 
 
 class FalsifyMessages:
-    """Middleware around an engine: hostile clients' messages are falsified."""
+    """Middleware around an engine that falsifies the messages of hostile clients."""
 
     def __init__(self, engine: Runner, attack: Attack):
         self._engine, self._attack = engine, attack
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Results, those of hostile clients falsified."""
-        given: dict[int, Job] = {}
-        for result in self._engine.run(self._noting(jobs, given)):
-            job = given.pop(result.client, None)
+        """Yield the results of jobs, with falsified messages for hostile clients."""
+        pending: dict[int, Job] = {}
+        for result in self._engine.run(self._remember(jobs, pending)):
+            job = pending.pop(result.client, None)
             if job is not None and result.message is not None:
                 result = replace(result, message=self._attack.falsified(result.message, job.message, job.round))
             yield result
 
-    def _noting(self, jobs: Iterable[Job], given: dict[int, Job]) -> Iterator[Job]:
-        """Jobs as they are; those of hostile clients are remembered until they answer."""
+    def _remember(self, jobs: Iterable[Job], pending: dict[int, Job]) -> Iterator[Job]:
+        """Yield jobs unchanged and store those of hostile clients in `pending`, until their results arrive."""
         for job in jobs:
             if job.client in self._attack.hostile:
-                given[job.client] = job
+                pending[job.client] = job
             yield job

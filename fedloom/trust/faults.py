@@ -1,4 +1,4 @@
-"""Faults on purpose: clients that are silent, crash, raise, send NaN or are slow; drawn by key, like all else."""
+"""Fault injection, for studies: clients that do not respond, crash, raise, send NaN or are slow, drawn by key."""
 
 from dataclasses import dataclass, replace
 from time import sleep
@@ -18,29 +18,42 @@ Fault = Literal["", "drop", "crash", "raises", "nan"]
 
 
 class Faults(Section):
-    """The `faults` section: with which probability a client fails in a round. The same clients on every engine."""
+    """The recipe section `faults`: probabilities that a client fails in a round; the same clients on every engine."""
 
-    drop: float = Field(0, ge=0, le=1, description="the client does not answer")
-    crash: float = Field(0, ge=0, le=1, description="its worker process dies (only counted so, where there is none)")
-    raises: float = Field(0, ge=0, le=1, description="it raises an error")
-    nan: float = Field(0, ge=0, le=1, description="it sends NaN")
-    slow: float = Field(0, ge=0, le=1, description="it takes slow_seconds longer, whatever else happens to it")
-    slow_seconds: float = Field(1, ge=0, description="how much longer a slow client takes")
+    drop: float = Field(0, ge=0, le=1, description="probability that a client does not respond")
+    crash: float = Field(
+        0,
+        ge=0,
+        le=1,
+        description="probability that a client's worker process dies (on engines without workers: is recorded as dead)",
+    )
+    raises: float = Field(0, ge=0, le=1, description="probability that a client raises an exception")
+    nan: float = Field(0, ge=0, le=1, description="probability that a client sends NaN")
+    slow: float = Field(
+        0,
+        ge=0,
+        le=1,
+        description="probability that a client takes slow_seconds longer; independent of the other faults",
+    )
+    slow_seconds: float = Field(1, ge=0, description="additional seconds that a slow client takes")
 
     @model_validator(mode="after")
     def _possible(self) -> "Faults":
         total = self.drop + self.crash + self.raises + self.nan
         if total > 1:
-            raise refusal(f"faults = {total:g} in all: drop, crash, raises and nan exclude each other; 1 is the most")
+            raise refusal(
+                f"faults = {total:g} in total: drop, crash, raises and nan exclude each other; their sum must be at "
+                "most 1"
+            )
         return self
 
     @property
     def any(self) -> bool:
-        """Whether anything can happen at all."""
+        """Whether any fault has a probability above 0."""
         return bool(self.drop or self.crash or self.raises or self.nan or self.slow)
 
     def draw(self, seed: int, round: int, client: int, attempt: int = 0) -> tuple[Fault, float]:
-        """The fault of a client in a round (drawn again when the round is retried), and its delay in seconds."""
+        """Draw a client's fault and its delay in seconds for one attempt at a round."""
         if not self.any:
             return "", 0.0
         again = (attempt,) if attempt else ()
@@ -56,13 +69,13 @@ class Faults(Section):
 
 @dataclass(frozen=True)
 class FaultInjector:
-    """Wraps a client's work (`Setup.intercept`): what the faults' section draws for the client happens to it."""
+    """Wrapper around a client's work (`Setup.intercept`) that injects the faults drawn for the client."""
 
     faults: Faults
     seed: int
 
     def __call__(self, work: Work, workspace: Workspace, job: Job) -> Result:
-        """The client's result, or the failure that was injected."""
+        """Return the client's result, or the injected failure."""
         if job.kind != "update":
             return work(workspace, job)
         fault, delay = self.faults.draw(self.seed, job.round, job.client, job.attempt)
@@ -73,11 +86,18 @@ class FaultInjector:
 
 
 def inject_fault(fault: Fault, delay: float) -> Failure | None:
-    """What happens before a client works. A worker process ends itself where this reports a crash."""
+    """Apply a fault and a delay before a client works.
+
+    Returns:
+        The failure to report instead of a result, or None. A worker process exits if the failure is a crash.
+
+    Raises:
+        InjectedError: The fault is `raises`.
+    """
     if delay:
         sleep(delay)
     if fault == "drop":
-        return Failure("dropped", "it does not answer (faults.drop)", injected=True)
+        return Failure("dropped", "no response (faults.drop)", injected=True)
     if fault == "crash":
         return Failure("died", "it crashed (faults.crash)", injected=True)
     if fault == "raises":
@@ -86,6 +106,6 @@ def inject_fault(fault: Fault, delay: float) -> Failure | None:
 
 
 def corrupt(message: Message) -> Message:
-    """The message with NaN in place of every number."""
+    """Return a copy of the message with every float replaced by NaN."""
     tensors = {n: torch.full_like(t, torch.nan) if t.is_floating_point() else t for n, t in message.items()}
     return Message(tensors, client=message.client, samples=message.samples)

@@ -1,7 +1,8 @@
-"""The ledger: exactly what left a client and what it was sent, and what never left it. Small, and written by every run.
+"""The ledger: the exact contents of all messages from and to clients, and the data that never left a client.
 
-Messages of one purpose that hold the same tensors (names, shapes, types) are one entry, with the rounds, the clients
-and the bytes. In a deployment evaluation is counted too, and the texts of errors; server and client write one each.
+Every run writes one. Messages of one purpose with the same tensors (names, shapes, types) form one entry with rounds,
+clients and bytes, so the file stays small. In a deployment, the ledger also records evaluations and the texts of
+errors, and the server and each client write a ledger each.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,9 +23,10 @@ from fedloom.trust.ledger_file import FILE, Direction, EntryRow, Purpose
 from fedloom.trust.privacy import PrivacySettings
 
 SIMULATED_NUMBERS = [
-    "with every message: the number of training samples, the mean training loss, the seconds that it took",
-    "when evaluated: samples right and samples tested per class, and the loss, of the client's own test data",
+    "with every message: the number of training samples, the mean training loss, the training time in seconds",
+    "with every evaluation: correct and tested samples per class, and the loss, on the client's test data",
 ]
+"""Numbers that a simulated client reports in addition to tensors."""
 
 
 @dataclass
@@ -40,14 +42,14 @@ class Entry:
     bytes: int = 0
 
     def count(self, round: int, client: int, size: int) -> None:
-        """One more message of this size."""
+        """Count one message of `size` bytes."""
         self.rounds.add(round)
         self.clients.add(client)
         self.messages += 1
         self.bytes += size
 
     def to_json(self) -> dict[str, Any]:
-        """Rounds and clients as ranges, [first, last] each."""
+        """Return the entry as an `EntryRow`, with rounds and clients as ranges [first, last]."""
         return {
             "direction": self.direction, "purpose": self.purpose, "messages": self.messages, "bytes": self.bytes,
             "rounds": ranges(self.rounds), "clients": len(self.clients), "client_ids": ranges(self.clients),
@@ -56,7 +58,7 @@ class Entry:
 
 
 class Ledger:
-    """Filled message by message; `to_json` is the whole of its state."""
+    """A ledger that is filled message by message; `to_json` returns its whole state."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[Direction, Purpose, Contents], Entry] = {}
@@ -71,14 +73,14 @@ class Ledger:
         simulated: bool = True,
         numbers: list[str] | None = None,
     ) -> None:
-        """What there is besides messages: the parts that stay, the data, the numbers that are reported.
+        """Record the facts besides messages: parts that stay at the clients, the data, the reported numbers.
 
         Args:
-            workspace: Of the server or a client; its method says what travels.
-            models: Whether personal models are stored with the run.
-            privacy: The recipe's section.
-            simulated: Whether clients are simulated in one place, rather than organisations with data of their own.
-            numbers: What leaves beside tensors; default: what leaves in a simulation.
+            workspace: Workspace of the server or a client; its method determines which parts are sent.
+            models: Whether clients' personal models are stored with the run.
+            privacy: The recipe section `privacy`.
+            simulated: Whether clients are simulated in one place, in contrast to organisations with separate data.
+            numbers: Numbers that clients report in addition to tensors; default: those of a simulation.
         """
         method, task = workspace.setup.method, workspace.setup.task
         sent = set() if method.pooled else set(workspace.sent)
@@ -104,7 +106,7 @@ class Ledger:
     def add(
         self, direction: Direction, round: int, client: int, message: Message, purpose: Purpose = "training"
     ) -> None:
-        """One message, as it travels."""
+        """Record one message in the form in which it is transmitted."""
         contents = message.contents
         entry = self._entries.get((direction, purpose, contents))
         if entry is None:
@@ -121,29 +123,29 @@ class Ledger:
         entry.count(round, client, message.nbytes)
 
     def add_scores(self, round: int, scores: Scores) -> None:
-        """One answer to an evaluation, as it travels: counts, and the loss if it leaves."""
+        """Record one transmitted evaluation result: counts, and the loss if it is included."""
         counts = {"right": torch.tensor(scores.right), "tested": torch.tensor(scores.total)}
         loss = {} if scores.loss is None else {"loss": torch.tensor(scores.loss, dtype=torch.float64)}
         self.add("up", round, scores.client, Message(counts | loss), "evaluation")
 
     def add_error(self, round: int, client: int, text: str) -> None:
-        """The text of an error or a refusal, as it travels."""
+        """Record the transmitted text of an error or a refusal."""
         key: tuple[Direction, Purpose, Contents] = ("up", "error", frozenset())
         entry = self._entries.setdefault(key, Entry("up", "error", []))
         entry.count(round, client, len(text.encode()))
 
     def to_json(self) -> dict[str, Any]:
-        """What the file holds."""
+        """Return the contents of ledger.json, see `LedgerFile`."""
         return self._about | {"messages": [entry.to_json() for entry in self._entries.values()]}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Ledger":
-        """The inverse, for a run that is resumed.
+        """Restore a ledger from the values of `to_json`, to resume a run.
 
         Raises:
-            UserError: These are not a ledger's values.
+            UserError: The values are not a valid ledger.
         """
-        conforming(values.get("messages"), list[EntryRow], FILE, "begin a new run")
+        conforming(values.get("messages"), list[EntryRow], FILE, "start a new run")
         ledger = cls()
         ledger._about = {name: value for name, value in values.items() if name != "messages"}
         for row in values["messages"]:
@@ -156,7 +158,7 @@ class Ledger:
 
 
 def ranges(numbers: Iterable[int]) -> list[list[int]]:
-    """Whole numbers as ranges.
+    """Return integers as sorted ranges [first, last].
 
     >>> ranges({1, 2, 3, 7})
     [[1, 3], [7, 7]]
@@ -173,12 +175,12 @@ def ranges(numbers: Iterable[int]) -> list[list[int]]:
 def _members(found: Iterable[tuple[int, int]]) -> set[int]:
     found = list(found)
     count = sum(max(0, last - first + 1) for first, last in found)
-    refuse_without_room(100 * count, f"{FILE}: rounds and clients", "begin a new run", "they")
+    refuse_without_room(100 * count, f"{FILE}: rounds and clients", "start a new run", "they")
     return {number for first, last in found for number in range(first, last + 1)}
 
 
 def _stays(tensors: Mapping[str, Tensor], method: MethodLike, private: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Parts that are not sent, by the longest path that is spoken of."""
+    """Return the parts that are not sent, grouped by the longest path that the method or the model declares."""
     groups: dict[tuple[str, str], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         groups.setdefault(_why(name, method, private), {})[name] = tensor
@@ -192,8 +194,8 @@ def _why(name: str, method: MethodLike, private: tuple[str, ...]) -> tuple[str, 
     for paths, why in (
         (private, "private module"),
         (method.keeps, "kept by the client"),
-        (method.down, "comes down only"),
+        (method.down, "received, never sent"),
     ):
         if owner := next((path for path in sorted(paths, key=len, reverse=True) if under(name, (path,))), None):
             return owner, why
-    return ".".join(name.split(".")[:2]) if "." in name else name, "made anew in every round"
+    return ".".join(name.split(".")[:2]) if "." in name else name, "created anew in every round"

@@ -17,7 +17,7 @@ DType = Literal[
 ]  # fmt: skip
 """Names of the tensor types that a message can hold."""
 Interval = Annotated[list[Annotated[int, Field(ge=-1, le=2**53)]], Field(min_length=2, max_length=2)]
-"""First and last."""
+"""First and last number of a range."""
 
 
 @with_config(CHECKED)
@@ -32,7 +32,7 @@ class TensorRow(TypedDict):
 
 @with_config(CHECKED)
 class EntryRow(TypedDict):
-    """An entry, as the file has it."""
+    """An entry of ledger.json: all messages of one purpose with the same tensors in one direction."""
 
     direction: Direction
     purpose: Purpose
@@ -56,7 +56,7 @@ class PartRow(TypedDict):
 
 @with_config(CHECKED)
 class PrivacyRow(TypedDict):
-    """The recipe's privacy, and whether the run was a simulation."""
+    """The recipe's privacy settings, and whether the run was a simulation."""
 
     clip: float
     noise: float
@@ -65,20 +65,39 @@ class PrivacyRow(TypedDict):
 
 @with_config(CHECKED)
 class LedgerFile(TypedDict):
-    """ledger.json."""
+    """The contents of ledger.json."""
 
     method: str
     pooled: bool
+    """Whether the method trains on all clients' data in one place, without messages."""
     never: list[PartRow]
+    """Parts and data that never left a client."""
     reveals: dict[str, str]
+    """By sent part: what it reveals about a client's data."""
     numbers: list[str]
+    """Numbers that clients report in addition to tensors, in words."""
     models: bool
+    """Whether clients' personal models are stored with the run."""
     privacy: PrivacyRow | None
     messages: list[EntryRow]
 
 
 def read_ledger(run: Path) -> dict[str, Any]:
-    """A run folder's ledger."""
+    """Read the ledger of a run.
+
+    Args:
+        run: Folder of the run.
+
+    Returns:
+        The contents of ledger.json, see `LedgerFile`.
+
+    Raises:
+        UserError: The file does not exist or is damaged. For a comparison or sweep, the message names one of its runs.
+
+    Example:
+        >>> ledger = read_ledger(Path("runs/mine"))   # doctest: +SKIP
+        >>> [(row["direction"], row["bytes"]) for row in ledger["messages"]]   # doctest: +SKIP
+    """
     inner = None if (run / FILE).exists() else min(run.glob(f"*/{FILE}"), default=None)  # a comparison or a sweep
-    such_as = "runs/NAME" if inner is None else inner.parent
-    return {**read_json(run / FILE, LedgerFile, f"give the folder of a run, such as {such_as}")}
+    example = "runs/NAME" if inner is None else inner.parent
+    return {**read_json(run / FILE, LedgerFile, f"give the folder of a run, such as {example}")}

@@ -1,13 +1,13 @@
-"""Client-level differential privacy in the place of the mean (DP-FedAvg: McMahan et al., 2018).
+"""Client-level differential privacy, which replaces the weighted mean (DP-FedAvg: McMahan et al., 2018).
 
-A round releases one thing, the new shared state: old + (Σ_i clip(x_i − old) + N(0, (noise·clip)²)) / m. The update of a
-client is all its float tensors that are averaged, as one vector, batch-norm statistics included; it is clipped to the
-norm `clip`, and every client counts alike. m is the number of clients that a round is meant to have, known beforehand:
-one that fails, or sends numbers that are not finite, counts as an update of zero, so that the bound holds for it too.
+A round releases only the new shared state: old + (Σ_i clip(x_i − old) + N(0, (noise·clip)²)) / m. A client's update is
+the vector of all its averaged float tensors, batch-norm statistics included. It is clipped to the norm `clip`, and all
+clients have equal weight. m is the planned number of clients per round, known in advance. A client that fails, or sends
+numbers that are not finite, counts as an update of zero, so that the bound also holds for this client.
 
-Nothing else that a client sends may reach the server's state: messages are sealed, integer buffers stay as they were,
-and a method that reads messages itself, adds up (`sums`) or weighs by rows (`by`) is refused. docs/explanation/trust.md says what
-the promise is about and what it is not about.
+Nothing else that a client sends may reach the server's state. Messages are sealed and integer buffers do not change. A
+method that reads messages directly, adds up (`sums`) or weighs by rows (`by`) is refused. docs/explanation/trust.md
+states what the guarantee covers and what it does not cover.
 """
 
 import os
@@ -31,20 +31,29 @@ from fedloom.trust.centres import clip_factor, joint_norm
 
 
 class PrivacySettings(Section):
-    """Client-level differential privacy: the released models hardly depend on any one client."""
+    """The recipe section `privacy`: client-level differential privacy of the released models."""
 
-    clip: float = Field(1.0, gt=0, description="the largest L2 norm of a client's whole update")
-    noise: float = Field(1.0, gt=0, description="noise multiplier: std of the noise on the sum of updates, over clip")
-    delta: float = Field(1e-5, gt=0, lt=1, description="δ of (ε, δ); well below 1 / number of clients")
+    clip: float = Field(
+        1.0, gt=0, description="maximum L2 norm of a client's whole update; larger ones are scaled down"
+    )
+    noise: float = Field(
+        1.0,
+        gt=0,
+        description="noise multiplier: standard deviation of the noise on the sum of updates, divided by clip",
+    )
+    delta: float = Field(
+        1e-5, gt=0, lt=1, description="δ of (ε, δ)-differential privacy; choose it well below 1 / number of clients"
+    )
     sampling: Literal["fixed", "poisson"] = Field(
         "fixed",
-        description="fixed: as many clients each round, ε for one client exchanged; poisson: each joins by itself with "
-        "probability training.fraction, ε for one client more or less",
+        description="how a round's clients are drawn. fixed: the same number in every round, ε for replacing one "
+        "client; poisson: each client independently with probability training.fraction, ε for adding or removing one "
+        "client",
     )
 
 
 class PrivateAverage:
-    """Clipping, the uniform mean and noise. Streams: constant memory."""
+    """The noisy uniform mean of clipped updates, computed message by message in constant memory."""
 
     def __init__(self, settings: PrivacySettings, method: Method, participants: float, normals: "Normals"):
         self.settings, self.method, self.participants, self._normals = settings, method, participants, normals
@@ -61,14 +70,18 @@ class PrivateAverage:
         rows: "By",
         sums: tuple[str, ...],
     ) -> State:
-        """The noisy mean of clipped updates, added to the old state; a second one in a round would cost ε again."""
+        """Return the old state plus the noisy mean of clipped updates, once per round.
+
+        Raises:
+            UserError: The method reads messages directly, adds up or weighs messages, or averages twice in a round.
+        """
         if not isinstance(messages, SealedMessages):
             raise UserError(self.refusal)
         if rows or sums:
             raise UserError(f"privacy: method.name = '{self.method.name}' {_ADDS_UP}; {_REMEDY}")
         if server.round == self._last:
             raise UserError(
-                f"privacy: method.name = '{self.method.name}' averages twice in a round, and ε counts once; {_REMEDY}"
+                f"privacy: method.name = '{self.method.name}' averages twice in a round, but ε counts one; {_REMEDY}"
             )
         self._last = server.round
         old = {
@@ -90,7 +103,7 @@ class PrivateAverage:
         std = self.settings.noise * self.settings.clip
         noise = std * normal(total.shape).to(total.device)
         new = (old + (total + noise) / self.participants).to(old.dtype)
-        if name.endswith("running_var"):  # noise can make a variance negative; repairing it costs no privacy
+        if name.endswith("running_var"):  # noise can make a variance negative; post-processing costs no privacy
             new = torch.where(new > 0, new, old)
         return new
 
@@ -98,11 +111,11 @@ class PrivateAverage:
 Draw = Callable[[torch.Size], Tensor]
 """Draws float64 standard normals of a shape."""
 Normals = Callable[[int], Draw]
-"""Where the noise of a round comes from."""
+"""Returns the source of noise for a round."""
 
 
 def seeded_normals(seed: int) -> Normals:
-    """Noise that follows from a seed: simulations can be repeated, and those who know the seed can subtract it."""
+    """Return noise derived from a seed: simulations are repeatable, but anyone who knows the seed can subtract it."""
 
     def of_round(round: int) -> Draw:
         generator = torch.Generator().manual_seed(key(seed, round, "privacy"))
@@ -112,39 +125,47 @@ def seeded_normals(seed: int) -> Normals:
 
 
 def system_normals(round: int) -> Draw:
-    """Noise from the operating system's randomness, which nobody can repeat: what a deployment uses.
+    """Return noise from the operating system's random source, which is not repeatable; used in deployments.
 
-    Box and Muller's transform of uniform numbers of 53 bits.
+    Box–Muller transform of 53-bit uniform numbers.
     """
 
     def draw(shape: torch.Size) -> Tensor:
         count = shape.numel()
         bits = np.frombuffer(os.urandom(16 * count), np.uint64).reshape(2, count) >> np.uint64(11)
-        radius = np.sqrt(-2 * np.log((bits[0] + 1.0) * 2.0**-53))  # of (0, 1]
+        radius = np.sqrt(-2 * np.log((bits[0] + 1.0) * 2.0**-53))  # uniform on (0, 1]
         return torch.from_numpy(radius * np.cos(2 * np.pi * 2.0**-53 * bits[1])).reshape(shape)
 
     return draw
 
 
-_REMEDY = "choose another (`fedloom methods` says which can), or remove the privacy section"
-_READS = "looks at single clients' messages, which clipping and noise do not cover"
-_ADDS_UP = "adds up or weighs by what clients send (class counts, control variates), which clipping does not cover"
+_REMEDY = "choose a method that supports privacy (see `fedloom methods`), or remove the privacy section"
+_READS = "reads single clients' messages, which clipping and noise do not cover"
+_ADDS_UP = (
+    "adds up or weighs by values that clients send (class counts, control variates), which clipping does not cover"
+)
 
 
 def uncovered(method: Method) -> str | None:
-    """Why a method cannot be private, as far as a rehearsal of its `combine` shows; messages are sealed anyway."""
+    """Return why a method cannot be private, or None if a trial call of its `combine` shows no reason.
+
+    A method that passes this check still gets sealed messages.
+    """
     if method.pooled:
         return "pools all data in one place, so that there are no clients to protect"
     return {"reads": _READS, "adds up": _ADDS_UP}.get(use_of_messages(method))
 
 
 class Spending:
-    """ε after so many rounds, by dp-accounting's RDP accountant.
+    """Privacy budget ε as a function of the number of rounds, computed by dp-accounting's RDP accountant.
 
-    `fixed`: m of N clients without replacement (Wang, Balle, Kasiviswanathan, 2019); neighbours differ in one client's
-    data, which moves a sum of clipped updates by up to 2·clip, so that the accountant's noise multiplier is noise / 2.
-    Its bound can exceed that of no sampling at all, which holds as well: the smaller counts, order by order.
-    `poisson`: each client with probability q (Mironov, Talwar, Zhang, 2019); neighbours have one client more or less.
+    `fixed`: m of N clients without replacement (Wang, Balle, Kasiviswanathan, 2019). Neighbouring datasets differ in
+    one client's data, which changes the sum of clipped updates by up to 2·clip, so the accountant's noise multiplier is
+    noise / 2. This bound can exceed the bound without sampling, which is also valid: the smaller one is used, order by
+    order.
+
+    `poisson`: each client with probability q (Mironov, Talwar, Zhang, 2019). Neighbouring datasets differ by adding or
+    removing one client.
     """
 
     def __init__(self, settings: PrivacySettings, clients: int, fraction: float, participants: int):
@@ -154,7 +175,7 @@ class Spending:
             from dp_accounting import rdp
         except ImportError:
             raise UserError(
-                "privacy: ε is reckoned by dp-accounting, which is not installed: pip install 'fedloom[privacy]'"
+                "privacy: dp-accounting, which computes ε, is not installed: pip install 'fedloom[privacy]'"
             ) from None
         self._delta, self._epsilon = settings.delta, rdp.compute_epsilon
         exchanged = dp_accounting.NeighboringRelation.REPLACE_ONE
@@ -165,16 +186,16 @@ class Spending:
         else:
             events = [dp_accounting.PoissonSampledDpEvent(fraction, dp_accounting.GaussianDpEvent(settings.noise))]
             accountants = [rdp.RdpAccountant()]
-        heard = logging.get_verbosity()
-        logging.set_verbosity(logging.ERROR)  # it warns of orders that it leaves out, which is its business
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity(logging.ERROR)  # hides warnings about omitted RDP orders, which users cannot act on
         try:
             for accountant, event in zip(accountants, events, strict=True):
                 accountant.compose(event)
         finally:
-            logging.set_verbosity(heard)
+            logging.set_verbosity(verbosity)
         self._orders = accountants[0].orders
         self._round = np.minimum.reduce([accountant.rdp for accountant in accountants])
 
     def epsilon(self, rounds: int) -> float:
-        """ε of all that has been released after so many rounds: Rényi divergences of rounds add up."""
+        """Return ε of all releases up to this number of rounds; the Rényi divergences of rounds add up."""
         return float(self._epsilon(self._orders, rounds * self._round, self._delta)[0])

@@ -1,14 +1,15 @@
-"""Robust combination: what takes the mean's place in `server.average` where some clients may be hostile.
+"""Robust aggregation: rules that replace the weighted mean in `server.average` when some clients may be hostile.
 
-Whatever the rule:
-- every client counts alike: a sample count is the client's own claim;
-- row weights (`by={"means": "counts"}`) count as 1 where a client holds a row and 0 where it does not, and a row is
-  combined over those that hold it; the sum of such weights is therefore the number of its holders;
-- other `sums` become the number of clients times the centre of what they sent;
-- integers take the maximum, as without a rule (Krum: of the chosen clients; median and trimmed mean: their median);
-- a message that holds a number that is not finite is left out.
+All rules have in common:
+- All clients have equal weight, because a sample count is only the client's claim.
+- Row weights (`by={"means": "counts"}`) are 1 if a client holds a row and 0 if it does not. A row is combined over the
+  clients that hold it, and the sum of its weights is their number.
+- Other `sums` become the number of clients times the centre of the sent values.
+- Integers take the maximum, as without a rule (Krum: of the chosen clients; median and trimmed mean: the median).
+- A message with a number that is not finite is left out.
 
-`clip` streams, in the memory of one message. All other rules hold a round's messages at once: clients × bytes up.
+`clip` streams messages and needs the memory of one message. All other rules hold all messages of a round at once
+(clients × bytes up).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,15 +42,23 @@ NEEDS: dict[Rule, tuple[str, ...]] = {
     "clip": ("clip",), "median": (), "trimmed": ("trim",), "krum": ("attackers",), "multikrum": ("attackers",),
     "geometric": (),
 }  # fmt: skip
+"""All robust rules, with the fields of the recipe section `robust` that each requires."""
 
 
 class RobustSettings(Section):
-    """How messages are combined where some clients may be hostile."""
+    """The recipe section `robust`: the rule that replaces the weighted mean."""
 
-    rule: Rule = Field(description="clip, median, trimmed, krum, multikrum or geometric")
-    clip: float | None = Field(None, gt=0, description="clip: the largest L2 norm of a client's whole update")
-    trim: float | None = Field(None, gt=0, lt=0.5, description="trimmed: the share cut off at either end")
-    attackers: int | None = Field(None, ge=0, description="krum, multikrum: how many hostile clients a round may have")
+    rule: Rule = Field(
+        description="clip (mean of clipped updates), median or trimmed (per coordinate), krum (the message closest to "
+        "its neighbours), multikrum (mean of the n − f closest), geometric (geometric median)"
+    )
+    clip: float | None = Field(None, gt=0, description="rule clip: maximum L2 norm of a client's whole update")
+    trim: float | None = Field(
+        None, gt=0, lt=0.5, description="rule trimmed: share of the values that is removed at each end"
+    )
+    attackers: int | None = Field(
+        None, ge=0, description="rules krum and multikrum: maximum number f of hostile clients in a round"
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> "RobustSettings":
@@ -61,13 +70,22 @@ class RobustSettings(Section):
             if value is not None and not needed:
                 users = ", ".join(rule for rule in NEEDS if field in NEEDS[rule])
                 raise refusal(
-                    f"robust.{field} = {value:g}: the rule {self.rule} does not use it ({users} does); remove it"
+                    f"robust.{field} = {value:g}: the rule {self.rule} does not use it (only: {users}); remove it"
                 )
         return self
 
 
 class RobustAverage:
-    """A rule in the place of the weighted mean."""
+    """A robust rule that replaces the weighted mean in `server.average`.
+
+    Args:
+        settings: The recipe section `robust`.
+        method: The method whose messages are combined.
+        expected: Planned number of clients per round.
+
+    Raises:
+        UserError: The rule cannot protect the method, or needs more clients.
+    """
 
     def __init__(self, settings: RobustSettings, method: Method, expected: int):
         self.settings = settings
@@ -77,23 +95,19 @@ class RobustAverage:
         self._check(expected, "take part in a round")
 
     def _check(self, n: int, what: str) -> None:
-        """Whether so few messages can be combined by this rule."""
+        """Raise a UserError if `n` messages are too few for this rule."""
         rule, attackers, trim = self.settings.rule, self.settings.attackers, self.settings.trim
         if attackers is not None and n < krum_needs(attackers):
             most = (n - 3) // 2
-            remedy = f"set it to {most} at most, or let more take part" if most >= 0 else "let more take part"
+            remedy = f"set it to at most {most}, or use more clients" if most >= 0 else "use more clients"
             raise UserError(
                 f"robust.attackers = {attackers}: {rule} needs {krum_needs(attackers)} clients (2f + 3), "
-                f"and {n} {what}; {remedy} (training.fraction, data.clients)"
+                f"but {n} {what}; {remedy} (training.fraction, data.clients)"
             )
         if trim is not None and _cut(trim, n) == 0:
             raise UserError(
-                f"robust.trim = {trim:g}: cuts nobody off where {n} clients {what}; "
-                + (
-                    f"set it to {1 / n:.3g} or more"
-                    if n > 2
-                    else "let more take part (training.fraction, data.clients)"
-                )
+                f"robust.trim = {trim:g}: removes no value when {n} clients {what}; "
+                + (f"set it to {1 / n:.3g} or more" if n > 2 else "use more clients (training.fraction, data.clients)")
             )
 
     def average(
@@ -104,7 +118,21 @@ class RobustAverage:
         rows: Mapping[str, str],
         sums: tuple[str, ...],
     ) -> State:
-        """What `server.average` returns under this rule."""
+        """Combine messages by this rule.
+
+        Args:
+            server: The server, with the state before this round.
+            messages: The clients' messages, sealed or not.
+            paths: Paths of the tensors to combine; None: all.
+            rows: By tensor with row weights: the name of the tensor that holds its weights.
+            sums: Paths of the tensors that are added up instead of averaged.
+
+        Returns:
+            The combined tensors, as `server.average` returns them.
+
+        Raises:
+            UserError: Too few messages are usable.
+        """
         sent = _levelled(opened(messages), paths, rows)
         mean = WeightedMean(server.state, paths, rows, sums)
         if self.settings.clip is not None:
@@ -114,7 +142,7 @@ class RobustAverage:
         kept = list(sent)
         if not kept or not kept[0]:
             return {}
-        self._check(len(kept), f"sent something usable in round {server.round}")
+        self._check(len(kept), f"sent a usable message in round {server.round}")
         if self.settings.rule in ("median", "trimmed"):
             found = self._by_coordinate(server.state, kept, rows, sums)
             return {name: value for name, value in found.items() if paths is None or under(name, paths)}
@@ -122,7 +150,7 @@ class RobustAverage:
         return mean.of(_weighed(kept, weights, rows, sums))
 
     def _weights(self, kept: list[Message], old: State, rows: Mapping[str, str]) -> list[float]:
-        """A weight for every message; they add up to the number of messages."""
+        """Return a weight for every message; the weights add up to the number of messages."""
         names = [n for n, v in kept[0].items() if v.is_floating_point() and n not in rows.values()]
         distances = squared_distances([torch.stack([_update(m, n, old, rows) for m in kept]) for n in names])
         if self.settings.rule == "geometric":
@@ -134,7 +162,7 @@ class RobustAverage:
         return [len(kept) / count if i in chosen else 0.0 for i in range(len(kept))]
 
     def _by_coordinate(self, old: State, kept: list[Message], rows: Mapping[str, str], sums: tuple[str, ...]) -> State:
-        """One tensor after another: besides the messages, the largest tensor of all clients in float64, sorted."""
+        """Combine one tensor at a time: memory is the messages plus all clients' copies of one tensor in float64."""
         found: State = {}
         for name, example in kept[0].items():
             values = torch.stack([message[name] for message in kept])
@@ -150,7 +178,7 @@ class RobustAverage:
             added = under(name, sums)
             if added and name not in rows.values():
                 centre = centre * len(kept)
-            if added and name in old:  # as in a plain sum, the old value stays where nothing was sent
+            if added and name in old:  # as in a plain sum, the old value stays where the sum is zero
                 centre = torch.where(centre != 0, centre, old[name])
             found[name] = centre.to(example.dtype)
         return found
@@ -160,21 +188,21 @@ class RobustAverage:
         return median(values) if trim is None else trimmed_mean(values, _cut(trim, len(values)))
 
 
-READS = "looks at single clients' messages beside the average, or instead of it, where no rule reaches"
+READS = "reads single clients' messages in addition to the average, or instead of it, which no rule covers"
 
 
 def unprotected(method: Method) -> str | None:
-    """Why a robust rule in the place of the mean would not protect a method, as far as a rehearsal shows."""
+    """Return why a robust rule cannot protect a method, or None if a trial call of its `combine` shows no reason."""
     if method.pooled:
         return "pools all data in one place: no client sends anything"
     return READS if use_of_messages(method) == "reads" else None
 
 
 def refusal_of(settings: RobustSettings, method: Method, reason: str) -> str:
-    """What a user is told whose method the rule cannot protect."""
+    """Return the error message for a method that the rule cannot protect."""
     return (
         f"robust.rule = '{settings.rule}': method.name = '{method.name}' {reason}; "
-        "choose another (`fedloom methods NAME` says which can), or remove the robust section"
+        "choose a method that supports robust rules (see `fedloom methods NAME`), or remove the robust section"
     )
 
 
@@ -183,7 +211,7 @@ def _cut(trim: float, n: int) -> int:
 
 
 def _levelled(messages: Iterable[Message], paths: tuple[str, ...] | None, rows: Mapping[str, str]) -> Iterator[Message]:
-    """What is to be combined of each message, if its numbers are finite; row weights say only who holds a row."""
+    """Yield the tensors to combine of each message that is finite, with row weights replaced by 0 or 1."""
     for message in messages:
         wanted = {
             name: (value > 0).to(value.dtype) if name in rows.values() else value
@@ -196,7 +224,7 @@ def _levelled(messages: Iterable[Message], paths: tuple[str, ...] | None, rows: 
 
 
 def _update(message: Message, name: str, old: State, rows: Mapping[str, str]) -> Tensor:
-    """How far a client went from the server's old value (from zero where there is none); 0 in rows it does not hold."""
+    """Return a client's tensor minus the server's old value (zero if it has none); 0 in rows it does not hold."""
     value = message[name].double()
     update = value - old[name].double() if name in old else value
     if name in rows:
@@ -209,9 +237,9 @@ def _as_rows(weight: Tensor, like: Tensor) -> Tensor:
 
 
 def _clipped(message: Message, old: State, rows: Mapping[str, str], sums: tuple[str, ...], bound: float) -> Message:
-    """The message with its whole update (all floats that are combined, jointly) in a ball around the old state."""
+    """Scale a message's whole update (all combined floats, as one vector) to a norm of at most `bound`."""
     names = [n for n, v in message.items() if v.is_floating_point() and n not in rows.values()]
-    start = {name: value for name, value in old.items() if not under(name, sums)}  # a sum starts at zero
+    start = {name: value for name, value in old.items() if not under(name, sums)}  # sums start at zero
     updates = {name: _update(message, name, start, rows) for name in names}
     factor = clip_factor(joint_norm(list(updates.values())), bound)
     if factor == 1.0:
@@ -223,7 +251,7 @@ def _clipped(message: Message, old: State, rows: Mapping[str, str], sums: tuple[
 def _weighed(
     kept: list[Message], weights: list[float], rows: Mapping[str, str], sums: tuple[str, ...]
 ) -> Iterator[tuple[Message, float]]:
-    """Messages for the plain mean: those of some weight, which also goes into their row weights and addends."""
+    """Yield messages with positive weight for the weighted mean; row weights and addends are scaled by it."""
     for message, weight in zip(kept, weights, strict=True):
         if weight > 0:
             scaled = {
@@ -235,7 +263,7 @@ def _weighed(
 
 
 def _row_by_row(values: Tensor, held: Tensor, centre: Callable[[Tensor], Tensor], old: Tensor | None) -> Tensor:
-    """The centre of every row over the clients that hold it; the old row where nobody does."""
+    """Return the centre of every row over the clients that hold it; the old row if no client holds it."""
     result = values.new_zeros(values.shape[1:]) if old is None else old.to(values.dtype).clone()
     for row in held.any(0).nonzero()[:, 0].tolist():
         result[row] = centre(values[held[:, row], row]).to(result.dtype)

@@ -235,7 +235,7 @@ def test_a_folder_that_holds_a_run_is_refused(capsys, monkeypatch) -> None:
     invoke("run", *TINY, "--out", "mine")
     capsys.readouterr()
     said = refused(capsys, monkeypatch, "run", *TINY, "--out", "mine")
-    assert "out = 'mine' holds a run already" in said
+    assert "out = 'mine' already holds a run" in said
 
 
 def test_debug_shows_where_a_mistake_was_found(monkeypatch) -> None:

@@ -196,7 +196,7 @@ def test_damage_is_noticed_and_the_checkpoint_before_is_used(two, part, damage, 
     assert same_state(server, state(101))
     assert same(got["memory"], before)
     gone = part == ".json" and damage is Path.unlink  # then it never was a checkpoint
-    assert gone or ("round-000002.json is damaged" in caplog.text and "the one before it is taken" in caplog.text)
+    assert gone or ("round-000002.json is damaged" in caplog.text and "trying the previous checkpoint" in caplog.text)
 
 
 @pytest.mark.parametrize("bit", range(0, 8 * 300, 97))
@@ -225,10 +225,10 @@ def test_without_a_usable_one_there_is_one_clear_error_and_nothing_changes(two) 
     for path in folder.glob("*server*"):
         truncated(path)
     files = {path: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(UserError, match="cannot be resumed: none of the 2 checkpoints in it can be used; nothing was"):
+    with pytest.raises(UserError, match="cannot be resumed: none of its 2 checkpoints can be used; nothing was"):
         loaded(folder)
     assert {path: path.read_bytes() for path in folder.iterdir()} == files
-    with pytest.raises(UserError, match="there is no checkpoint in it"):
+    with pytest.raises(UserError, match="it has no checkpoint"):
         loaded(folder / "nowhere")
 
 
@@ -237,7 +237,7 @@ def test_a_format_of_the_future_is_not_misread(two, caplog) -> None:
     values = json.loads(path.read_text())["checkpoint"] | {"format": 2}
     path.write_text(json.dumps({"sha256": module._digest(values), "checkpoint": values}))
     assert loaded(two[0])[0].round == 1
-    assert "its format is 2, and this fedloom reads 1" in caplog.text
+    assert "its format is 2, but this fedloom reads 1" in caplog.text
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -266,7 +266,7 @@ def test_a_full_disk_at_any_moment_leaves_what_was_there(two, call, monkeypatch)
         monkeypatch.setattr(os, call, real)
         if said is None:
             break
-        assert "cannot be written: No space left on device; what was there before is intact" in said
+        assert "cannot be written: No space left on device; existing files are intact" in said
         found, _, got = loaded(folder)
         if found.round == 2:  # at the very last fsync the third is there already
             assert same(got["memory"], latest)

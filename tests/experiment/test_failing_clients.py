@@ -267,7 +267,7 @@ def test_a_round_with_too_few_answers_is_retried_with_others(monkeypatch, caplog
     memory, record = rounds[0]
     assert (record["clients"], record["failed"], record["attempts"]) == (3, {}, 2)
     assert set(memory) == set(range(6)) - asked_first
-    assert "0 of 3 clients answered (3 dropped); training.min_clients = 1, so it is retried" in caplog.text
+    assert "0 of 3 clients answered (3 dropped); training.min_clients = 1, so the round is retried" in caplog.text
     assert "attempts" not in rounds[1][1]
 
 
@@ -402,7 +402,7 @@ def test_the_command_says_on_stderr_and_in_the_log_who_was_left_out():
     )  # fmt: skip
     dropped = json.loads(done.stdout)["failed"]["dropped"]
     assert dropped > 0
-    assert done.stderr.count("is left out (dropped): it does not answer (faults.drop)") == dropped
+    assert done.stderr.count("is left out (dropped): no response (faults.drop)") == dropped
     assert Path("here/log.txt").read_text().count("WARNING round") == dropped
     assert f"note: clients that were left out of a round: {dropped} dropped" in done.stderr
 

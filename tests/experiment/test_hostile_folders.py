@@ -67,7 +67,7 @@ def test_a_summary_of_another_form_is_named_with_the_command_that_makes_it(tmp_p
 def test_clients_whose_counts_do_not_match_are_named(tmp_path):
     run = write_run(tmp_path / "run", clients=[a_client(0, [1, 2], [3, 4, 5])])
     with pytest.raises(
-        UserError, match=r"clients\.jsonl', line 1 cannot be used: right has 2 entries, and total has 3"
+        UserError, match=r"clients\.jsonl', line 1 cannot be used: right has 2 entries, but total has 3"
     ):
         read_clients(run)
 
@@ -135,16 +135,16 @@ def renamed(said, name):
     [
         (lambda said: renamed(said, "../../recipe.yaml"), "must match"),
         (lambda said: renamed(said, "/dev/zero"), "must match"),
-        (lambda said: said | {"server": "round-000009-server.safetensors"}, "none of its files"),
+        (lambda said: said | {"server": "round-000009-server.safetensors"}, "not listed among its files"),
         (lambda said: said | {"round": "1"}, "round = '1': must be a whole number"),
         (lambda said: said | {"files": []}, "files"),
         (lambda said: said | {"notes": None}, "notes"),
-        (lambda said: [said], "no whole JSON|checkpoint"),
+        (lambda said: [said], "not complete JSON|checkpoint"),
     ],
 )
 def test_a_hostile_manifest_with_the_right_checksum_is_a_damaged_checkpoint(tmp_path, caplog, change, words):
     checkpoint(tmp_path / "checkpoints", change)
-    with pytest.raises(UserError, match="cannot be resumed: none of the 1 checkpoints in it can be used"):
+    with pytest.raises(UserError, match="cannot be resumed: none of its 1 checkpoints can be used"):
         loaded(tmp_path / "checkpoints")
     assert "is damaged" in caplog.text
     assert re.search(words, caplog.text)
@@ -160,7 +160,7 @@ def test_a_hostile_manifest_with_the_right_checksum_is_a_damaged_checkpoint(tmp_
 )  # fmt: skip
 def test_hostile_tensors_with_the_right_checksum_are_a_damaged_checkpoint(tmp_path, tensors):
     checkpoint(tmp_path / "checkpoints", tensors=tensors)
-    with pytest.raises(UserError, match="cannot be resumed: none of the 1 checkpoints in it can be used"):
+    with pytest.raises(UserError, match="cannot be resumed: none of its 1 checkpoints can be used"):
         loaded(tmp_path / "checkpoints")
 
 
@@ -202,7 +202,7 @@ def test_a_model_of_another_shape_is_named(run):
     whole = path.read_bytes()
     path.write_bytes(save({name: torch.ones(7, 7) for name in TrainedRun(run)._server}))
     try:
-        with pytest.raises(UserError, match=r"models': .* has shape \[7, 7\], and .* is expected; repeat the run"):
+        with pytest.raises(UserError, match=r"models': .* has shape \[7, 7\], but .* is expected; repeat the run"):
             TrainedRun(run).personal(0)
     finally:
         path.write_bytes(whole)

@@ -44,7 +44,7 @@ def elsewhere(tmp_path: Path):
 def test_the_second_process_is_refused_and_told_who_has_it(tmp_path: Path, elsewhere) -> None:
     process, _ = elsewhere("held = RunLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)")
     before = (tmp_path / NAME).read_bytes()
-    with pytest.raises(UserError, match="another process works on this run") as refused:
+    with pytest.raises(UserError, match="another process is using this folder") as refused:
         RunLock(tmp_path)
     assert f"process {process.pid} on {socket.gethostname()}" in str(refused.value)
     assert str(tmp_path / NAME) in str(refused.value)
@@ -148,5 +148,7 @@ class TestWhereTheFileSystemHasNoLocks:
 
     def test_an_owner_on_another_machine_is_respected_and_the_file_named(self, tmp_path: Path) -> None:
         self.owner(tmp_path, pid=DEAD, host="elsewhere")
-        with pytest.raises(UserError, match=f"on elsewhere.*If it surely has ended, remove {tmp_path / NAME}"):
+        with pytest.raises(
+            UserError, match=f"on elsewhere.*If you are sure that it has ended, remove {tmp_path / NAME}"
+        ):
             RunLock(tmp_path)

@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases get the rounds' numbers, and a resumed run goes on in the same log."""
+"""TensorBoard and Weights & Biases get the rounds' numbers, and a resumed run continues the same log."""
 
 import json
 import os
@@ -18,7 +18,7 @@ NUMBERS = ("loss", "personal_accuracy", "up_bytes")
 
 
 def stopped_and_resumed(log):
-    """A run that dies in its third round, after a checkpoint of the second; then goes on. Its metrics."""
+    """Return the metrics of a run that fails in its third round, after a checkpoint of the second, and is resumed."""
 
     def die(record):
         if record["round"] == 3:
@@ -83,7 +83,7 @@ def rows_of(log):
 
 def test_a_log_that_is_not_installed_or_not_known_is_named_before_a_run_begins(monkeypatch):
     monkeypatch.setattr("fedloom.experiment.logging.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"log = 'wandb': it is not installed; .* pip install 'fedloom\[wandb\]'"):
+    with pytest.raises(UserError, match=r"log = 'wandb': is not installed; .* pip install 'fedloom\[wandb\]'"):
         tiny_experiment("fedavg", log="wandb", out="run")
     assert not Path("run").exists()
     with pytest.raises(UserError, match="did you mean 'tensorboard'"):

@@ -109,7 +109,7 @@ def test_models_load_and_hold_what_is_shared_and_what_is_personal(runs) -> None:
 def test_a_folder_that_holds_a_run_is_refused_and_untouched(runs) -> None:
     recipe, _, folder = runs["fedavg"]
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match="holds a run already: choose another folder") as error:
+    with pytest.raises(UserError, match="already holds a run: choose another folder") as error:
         fedloom.run(recipe)
     assert str(folder) in str(error.value)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
@@ -117,7 +117,7 @@ def test_a_folder_that_holds_a_run_is_refused_and_untouched(runs) -> None:
 
 def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="out = .*cannot be made"):
+    with pytest.raises(UserError, match="out = .*cannot be created"):
         RunFolder(tmp_path / "file" / "run")
 
 

@@ -53,10 +53,10 @@ def test_pictures_that_cannot_be_read_are_named_and_told_by_the_exit_code(
 def test_what_cannot_be_predicted_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file or folder"):
         invoke("predict", runs["fedavg"], tmp_path / "nothing.png")
-    with pytest.raises(UserError, match="no classifier for everybody"):
+    with pytest.raises(UserError, match="no global classifier"):
         invoke("predict", runs["repper"], tmp_path)
     (tmp_path / "x.safetensors").write_bytes(b"not a model")
     with pytest.raises(UserError, match="cannot be read as a model"):
         invoke("predict", tmp_path / "x.safetensors", tmp_path)
-    with pytest.raises(UserError, match="no model of fedloom"):
+    with pytest.raises(UserError, match="is not a fedloom model"):
         invoke("predict", runs["fedavg"] / "models" / "server.safetensors", tmp_path)

@@ -1,4 +1,4 @@
-"""A run that was stopped, killed or failed goes on to the very numbers of one that never was."""
+"""A run that was stopped, killed or failed and then resumed gives the same numbers as an uninterrupted run."""
 
 import errno
 import json
@@ -64,14 +64,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def results(folder: Path) -> dict[str, object]:
-    """All that a run leaves, without timings, where it lay and the log of what it got over."""
+    """Return the contents of a run folder without timings, its path and the log."""
     files = contents(folder)
     files.pop("log.txt", None)
     assert not [name for name in files if "checkpoint" in name or "lock" in name or name.endswith(".tmp")]
     summary = json.loads(files.pop("summary.json"))
     lines = [list(json.loads(line)) for line in files.pop("metrics.jsonl").splitlines()]
-    told = {name: value for name, value in summary.items() if name not in ("seconds", "run_dir")}
-    return files | {"metrics.jsonl": metrics(folder), "order of fields": lines, "summary.json": told}
+    figures = {name: value for name, value in summary.items() if name not in ("seconds", "run_dir")}
+    return files | {"metrics.jsonl": metrics(folder), "order of fields": lines, "summary.json": figures}
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_without_a_usable_checkpoint_nothing_is_changed(tmp_path) -> None:
     for path in (out / "checkpoints").glob("*server*"):
         path.unlink()
     before = contents(out)
-    with pytest.raises(UserError, match="none of the 2 checkpoints in it can be used; nothing was changed"):
+    with pytest.raises(UserError, match="none of its 2 checkpoints can be used; nothing was changed"):
         experiment("ditto", out).run(resume=True)
     after = contents(out)
     assert "is damaged" in after.pop("log.txt").decode()
@@ -292,10 +292,10 @@ def test_a_finished_run_says_so_and_stays_as_it_is(tmp_path, caplog) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"training__rounds": 4}, "training.rounds = 4: what was begun in .* has 3"),
-        ({"seed": 4}, "seed = 4: what was begun in .* has 3"),
-        ({"training__optimizer__lr": 0.06}, "training.optimizer.lr = 0.06: what was begun in .* has 0.05"),
-        ({"data__partition": "iid"}, "data.partition = 'iid': what was begun in .* has 'dirichlet:0.1'"),
+        ({"training__rounds": 4}, "training.rounds = 4: .* was started with 3"),
+        ({"seed": 4}, "seed = 4: .* was started with 3"),
+        ({"training__optimizer__lr": 0.06}, "training.optimizer.lr = 0.06: .* was started with 0.05"),
+        ({"data__partition": "iid"}, "data.partition = 'iid': .* was started with 'dirichlet:0.1'"),
     ],
 )
 @pytest.mark.parametrize("done", [False, True])
@@ -307,11 +307,11 @@ def test_a_folder_of_another_recipe_is_refused_and_untouched(change, named, done
         with pytest.raises(CrashError):
             experiment("fedprox", out, on_round=crash_in(2)).run()
     before = contents(out)
-    with pytest.raises(UserError, match=named + ", and only goes on with that; give the recipe"):
+    with pytest.raises(UserError, match=named + ", which cannot be changed on resume; use the original recipe"):
         experiment("fedprox", out, **change).run(resume=True)
-    with pytest.raises(UserError, match="method.name = 'fedavg': what was begun in .* has 'fedprox'"):
+    with pytest.raises(UserError, match="method.name = 'fedavg': .* was started with 'fedprox'"):
         experiment("fedavg", out).run(resume=True)
-    with pytest.raises(UserError, match=f"holds a run already: .*fedloom resume {out}"):
+    with pytest.raises(UserError, match=f"already holds a run: .*fedloom resume {out}"):
         experiment("fedprox", out).run()
     assert contents(out) == before
 
@@ -324,23 +324,25 @@ def test_other_data_are_refused(tmp_path) -> None:
     for where in (0, 100, -1):
         task = tiny_task()
         task.dataset.images[where, 0, 0, 0] += 1
-        with pytest.raises(UserError, match="these are not the data that the run was begun with; nothing was changed"):
+        with pytest.raises(
+            UserError, match="the data differ from those that the run was started with; nothing was changed"
+        ):
             experiment("fedavg", out, task=task).run(resume=True)
     task = tiny_task()
     task.federation.train[0] = task.federation.train[0][1:]
-    with pytest.raises(UserError, match="these are not the data"):
+    with pytest.raises(UserError, match="the data differ from those"):
         experiment("fedavg", out, task=task).run(resume=True)
     assert contents(out) == before
 
 
-def test_another_version_of_torch_is_told_of(tmp_path, caplog) -> None:
+def test_another_version_of_torch_is_warned_of(tmp_path, caplog) -> None:
     out = tmp_path / "run"
     with pytest.raises(CrashError):
         experiment("fedavg", out, on_round=crash_in(2)).run()
     found = json.loads((out / "versions.json").read_text())
     (out / "versions.json").write_text(json.dumps(found | {"torch": "1.0"}))
     experiment("fedavg", out).run(resume=True)
-    assert "was begun with 1.0: numbers may differ" in caplog.text
+    assert "was started with 1.0: results may differ" in caplog.text
 
 
 def test_two_runs_in_one_folder_the_second_is_refused_and_the_first_goes_on(whole, tmp_path) -> None:
@@ -348,7 +350,7 @@ def test_two_runs_in_one_folder_the_second_is_refused_and_the_first_goes_on(whol
 
     def second(record):
         for resume in (True, False):
-            with pytest.raises(UserError, match="another process works on this run|holds a run already") as error:
+            with pytest.raises(UserError, match="another process is using this folder|already holds a run") as error:
                 experiment("fedavg", out).run(resume=resume)
             refused.append(str(error.value))
 
@@ -413,15 +415,15 @@ def test_from_python(tmp_path, caplog) -> None:
 def test_mistakes_are_named(tmp_path) -> None:
     with pytest.raises(UserError, match="nowhere' holds no run .*no recipe.yaml"):
         fedloom.resume(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="--resume: say which run: --out FOLDER"):
+    with pytest.raises(UserError, match="--resume: out is missing; name the run's folder: --out FOLDER"):
         fedloom.run(method="fedavg", resume=True)
     fedloom.run(**FROM_PYTHON, out=tmp_path / "run")
-    with pytest.raises(UserError, match="training.rounds = 9: what was begun in"):
+    with pytest.raises(UserError, match="training.rounds = 9: .* was started with"):
         fedloom.resume(tmp_path / "run", rounds=9)
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    """The command, in a session of its own, as these tests have it."""
+    """Start the command in a new session, in the environment of these tests."""
     return subprocess.Popen(
         [sys.executable, "-m", "fedloom", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True, env=os.environ | {"PYTHONPATH": str(Path(fedloom.__file__).parents[1])},
@@ -460,7 +462,7 @@ def test_the_command_refuses_a_folder_that_another_process_has(tmp_path) -> None
             time.sleep(0.01)
         code, said = finish("resume", "run")
         assert code == 2
-        assert f"another process works on this run (process {running.pid} on" in said
+        assert f"another process is using this folder (process {running.pid} on" in said
         assert "Traceback" not in said
         assert running.poll() is None
     finally:

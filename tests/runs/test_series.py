@@ -1,4 +1,4 @@
-"""A comparison that was stopped or killed goes on as a whole: finished runs stay as they are, the rest is the same."""
+"""A comparison that was stopped or killed is resumed as a whole: finished runs stay, the rest give the same results."""
 
 import json
 import os
@@ -73,8 +73,8 @@ def test_a_comparison_that_was_ended_goes_on_to_the_same_files(act, number, roun
     assert figures(summaries) == figures(whole[1])
     for name in RUNS:
         assert results(out / name) == results(whole[0] / name)
-    told = json.loads((out / "comparison.json").read_text())["runs"]
-    assert figures(told) == figures(summaries)
+    stored = json.loads((out / "comparison.json").read_text())["runs"]
+    assert figures(stored) == figures(summaries)
     assert sorted(path.name for path in out.iterdir()) == [*RUNS, "comparison.json", "comparison.yaml"]
 
 
@@ -92,14 +92,14 @@ def test_a_finished_comparison_says_so_and_is_told_from_another(whole, tmp_path,
     assert figures(fedloom.compare(**COMPARED, out=out, resume=True)) == figures(summaries)
     assert "all 4 runs in" in caplog.text
     for change, named in [({"seeds": [0]}, "compare.seeds = [0]"), ({"rounds": 4}, "training.rounds = 4")]:
-        with pytest.raises(UserError, match="what was begun in .*, and only goes on with that") as refused:
+        with pytest.raises(UserError, match="was started with .*, which cannot be changed") as refused:
             fedloom.compare(**COMPARED | change, out=out, resume=True)
         assert str(refused.value).startswith(named)
-    with pytest.raises(UserError, match="holds runs already .see comparison.yaml.*fedloom resume"):
+    with pytest.raises(UserError, match="already holds runs .see comparison.yaml.*fedloom resume"):
         fedloom.compare(**COMPARED, out=out)
     with pytest.raises(UserError, match="holds a single run: choose another folder"):
         fedloom.compare(**COMPARED, out=out / RUNS[0], resume=True)
-    with pytest.raises(UserError, match="say which comparison: --out FOLDER"):
+    with pytest.raises(UserError, match="name the comparison's folder: --out FOLDER"):
         fedloom.compare(**COMPARED, resume=True)
     with pytest.raises(UserError, match="holds a comparison: .*resume_comparison"):
         fedloom.resume(out)
@@ -112,7 +112,7 @@ def test_two_processes_on_one_comparison_the_second_is_refused(tmp_path) -> None
     out, refused = tmp_path / "all", []
 
     def second():
-        with pytest.raises(UserError, match="another process works on this run"):
+        with pytest.raises(UserError, match="another process is using this folder"):
             fedloom.resume_comparison(out)
         refused.append(True)
 

@@ -1,4 +1,4 @@
-"""Sweeps: which settings, which runs, going on after a stop, several at a time, the table and the picture."""
+"""Sweeps: settings, runs, resuming, parallel runs, the table and the picture."""
 
 import json
 import os
@@ -67,16 +67,16 @@ def test_labels_have_the_last_part_of_a_field_or_all_of_it():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "sweep.over: say what to sweep over"),
-        ({"over": {"lr": "0.1..1"}}, "sweep.over.lr = '0.1..1': values are drawn from a range; say how many"),
-        ({"over": {"lr": "0..1"}, "random": 2}, "a range is log-uniform: 0 < low < high"),
-        ({"over": {"lr": "a..b"}, "random": 2}, "a range has two numbers"),
-        ({"over": {"lr": []}}, "sweep.over.lr = []: give it a value"),
-        ({"over": {"seed": [1, 2]}}, "seeds are given by --seeds"),
+        ({}, "sweep.over is missing: name a field"),
+        ({"over": {"lr": "0.1..1"}}, "sweep.over.lr = '0.1..1': values of a range are drawn at random; set the number"),
+        ({"over": {"lr": "0..1"}, "random": 2}, "a range is log-uniform and needs 0 < low < high"),
+        ({"over": {"lr": "a..b"}, "random": 2}, "a range needs two numbers"),
+        ({"over": {"lr": []}}, "sweep.over.lr = []: must have at least one value"),
+        ({"over": {"seed": [1, 2]}}, "set seeds with --seeds"),
         ({"over": {"method.strat": [1]}}, "did you mean 'start'"),
         ({"over": {"method.mu": ["much"]}}, "method.mu = 'much': must be a number"),
         ({"over": {"lr": [0.1]}, "random": 0}, "sweep.random = 0: must be at least 1"),
-        ({"over": {"lr": [0.1]}, "resume": True}, "say which sweep"),
+        ({"over": {"lr": [0.1]}, "resume": True}, "name the sweep's folder: --out FOLDER"),
     ],
 )
 def test_what_cannot_be_swept_is_named_before_anything_runs(given, words):
@@ -111,30 +111,30 @@ def test_the_command_runs_the_grid_and_reports_without_choosing():
     assert {path: path.stat().st_mtime_ns for path in Path("s").rglob("metrics.jsonl")} == before
     assert "worst 10%" in again and "picture: s/sweep.png" in again
     assert Image.open("s/sweep.png").size[0] > 1000  # two heat maps: clients and global
-    with pytest.raises(UserError, match="holds runs already"):
+    with pytest.raises(UserError, match="already holds runs"):
         CliRunner().invoke(commands.app, command, catch_exceptions=False)
 
 
 def test_a_stopped_sweep_keeps_what_is_finished_and_goes_on():
-    told = []
+    rounds = []
 
     def stop_in_second(recipe):
         def on_round(record):
-            told.append((recipe.out.name, record["round"]))
-            if told[-1] == ("mu=1-s0", 1):
+            rounds.append((recipe.out.name, record["round"]))
+            if rounds[-1] == ("mu=1-s0", 1):
                 os.kill(os.getpid(), signal.SIGINT)
 
         return on_round
 
     with pytest.raises(KeyboardInterrupt, match="run 2 of 2 stopped after round 1 of 2; go on with: fedloom resume s"):
         fedloom.sweep(**TINY, over={"method.mu": [0, 1]}, out="s", on_run=stop_in_second)
-    told.clear()
+    rounds.clear()
     stored = read_yaml("s/sweep.yaml")
     assert stored["sweep"]["over"] == {"method.mu": [0, 1]}
     runs = fedloom.sweep("s/sweep.yaml", out="s", resume=True, on_run=stop_in_second)
-    assert told == [("mu=1-s0", 2)]
+    assert rounds == [("mu=1-s0", 2)]
     assert [run["setting"] for run in runs] == [{"method.mu": 0}, {"method.mu": 1}]
-    with pytest.raises(UserError, match="sweep.over.method.mu = .*was begun"):
+    with pytest.raises(UserError, match="sweep.over.method.mu = .*was started with"):
         fedloom.sweep(**TINY, over={"method.mu": [0, 2]}, out="s", resume=True)
 
 
@@ -161,7 +161,7 @@ def some(count):
 def test_two_at_a_time_and_no_more(pretend):
     pretend("import sys, time; a = time.time(); time.sleep(0.3); open(sys.argv[1], 'w').write(f'{a} {time.time()}')")
     ended = []
-    beside.run_beside(some(4), 2, Interrupts(), lambda recipe: ended.append(recipe.out.name))
+    beside.run_parallel(some(4), 2, Interrupts(), lambda recipe: ended.append(recipe.out.name))
     spans = [tuple(map(float, Path(str(i)).read_text().split())) for i in range(4)]
     together = [sum(a < end and begin < b for a, b in spans) for begin, end in spans]
     assert sorted(ended) == list("0123")
@@ -181,7 +181,7 @@ def test_an_interrupt_is_passed_on_and_waited_for(pretend):
         def asked(self):
             return signal.SIGINT if all(Path(f"{i}.begun").exists() for i in range(2)) else None
 
-    beside.run_beside(some(5), 2, Asked())
+    beside.run_parallel(some(5), 2, Asked())
     assert sorted(path.name for path in Path().iterdir() if path.suffix == "") == ["0", "1"]
     assert Path("0").read_text() == Path("1").read_text() == "checkpoint"
 
@@ -193,7 +193,7 @@ def test_a_failing_run_is_named_and_the_others_are_waited_for(pretend):
         "time.sleep(0.5); pathlib.Path(sys.argv[1]).touch()"
     )
     with pytest.raises(RunError, match="the run in '0' failed: no room left"):
-        beside.run_beside(some(4), 2, Interrupts())
+        beside.run_parallel(some(4), 2, Interrupts())
     assert Path("1").exists() and not Path("3").exists()
 
 
@@ -273,5 +273,5 @@ def test_no_more_processes_share_the_queues_than_there_are(monkeypatch):
             return 0
 
     monkeypatch.setattr(beside.subprocess, "Popen", Process)
-    beside.run_beside([Recipe.parse({"out": name}) for name in ("one", "other")], 16, Interrupts())
+    beside.run_parallel([Recipe.parse({"out": name}) for name in ("one", "other")], 16, Interrupts())
     assert found == ["16", "16"]

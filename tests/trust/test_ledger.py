@@ -131,5 +131,5 @@ def test_methods_says_what_leaves_a_client_and_which_protection_is_possible():
     assert (said["leaves"], said["robust"], said["private"]) == (["means", "counts"], True, False)
     assert "class counts" in said["not_private"]
     shown = CliRunner().invoke(commands.app, ["methods", "fedrep"]).stdout
-    assert "leaves a client: model.extractor;" in shown
+    assert "leaves a client: model.extractor," in shown
     assert "differential privacy: yes" in shown

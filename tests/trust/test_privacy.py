@@ -37,7 +37,7 @@ def server(participants: float = 4, seed: int = 0, normals=None, **settings) -> 
 
 def sealed(*states, samples=1) -> SealedMessages:
     messages = [Message(state, client=i, samples=samples) for i, state in enumerate(states)]
-    return SealedMessages(iter(messages), "looks at single clients' messages")
+    return SealedMessages(iter(messages), "reads single clients' messages")
 
 
 def test_without_noise_it_is_the_uniform_mean_of_clipped_updates_divided_by_the_number_meant_to_take_part():
@@ -191,11 +191,11 @@ class Twice(FedAvg, abstract=True):
 def test_messages_are_sealed_against_a_method_that_reads_them_and_a_second_average_is_refused():
     made = server()
     made.state["model.w"] = torch.zeros(1)
-    with pytest.raises(UserError, match="looks at single clients' messages"):
+    with pytest.raises(UserError, match="reads single clients' messages"):
         Peeking().combine(made, sealed({"model.w": torch.ones(1)}))
     with pytest.raises(UserError, match="averages twice in a round"):
         Twice().combine(made, sealed({"model.w": torch.ones(1)}))
-    with pytest.raises(UserError, match="looks at single clients' messages"):
+    with pytest.raises(UserError, match="reads single clients' messages"):
         made.average(iter([Message({"model.w": torch.ones(1)})]))
 
 

@@ -171,9 +171,9 @@ def test_a_message_with_numbers_that_are_not_finite_is_left_out(settings):
 @pytest.mark.parametrize(
     ("settings", "clients", "words"),
     [
-        ({"rule": "krum", "attackers": 2}, 6, ["robust.attackers = 2", "needs 7 clients", "6 take part", "1 at most"]),
-        ({"rule": "multikrum", "attackers": 0}, 2, ["needs 3 clients", "let more take part"]),
-        ({"rule": "trimmed", "trim": 0.1}, 6, ["robust.trim = 0.1", "cuts nobody off", "0.167"]),
+        ({"rule": "krum", "attackers": 2}, 6, ["robust.attackers = 2", "needs 7 clients", "6 take part", "at most 1"]),
+        ({"rule": "multikrum", "attackers": 0}, 2, ["needs 3 clients", "use more clients"]),
+        ({"rule": "trimmed", "trim": 0.1}, 6, ["robust.trim = 0.1", "removes no value", "0.167"]),
     ],
 )
 def test_too_few_clients_are_refused_before_the_run(settings, clients, words):
@@ -184,7 +184,7 @@ def test_too_few_clients_are_refused_before_the_run(settings, clients, words):
 
 def test_too_few_usable_messages_are_refused_in_the_round():
     made = server(5, rule="krum", attackers=1)
-    with pytest.raises(UserError, match=r"robust\.attackers = 1: krum needs 5 clients .* 3 sent something usable"):
+    with pytest.raises(UserError, match=r"robust\.attackers = 1: krum needs 5 clients .* 3 sent a usable message"):
         made.average(messages([[1.0]] * 3))
 
 
@@ -264,6 +264,6 @@ def test_a_combine_that_cannot_be_rehearsed_is_told_of_and_cannot_go_around_the_
     fields = section | {"training__fraction": 1.0, "training__rounds": 2}
     expected, got = tiny_run("fedavg", **fields), tiny_run("counting", **fields)
     assert same_state(got.server.state, expected.server.state)
-    assert caplog.text.count("'counting' does with messages cannot be told beforehand") == 1
-    with pytest.raises(UserError, match=r"method\.name = 'peeking' looks at single clients' messages"):
+    assert caplog.text.count("'counting' uses messages cannot be determined in advance") == 1
+    with pytest.raises(UserError, match=r"method\.name = 'peeking' reads single clients' messages"):
         tiny_run("peeking", **fields)
