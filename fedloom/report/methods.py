@@ -1,4 +1,4 @@
-"""What the command line says of methods: what each is, what travels, what can protect it, its hyperparameters."""
+"""Descriptions of methods for the command line: purpose, messages, supported protection, hyperparameters."""
 
 from inspect import cleandoc
 from typing import Any
@@ -14,7 +14,7 @@ from fedloom.trust.robust import unprotected
 
 
 def list_one(out: Console, row: dict[str, Any]) -> None:
-    """A method in the list: its name, then a line each on what it is, what travels, what it can be told, its paper."""
+    """Print a method's entry in the list: name, purpose, what it shares and keeps, hyperparameters, paper."""
     travels = [f"{verb} {', '.join(row[verb])}" for verb in ("shares", "sends", "receives", "keeps") if row[verb]]
     parameters = ", ".join(f"{p['name']}={p['default']}" for p in row["parameters"])
     out.print(f"[bold]{row['name']}[/bold]")
@@ -24,7 +24,7 @@ def list_one(out: Console, row: dict[str, Any]) -> None:
 
 
 def method_info(name: str) -> dict[str, Any]:
-    """What `methods --json` says of one."""
+    """Return the description of one method, as printed by `methods --json`."""
     method = methods.get(name)
     return {
         "name": method.name,
@@ -50,13 +50,13 @@ def method_info(name: str) -> dict[str, Any]:
 
 
 def _paper(kind: type[methods.Method]) -> str:
-    """Its own; that of the method it is built on is told as such."""
+    """Return the method's paper; for a paper inherited from a base method, name that method too."""
     owner = next(one for one in kind.__mro__ if "paper" in vars(one))
     return kind.paper if owner is kind or not kind.paper else f"built on {owner.__name__}: {kind.paper}"
 
 
 def explain(out: Console, row: dict[str, Any]) -> None:
-    """One method, in full."""
+    """Print the full description of one method."""
     lines = [row["more"]] if row["more"] else []
     for name in ("paper", "shares", "sends", "receives", "keeps"):
         value = row[name] if isinstance(row[name], str) else ", ".join(row[name])
@@ -64,7 +64,7 @@ def explain(out: Console, row: dict[str, Any]) -> None:
             lines.append(f"{name}: {value}")
     leaves = ", ".join(row["leaves"]) or "no tensors"
     lines.append(
-        f"leaves a client: {leaves}; its number of samples, losses and test results; no images, no single labels"
+        f"leaves a client: {leaves}; number of samples, losses and test results; no images, no individual labels"
     )
     lines += [f"{part} reveals: {says}" for part, says in row["reveals"].items()]
     for name, section in (("robust", "robust rules"), ("private", "differential privacy")):
