@@ -164,7 +164,7 @@ def test_a_shipped_method_beside_a_strangers_is_reported_wholly(stranger):
     assert not (stranger / "marker").exists()
     page = Path("report.html").read_text()
     assert "computing the representations of fedper" in done.stderr
-    for part in ("holdings-0", "class-head-tail", "representations-1-fedper", "Some are not shown"):
+    for part in ("holdings-0", "class-head-tail", "representations-1-fedper", "Some runs are not shown"):
         assert part in page
 
 
