@@ -1,1 +1,1 @@
-"""Benchmarks; README.md says how to run each."""
+"""Benchmarks; README.md describes how to run each of them."""

@@ -1,10 +1,10 @@
-"""What a hostile server learns from one organisation: attacks on evaluation and on updates, within the protocol.
+"""Attacks of a hostile server on one organisation within the protocol: through evaluation and through updates.
 
-    python -m benchmarks.attack evaluation                # exact answers, as many as the attack wants
+    python -m benchmarks.attack evaluation                # exact answers, without a limit
     python -m benchmarks.attack evaluation --consent      # the default consent of `fedloom deploy client`
-    python -m benchmarks.attack update [--batch 16]       # one update of one round; default: the whole data a batch
+    python -m benchmarks.attack update [--batch 16]       # one update of one round; by default with all data in a batch
 
-The organisation holds a third of scikit-learn's digits and runs the code of a real member, without a network.
+The organisation has a third of scikit-learn's digits and runs the code of a real member, without a network.
 """
 
 import argparse
@@ -27,24 +27,24 @@ from fedloom.core.message import Message
 from fedloom.deploy.evaluation import EvaluationTerms
 from fedloom.deploy.init import write_federation
 from fedloom.deploy.member import Member, load_member
-from fedloom.deploy.terms import FederationTerms, fingerprint, language
+from fedloom.deploy.terms import FederationTerms, fingerprint, protocol_versions
 from fedloom.experiment.build import make_task
 
 SHARPNESS = 1e4
-"""Of the step functions that weights are made into."""
+"""Slope of the step functions that the crafted weights implement."""
 EXACT = EvaluationTerms("accuracy", min_test=0, epsilon=math.inf)
 
 
 @dataclass
 class Victim:
-    """An organisation, and what the attack is measured against."""
+    """The attacked organisation, and the images that the attack is compared with."""
 
     member: Member
     recipe: Recipe
     test: np.ndarray
     train: np.ndarray
     public: np.ndarray
-    """Images of others: what the attacker knows of such images beforehand."""
+    """Images of other organisations: the attacker's prior knowledge."""
 
 
 def make_victim(
@@ -56,7 +56,7 @@ def make_victim(
     privacy: dict[str, float] | None = None,
     **consent: Any,
 ) -> Victim:
-    """An organisation that joined a federation of three."""
+    """Create an organisation that has joined a federation of three."""
     recipe = Recipe.parse(
         {
             "method": "fedavg",
@@ -87,7 +87,7 @@ def make_victim(
 
 @dataclass
 class HostileServer:
-    """Sends whatever weights it likes, within what the organisation agreed to."""
+    """A server that sends crafted weights, within what the organisation has agreed to."""
 
     victim: Victim
     asked: int = 0
@@ -97,7 +97,7 @@ class HostileServer:
     def __post_init__(self) -> None:
         member, recipe = self.victim.member, self.victim.recipe
         self._header = {
-            "to": 0, "accepted": None, "recipe": fingerprint(recipe, member.federation), "versions": language()
+            "to": 0, "accepted": None, "recipe": fingerprint(recipe, member.federation), "versions": protocol_versions()
         }  # fmt: skip
         body = json.dumps(recipe.resolved()).encode()
         about, _ = member.answer(self._header | {"what": "join", "run": "attack"}, body)
@@ -112,11 +112,11 @@ class HostileServer:
         }
 
     def weights(self, **parts: Tensor) -> dict[str, Tensor]:
-        """Zeros, but for these (`__` for dots)."""
+        """Return weights that are zero except for the given tensors (`__` stands for a dot)."""
         return self._blank | {f"model.{name.replace('__', '.')}": tensor for name, tensor in parts.items()}
 
     def right(self, state: dict[str, Tensor]) -> int | None:
-        """Right answers of a model, if the organisation answers."""
+        """Return the number of correct predictions of a model, or None if the organisation does not answer."""
         run, kind, round = next(self._slots)
         job = Job(kind, round, Message(state), client=0, clients=(0,) if kind == "global" else ())  # type: ignore[arg-type]
         about = self._header | {"what": "job", "run": run, "round": round}
@@ -128,7 +128,7 @@ class HostileServer:
         return sum(result.scores[0].right)
 
     def update(self, state: dict[str, Tensor]) -> Message:
-        """What one round of training makes of a model."""
+        """Return the update of a model after one round of training."""
         job = Job("update", 1, Message(state), client=0)
         about = self._header | {"what": "job", "run": "attack", "round": 1}
         message = Result.from_bytes(self.victim.member.answer(about, job.to_bytes())[1]).message
@@ -137,15 +137,16 @@ class HostileServer:
 
 
 class EvaluationAttack:
-    """Reads a test image through right answers.
+    """Reconstruction of a test image from numbers of correct predictions.
 
-    The weights give every image the class LABEL, but for images beyond a threshold of a random projection (and, for a
-    pixel, where it is brighter than a level). The threshold is moved until one image of that class is beyond it: then
-    one right answer more or less says whether a pixel is brighter. Each question is asked `repeats` times.
+    The weights assign the class LABEL to every image, except to images beyond a threshold of a random projection (and,
+    in a query about a pixel, only if it is brighter than a level). The threshold is moved until exactly one image of
+    that class is beyond it. Then one more or fewer correct prediction reveals whether a pixel is brighter than the
+    level. Each query is repeated `repeats` times.
     """
 
     LABEL, OTHERS = 8, (3, 1)
-    """The class of the image, and what images beyond the threshold are called instead."""
+    """The class of the image, and the classes assigned to images beyond the threshold."""
 
     def __init__(self, server: HostileServer, *, seed: int = 0, repeats: int = 1):
         self.server, self.repeats = server, repeats
@@ -155,7 +156,7 @@ class EvaluationAttack:
         self.spent = False
 
     def _ask(self, threshold: float, pixel: int | None = None, level: float = 0.0, other: int = OTHERS[0]) -> float:
-        """Right answers, averaged over repeated questions."""
+        """Return the number of correct predictions, averaged over repeated queries."""
         found = []
         for _ in range(self.repeats):
             answer = self.server.right(self._weights(threshold, pixel, level, other))
@@ -176,7 +177,7 @@ class EvaluationAttack:
             fc1[2 * i : 2 * i + 2] = SHARPNESS * direction
             b1[2 * i], b1[2 * i + 1] = -SHARPNESS * at, -SHARPNESS * at - 1
             fc2[0, 2 * i], fc2[0, 2 * i + 1] = 1, -1
-        b2[0] = 1 - len(rows)  # all of them
+        b2[0] = 1 - len(rows)  # active only if all conditions hold
         head[other, 0], bias[other], bias[self.LABEL] = 2, 0, 1
         return self.server.weights(
             extractor__fc1__weight=fc1, extractor__fc1__bias=b1, extractor__fc2__weight=fc2, extractor__fc2__bias=b2,
@@ -184,9 +185,9 @@ class EvaluationAttack:
         )  # fmt: skip
 
     def single_out(self) -> None:
-        """Finds a direction and a threshold beyond which one image of the class lies, and none of the two others.
+        """Find a direction and a threshold with one image of the class beyond it, and none of the two other classes.
 
-        Goes down from the furthest public image: few images are beyond such thresholds.
+        The search starts at the furthest public image, since only few images are beyond such thresholds.
         """
         self.base = self._ask(1e3)
         public = (self.server.victim.public.reshape(-1, 64) / 255 - 0.5) / 0.5
@@ -209,7 +210,7 @@ class EvaluationAttack:
         return self.base - self._ask(self.threshold, pixel, level) >= 0.5
 
     def image(self, pixels: Sequence[int] = range(64)) -> np.ndarray:
-        """The image's pixels, by halving their range eight times; those that are not asked for are 0."""
+        """Reconstruct pixels of the image by bisection in eight steps; pixels that are not requested are 0."""
         self.single_out()
         found = np.zeros(64, np.uint8)
         for pixel in pixels:
@@ -224,7 +225,7 @@ class EvaluationAttack:
         return found.reshape(8, 8)
 
     def sketch(self, public: np.ndarray) -> np.ndarray:
-        """A guess with few answers: the public mean image, then for each pixel on which side of its mean it lies."""
+        """Guess the image with few queries: the public mean image, refined by whether each pixel is above its mean."""
         self.single_out()
         flat = public.reshape(len(public), 64).astype(float)
         guess = flat.mean(0)
@@ -239,7 +240,7 @@ class EvaluationAttack:
 
 
 def target_of(attack: EvaluationAttack, images: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The image that an attack without noise singles out: of its class, the furthest along its projection."""
+    """Return the image that an attack without noise singles out: the furthest of its class along the projection."""
     pixels = (images.reshape(len(images), 64) / 255 - 0.5) / 0.5
     along = pixels @ attack.projection.numpy()
     along[labels != attack.LABEL] = -np.inf
@@ -247,11 +248,11 @@ def target_of(attack: EvaluationAttack, images: np.ndarray, labels: np.ndarray) 
 
 
 def read_update(server: HostileServer, size: int = 64, hidden: int = 128) -> list[np.ndarray]:
-    """Reads training images out of one update (an imprint, after Fowl et al., 2022).
+    """Reconstruct training images from one update (an imprint attack, after Fowl et al., 2022).
 
-    Unit i of the first layer is active where an image is brighter than level i. All units feed the rest alike, so that
-    the updates of two neighbouring units differ by the images between their levels; where that is one image, dividing
-    by the bias's difference gives it.
+    Unit i of the first layer is active if an image is brighter than level i. All units have the same outgoing weights,
+    so the updates of two neighbouring units differ by the images between their levels. If that is a single image,
+    dividing by the difference of the biases yields it.
     """
     brightness = server.victim.public.reshape(-1, size).mean(1)
     levels = np.quantile((brightness / 255 - 0.5) / 0.5, np.linspace(0, 1, hidden))
@@ -275,19 +276,19 @@ def read_update(server: HostileServer, size: int = 64, hidden: int = 128) -> lis
 
 
 def closest(found: list[np.ndarray], images: np.ndarray) -> np.ndarray:
-    """Of each reading, the largest pixel error to the nearest of the images."""
+    """Return, for each reconstruction, the largest pixel error with respect to the nearest image."""
     flat = images.reshape(len(images), -1).astype(float)
     return np.array([np.abs(flat - image).max(1).min() for image in found])
 
 
 def main() -> None:
-    """Runs one attack and prints what it found."""
+    """Run one attack and print its result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("attack", choices=["evaluation", "update"])
-    parser.add_argument("--consent", action="store_true", help="the default consent instead of exact answers")
-    parser.add_argument("--rounds", type=int, default=50, help="of the recipe: its evaluations are the default budget")
-    parser.add_argument("--privacy", action="store_true", help="a recipe with differential privacy, for update")
-    parser.add_argument("--batch", type=int, default=512, help="of the recipe, for update")
+    parser.add_argument("--consent", action="store_true", help="use the default consent instead of exact answers")
+    parser.add_argument("--rounds", type=int, default=50, help="rounds of the recipe, which set the default budget")
+    parser.add_argument("--privacy", action="store_true", help="use a recipe with differential privacy (update)")
+    parser.add_argument("--batch", type=int, default=512, help="batch size of the recipe (update)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -300,20 +301,21 @@ def main() -> None:
         server = HostileServer(victim)
         if options.attack == "update":
             errors = closest(read_update(server), victim.train)
-            print(f"training images: {len(victim.train)}; read within one grey level: {int((errors < 1).sum())}")
+            within = int((errors < 1).sum())
+            print(f"training images: {len(victim.train)}; reconstructed within one grey level: {within}")
             return
         labels = victim.member._images.labels[victim.member._images.test].numpy()
         attack = EvaluationAttack(server, seed=options.seed)
         found = attack.sketch(victim.public) if options.consent else attack.image()
         target = target_of(attack, victim.test, labels)
         mean = victim.public.mean(0)
-        print(f"questions: {server.asked}, answered: {server.answered}")
-        print(f"pixels exact: {int((found == target).sum())} of 64")
-        print(f"error of the reading: {rms(found, target):.1f}; of the mean image: {rms(mean, target):.1f}")
+        print(f"queries: {server.asked}, answered: {server.answered}")
+        print(f"exact pixels: {int((found == target).sum())} of 64")
+        print(f"error of the reconstruction: {rms(found, target):.1f}; of the mean image: {rms(mean, target):.1f}")
 
 
 def rms(guess: np.ndarray, target: np.ndarray) -> float:
-    """Root mean square error over pixels, in grey levels."""
+    """Return the root mean square error over pixels, in grey levels."""
     return float(np.sqrt(np.square(guess - target).mean()))
 
 

@@ -1,9 +1,9 @@
-"""FedAvg on CPU cores: fedloom's engines beside a plain PyTorch loop, on the same work, as ratios of one run.
+"""FedAvg on CPU cores: fedloom's engines compared with a plain PyTorch loop on the same workload.
 
     python benchmarks/cpu.py [--images 4000] [--rounds 5] [--busy]
 
-Each contestant lives in a process of its own (fedloom's engines set torch's number of threads) and does one round
-whenever it is told to, so that all of them meet the same machine. Evaluation is not counted.
+Each contestant runs in a separate process (fedloom's engines set torch's number of threads). The contestants take turns
+round by round, so that all of them see the same load of the machine. Evaluation is not counted.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 
 BATCH, LR, CLASSES, DROPOUT = 16, 0.01, 10, 0.3
 CONTESTANTS = {
-    "plain loop": "PyTorch as it comes: all threads",
+    "plain loop": "PyTorch with its default number of threads",
     "plain loop, 1 thread": "the same, torch.set_num_threads(1)",
     "inline": "fedloom, one process",
     "processes": "fedloom, one single-threaded worker per core",
@@ -34,11 +34,13 @@ CONTESTANTS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=4000, help="three quarters of them are trained on in a round")
+    parser.add_argument(
+        "--images", type=int, default=4000, help="three quarters of them are used for training in a round"
+    )
     parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=5, help="that count; one more goes before them")
-    parser.add_argument("--workers", type=int, default=2, help="of the engine `processes`")
-    parser.add_argument("--busy", action="store_true", help="keep one core busy with something else meanwhile")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after one warm-up round")
+    parser.add_argument("--workers", type=int, default=2, help="workers of the engine `processes`")
+    parser.add_argument("--busy", action="store_true", help="keep one core busy with another process")
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, default=list(CONTESTANTS), metavar="CONTESTANT")
     parser.add_argument("--contestant", choices=CONTESTANTS, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
@@ -50,7 +52,7 @@ def main() -> None:
 
 
 def contest(options: argparse.Namespace) -> None:
-    """Lets the contestants take turns, round by round; prints the table."""
+    """Let the contestants take turns round by round, and print the table."""
     environment = {
         name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
     }
@@ -64,7 +66,7 @@ def contest(options: argparse.Namespace) -> None:
                 running[name] = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
                 )
-                answer(running[name])  # it is ready
+                answer(running[name])  # wait until it is ready
             for round in range(1 + options.rounds):
                 for name, process in running.items():
                     measured[name].append(ask(process))
@@ -115,8 +117,8 @@ def table(measured: dict[str, list[dict[str, Any]]], options: argparse.Namespace
     seconds = {name: statistics.median(r["seconds"] for r in rounds) for name, rounds in counted.items()}
     print(
         f"FedAvg, {options.clients} clients sized by Dir(0.1), CNN2 on 28×28×1, batch {BATCH}, "
-        f"{measured[options.only[0]][0]['images']} images a round; median of {options.rounds} rounds, "
-        "contestants in turns" + ("; another process keeps a core busy" if options.busy else "")
+        f"{measured[options.only[0]][0]['images']} images per round; median of {options.rounds} rounds, "
+        "contestants take turns" + ("; another process keeps a core busy" if options.busy else "")
     )
     head = ("", "s/round", "client steps/s", "img/s", "× plain", "fastest–slowest", "threads", "loss")
     print("{:<26}{:>9}{:>16}{:>8}{:>9}{:>17}{:>9}{:>7}".format(*head))
@@ -132,7 +134,7 @@ def table(measured: dict[str, list[dict[str, Any]]], options: argparse.Namespace
 
 
 def take_part(options: argparse.Namespace) -> None:
-    """A contestant's life: a line in, a round, a line out."""
+    """Run one contestant: for each line of input, run a round and print a line with its result."""
     import torch
 
     from fedloom.data import Dataset, federate
@@ -166,7 +168,7 @@ def take_part(options: argparse.Namespace) -> None:
 
 
 def steps(size: int, *, joined: bool) -> int:
-    """Batches of an epoch; fedloom joins a remainder of one sample to the batch before it."""
+    """Return the number of batches per epoch; fedloom adds a remainder of one sample to the last batch."""
     return max(1, -(-size // BATCH) - (joined and size % BATCH == 1))
 
 
@@ -203,10 +205,10 @@ def fedloom_run(dataset: Any, federation: Any, options: argparse.Namespace, tell
 
 
 def plain_loop(dataset: Any, federation: Any, rounds: int, tell: Callable[..., None]) -> None:
-    """FedAvg as the usual libraries write it.
+    """Run FedAvg as common libraries implement it.
 
-    A DataLoader per client over samples that are picked one by one (already floats: nothing is decoded or normalised
-    on the way), a model per client, torch.optim.SGD, loss.backward(), state_dicts averaged by sample counts.
+    Each client has a DataLoader over single samples (stored as normalised floats, so nothing is decoded), a model and
+    torch.optim.SGD. State dicts are averaged by sample counts.
     """
     import torch
     from torch import nn
@@ -255,7 +257,7 @@ def plain_loop(dataset: Any, federation: Any, rounds: int, tell: Callable[..., N
         )
         server.load_state_dict(average)
         tell(seconds=perf_counter() - start, loss=total / sum(map(len, data)))
-    input()  # nobody tidies up while others are measured
+    input()  # do not tear down while other contestants are measured
 
 
 if __name__ == "__main__":

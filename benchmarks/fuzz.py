@@ -1,10 +1,9 @@
-"""Mutated inputs for every decoder, within 2 GB: how many are refused with our own errors, how many are valid.
+"""Fuzzing of every decoder with mutated inputs, within 2 GB: how many are refused with our errors or valid.
 
 python -m benchmarks.fuzz --inputs 1000000
 python -m benchmarks.fuzz --inputs 20000 --format npz 'checkpoint manifest' --seed 7
 
-Anything but a refusal or a valid input (another exception, a crash, a hang) is a finding: the input is saved, and the
-exit code is 1.
+Any other outcome (another exception, a crash, a hang) is a finding: the input is saved, and the exit code is 1.
 """
 
 import argparse
@@ -31,16 +30,16 @@ from tests.fuzz.targets import REFUSALS, Target, targets
 
 MEMORY = 2 * 2**30
 PIECE = 500
-"""Inputs that a worker gets at a time."""
+"""Number of inputs that a worker gets at a time."""
 HANG = 60.0
-"""Seconds that one input may take."""
+"""Seconds after which an input counts as a hang."""
 LEAST = 10_000
-"""Inputs of every format, where a million are asked for; fewer in proportion."""
+"""Smallest number of inputs per format for a million inputs; proportionally fewer otherwise."""
 
 
 @dataclass
 class Tally:
-    """What became of a format's inputs."""
+    """Outcomes of a format's inputs."""
 
     counts: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
@@ -48,7 +47,7 @@ class Tally:
 
 @dataclass
 class Worker:
-    """A process that decodes; it writes the number of the input that it is at into shared memory."""
+    """A decoding process; it writes the number of its current input into shared memory."""
 
     process: Any
     pipe: Connection
@@ -59,7 +58,7 @@ class Worker:
 
 
 def limit_memory() -> None:
-    """Lets this process have 2 GB in all: what it has now, and what is left of them."""
+    """Limit this process to 2 GB in total, including what it already uses."""
     pages = [int(part) for part in Path("/proc/self/statm").read_text().split()]
     page = os.sysconf("SC_PAGE_SIZE")
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -67,14 +66,14 @@ def limit_memory() -> None:
 
 
 def work(pipe: Connection, at: Any, seed: int, findings: Path) -> None:
-    """Decodes pieces until there are none left."""
+    """Decode pieces until there are none left."""
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     folder = Path(mkdtemp(prefix="fuzz-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     try:
         known = targets(folder)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # C libraries complain of every damaged picture
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # C libraries print a message for every damaged image
         limit_memory()
         pipe.send(None)
         while (piece := pipe.recv()) is not None:
@@ -91,7 +90,7 @@ def work(pipe: Connection, at: Any, seed: int, findings: Path) -> None:
 
 
 def outcome(target: Target, seed: int, number: int, findings: Path) -> str:
-    """What becomes of one input."""
+    """Decode one input and return its outcome."""
     data = target.input(seed, number)
     try:
         target.decode(data)
@@ -104,7 +103,7 @@ def outcome(target: Target, seed: int, number: int, findings: Path) -> str:
 
 
 def save(findings: Path, name: str, number: int, data: bytes, why: str) -> None:
-    """Keeps an input that was neither refused nor valid, and what happened."""
+    """Save an input that was neither refused nor valid, with the traceback or reason."""
     findings.mkdir(parents=True, exist_ok=True)
     stem = f"{name.replace(' ', '-').replace('/', '-')}-{number}"
     (findings / f"{stem}.input").write_bytes(data)
@@ -112,7 +111,7 @@ def save(findings: Path, name: str, number: int, data: bytes, why: str) -> None:
 
 
 def shares(known: dict[str, Target], inputs: int) -> dict[str, int]:
-    """Inputs of each format: a least number, and the rest by weight."""
+    """Return the number of inputs of each format: a minimum, and the rest by weight."""
     least = min(LEAST * inputs // 10**6, inputs // len(known))
     rest, weights = inputs - least * len(known), sum(target.weight for target in known.values())
     found = {name: least + int(rest * target.weight / weights) for name, target in known.items()}
@@ -121,7 +120,7 @@ def shares(known: dict[str, Target], inputs: int) -> dict[str, int]:
 
 
 def start(context: Any, seed: int, findings: Path) -> Worker:
-    """A worker that is ready."""
+    """Start a worker, and wait until it is ready."""
     mine, theirs = context.Pipe()
     at = context.Value("q", -1, lock=False)
     process = context.Process(target=work, args=(theirs, at, seed, findings), daemon=True)
@@ -134,11 +133,11 @@ def start(context: Any, seed: int, findings: Path) -> Worker:
 def fuzz(
     known: dict[str, Target], inputs: int, seed: int, workers: int, findings: Path
 ) -> tuple[dict[str, Tally], int]:
-    """Decodes all inputs; returns what became of them by format, and the largest memory of a worker."""
+    """Decode all inputs, and return their outcomes by format and the peak memory of a worker."""
     context = multiprocessing.get_context("fork")
     wanted = shares(known, inputs)
     pieces = [(n, a, min(a + PIECE, count)) for n, count in wanted.items() for a in range(0, count, PIECE)]
-    pieces.sort(key=lambda piece: (piece[1], piece[0]))  # all formats from the beginning
+    pieces.sort(key=lambda piece: (piece[1], piece[0]))  # interleave the formats
     pieces.reverse()
     tallies = {name: Tally() for name in known}
     pool = [start(context, seed, findings) for _ in range(workers)]
@@ -172,7 +171,7 @@ def fuzz(
                 worker.process.join()
                 why = f"the process ended with {worker.process.exitcode}" if dead else f"more than {HANG:.0f} s"
                 save(findings, name, number, known[name].input(seed, number), why)
-                tallies[name].counts["other"] += 1  # those before it in the piece are not counted
+                tallies[name].counts["other"] += 1  # earlier inputs of the same piece are not counted
                 if number + 1 < stop:
                     pieces.append((name, number + 1, stop))
                 pool[index] = start(context, seed, findings)
@@ -180,7 +179,9 @@ def fuzz(
             shown = monotonic()
             other = sum(tally.counts["other"] for tally in tallies.values())
             rate = done / (shown - begun)
-            print(f"{done:,} of {inputs:,} inputs, {rate:,.0f} a second, {other} findings", file=sys.stderr, flush=True)
+            print(
+                f"{done:,} of {inputs:,} inputs, {rate:,.0f} per second, {other} findings", file=sys.stderr, flush=True
+            )
     for worker in pool:
         worker.pipe.send(None)
         worker.process.join(10)
@@ -190,16 +191,18 @@ def fuzz(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=20_000)
-    parser.add_argument("--format", nargs="+", help="these formats only")
+    parser.add_argument("--format", nargs="+", help="only these formats")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
-    parser.add_argument("--findings", type=Path, default=Path("fuzz-findings"), help="where inputs are saved")
+    parser.add_argument(
+        "--findings", type=Path, default=Path("fuzz-findings"), help="folder for inputs with other outcomes"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     folder = Path(mkdtemp(prefix="fuzz-"))
     known = targets(folder)
     if unknown := set(options.format or ()) - known.keys():
-        parser.error(f"--format {min(unknown)}: there are {', '.join(known)}")
+        parser.error(f"--format {min(unknown)}: is unknown; choose from {', '.join(known)}")
     chosen = {name: target for name, target in known.items() if not options.format or name in options.format}
     begun = monotonic()
     tallies, peak = fuzz(chosen, options.inputs, options.seed, options.workers, options.findings.resolve())
@@ -211,7 +214,7 @@ def main() -> None:
         row(width, name, tally.counts, tally.seconds)
     whole = sum((tally.counts for tally in tallies.values()), Counter())
     row(width, "all", whole, sum(tally.seconds for tally in tallies.values()))
-    print(f"seed {options.seed}, {took:,.0f} s, {options.workers} workers; at most {peak / 1e9:.2f} GB in one of them")
+    print(f"seed {options.seed}, {took:,.0f} s, {options.workers} workers; peak memory of a worker {peak / 1e9:.2f} GB")
     if whole["other"]:
         print(f"findings: {options.findings}")
         sys.exit(1)

@@ -1,11 +1,12 @@
-"""Many clients on one GPU: `lanes` beside a plain loop, other libraries and the floor, as ratios of one run.
+"""Many clients on one GPU: the engine `lanes` compared with a plain loop, other libraries and a lower bound.
 
     python -m benchmarks.gpu [--works A B C D E P Q] [--only plain 'lanes*'] [--pfllib PATH] [--pfl FOLDER] [--whole]
-    python -m benchmarks.gpu --json found.json --resume --time 560     the rest of what such a file has not yet
-    python -m benchmarks.gpu --device cpu --scale 0.01 --rounds 1      a trial: inline stands in for lanes
+    python -m benchmarks.gpu --json found.json --resume --time 560     measure what the file does not contain yet
+    python -m benchmarks.gpu --device cpu --scale 0.01 --rounds 1      a trial, with inline instead of lanes
 
-Each contestant is a process of its own, one after another; its first rounds do not count (captures, compilation) and
-are reported as `warm-up`, figures are medians of the others. Evaluation is not counted, except with `--whole`.
+The letters name workloads. The contestants run one after another, each in a separate process. Their first rounds
+(graph captures, compilation) are reported as `warm-up`; figures are medians of the other rounds. Evaluation is not
+counted, except with `--whole`.
 """
 
 import argparse
@@ -34,11 +35,11 @@ from benchmarks.contest.works import WORKS, Work
 METHODS = ("fedavg", "fedcrl", "fedcrc", "repper", "ditto")
 WHOLE = ("auto", "lanes-bf16-compile")
 SHORT = 10
-"""Times as many rounds are measured where a round has a few clients out of many."""
+"""Factor for the number of measured rounds if a round has a few clients out of many, since such rounds are short."""
 LEAST = 20
-"""Seconds that must be left for another contestant to be started."""
+"""Seconds that must be left to start another contestant."""
 UNFINISHED = 3
-"""Exit code when `--time` was over before all contestants were measured."""
+"""Exit code if `--time` was over before all contestants were measured."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -50,36 +51,39 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", metavar="NAME",
         help="plain, pfllib, pfl, fluke, flower, inline, auto, or patterns; "
-        "lanes-PRECISION[-cl][-compile][-deterministic][-cohortK][@N], ray-…@N; B:NAME is for work B alone",
+        "lanes-PRECISION[-cl][-compile][-deterministic][-cohortK][@N], ray-…@N; B:NAME only for workload B",
     )  # fmt: skip
     parser.add_argument(
         "--rounds", type=int, default=5,
-        help="that count; 3 at most for all but fedloom on a GPU; 10 times as many in P and Q, whose rounds are short",
+        help="measured rounds; at most 3 except for fedloom on a GPU; 10 times as many for P and Q, whose rounds are "
+        "short",
     )  # fmt: skip
-    parser.add_argument("--warmup", type=int, default=3, help="rounds before them; 1 for all but fedloom on a GPU")
-    parser.add_argument("--lanes", type=int, help="number of lanes; the engine's own choice if not given")
-    parser.add_argument("--scale", type=float, default=1, help="of every work's images or clients, for a trial")
+    parser.add_argument("--warmup", type=int, default=3, help="warm-up rounds; 1 except for fedloom on a GPU")
+    parser.add_argument("--lanes", type=int, help="number of lanes; by default the engine chooses")
+    parser.add_argument("--scale", type=float, default=1, help="scale of images or clients, for a trial")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--pfllib", metavar="PATH", help="a clone of github.com/TsingZ0/PFLlib")
     parser.add_argument("--pfl", metavar="FOLDER", help="pfl-research, by pip install --target FOLDER --no-deps pfl …")
-    parser.add_argument("--whole", nargs="*", metavar="NAME", help="also: work P from start to end, of these variants")
-    parser.add_argument("--methods", action="store_true", help="also: time per image of other methods beside FedAvg")
-    parser.add_argument("--clients1000", action="store_true", help="also: GPU memory with 100 and 1,000 clients")
-    parser.add_argument("--variant", default="lanes-tf32", metavar="NAME", help="of lanes, for those two")
-    parser.add_argument("--limit", type=float, default=240, help="seconds that one contestant may take")
-    parser.add_argument("--time", type=float, help="seconds for all; exit code 3 if contestants are left")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="written anew after every contestant")
-    parser.add_argument("--resume", action="store_true", help="measure only what the file of --json does not have")
-    parser.add_argument("--retry", action="store_true", help="with --resume: also what failed or was skipped")
-    parser.add_argument("--show", type=Path, metavar="FILE", help="print such a file's tables and end")
+    parser.add_argument(
+        "--whole", nargs="*", metavar="NAME", help="also measure a whole training of P with these variants"
+    )
+    parser.add_argument("--methods", action="store_true", help="also measure the time per image of other methods")
+    parser.add_argument("--clients1000", action="store_true", help="also measure GPU memory with 100 and 1,000 clients")
+    parser.add_argument("--variant", default="lanes-tf32", metavar="NAME", help="for --methods and --clients1000")
+    parser.add_argument("--limit", type=float, default=240, help="seconds per contestant")
+    parser.add_argument("--time", type=float, help="seconds in total; exit code 3 if contestants are left")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for results, written after every contestant")
+    parser.add_argument("--resume", action="store_true", help="measure only what the file of --json does not contain")
+    parser.add_argument("--retry", action="store_true", help="with --resume: repeat what failed or was skipped")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print the tables of a results file and exit")
     options = parser.parse_args(words)
     for only in options.only or ():
         if only[1:2] == ":" and only[0] not in options.works:
-            parser.error(f"--only {only}: {only[0]} is none of --works {' '.join(options.works)}")
+            parser.error(f"--only {only}: {only[0]} is not one of --works {' '.join(options.works)}")
     if options.whole == []:
         options.whole = list(WHOLE)
     if options.resume and not options.json:
-        parser.error("--resume: say which file: --json FILE")
+        parser.error("--resume: needs a results file: --json FILE")
     return options
 
 
@@ -99,20 +103,20 @@ def main() -> None:
     left = contest(found, options, save)
     print(report(found))
     if left:
-        print(f"left, for --resume: {', '.join(left)}", file=sys.stderr)
+        print(f"not measured, continue with --resume: {', '.join(left)}", file=sys.stderr)
         raise SystemExit(UNFINISHED)
 
 
 @dataclass
 class Part:
-    """One measurement: where its result goes, and how it is made within some seconds."""
+    """One measurement: where to store its result, and a function that makes it within some seconds."""
 
     title: str
     results: dict[str, Any]
     name: str
     measure: Callable[[float], dict[str, Any]]
     runs: int = 1
-    """Processes that it starts, each of which may take `--limit` seconds."""
+    """Number of processes that it starts, each of which may take `--limit` seconds."""
 
     def missing(self, retry: bool) -> bool:
         result = self.results.get(self.name)
@@ -120,10 +124,10 @@ class Part:
 
 
 def contest(found: dict[str, Any], options: argparse.Namespace, save: Callable[[], object]) -> list[str]:
-    """Adds to `found` what it does not have yet; returns the titles of what there was no time for."""
+    """Add missing measurements to `found`, and return the titles of those that there was no time for."""
     setting = {"scale": options.scale, "device": options.device}
     if other := {name: found[name] for name in setting if found.get(name, setting[name]) != setting[name]}:
-        raise SystemExit(f"--resume: what is there was measured with {other}, not with {setting}")
+        raise SystemExit(f"--resume: the file was measured with {other}, not with {setting}")
     found.setdefault("commands", []).append(sys.argv[1:])
     found |= setting
     deadline = perf_counter() + (options.time or float("inf"))
@@ -136,7 +140,7 @@ def contest(found: dict[str, Any], options: argparse.Namespace, save: Callable[[
         limit = part.runs * options.limit
         result = part.measure(min(limit, remaining))
         if "failed" in result and remaining < limit and deadline - perf_counter() < 1:
-            break  # it had less time than --limit gives it
+            break  # not a failure: it had less time than --limit
         part.results[part.name] = result
         say(part.title, result, perf_counter() - start)
         save()
@@ -145,7 +149,7 @@ def contest(found: dict[str, Any], options: argparse.Namespace, save: Callable[[
 
 
 def parts(found: dict[str, Any], options: argparse.Namespace) -> Iterator[Part]:
-    """All measurements that the options ask for, in order."""
+    """Yield all measurements that the options request, in order."""
     shared = {name: getattr(options, name) for name in ("device", "scale", "lanes", "pfllib", "pfl")}
     for library in ("pfllib", "pfl"):
         shared[library] = shared[library] and str(Path(shared[library]).resolve())
@@ -173,7 +177,7 @@ def parts(found: dict[str, Any], options: argparse.Namespace) -> Iterator[Part]:
 
 
 def contestants(work: Work, options: argparse.Namespace) -> list[str]:
-    """Those of the work, or those that were asked for (a variant of lanes need not be one of the work's)."""
+    """Return the workload's contestants, or the requested ones (which may be other variants of lanes)."""
     usual = ["plain", *work.peers, "inline", *work.variants]
     if not options.only:
         return [name for name in usual if name not in ("pfllib", "pfl") or getattr(options, name)]
@@ -183,7 +187,7 @@ def contestants(work: Work, options: argparse.Namespace) -> list[str]:
 
 
 def rounds(name: str, options: argparse.Namespace, work: Work) -> dict[str, int]:
-    """Lanes capture on several lanes as clients come to them; the others have nothing to prepare, and are slow."""
+    """Return the numbers of rounds: lanes need more warm-up rounds for captures; the others are slow."""
     many = SHORT if work.per_round else 1
     if name == "auto" or name.startswith(("lanes", "ray")):
         return {"warmup": max(1, options.warmup), "rounds": many * options.rounds}
@@ -192,14 +196,14 @@ def rounds(name: str, options: argparse.Namespace, work: Work) -> dict[str, int]
 
 def say(title: str, result: dict[str, Any], seconds: float) -> None:
     figure = median(result)
-    what = f"{figure:.4f} s a round" if figure else result.get("skipped") or result.get("failed") or "done"
+    what = f"{figure:.4f} s per round" if figure else result.get("skipped") or result.get("failed") or "done"
     print(f"[{seconds:6.1f} s] {title}: {what}", file=sys.stderr, flush=True)
 
 
 def whole(name: str, options: argparse.Namespace, limit: float) -> dict[str, Any]:
-    """Work P from a process's start to its end: with empty compile caches and, if it compiles, once more with those.
+    """Measure a whole training of P in a process: with empty compile caches and, if it compiles, again with full ones.
 
-    `limit` is for both together.
+    `limit` is for both runs together.
     """
     work = WORKS["P"].scaled(options.scale)
     deadline = perf_counter() + limit
@@ -240,9 +244,9 @@ def in_folder(spec: dict[str, Any], limit: float) -> dict[str, Any]:
 def in_process(
     spec: dict[str, Any], folder: Path, limit: float, module: str = "part", variables: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """One measurement in its own process; whatever goes wrong there is its result."""
+    """Run one measurement in a separate process; an error there becomes its result."""
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
-    if spec["device"] == "cpu":  # a trial: threads of several programs would wait for each other
+    if spec["device"] == "cpu":  # a trial, in which threads of several programs would block each other
         environment["OMP_NUM_THREADS"] = "1"
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -261,12 +265,12 @@ def in_process(
     if process.returncode == 0 and (folder / "result").exists():
         found: dict[str, Any] = json.loads((folder / "result").read_text())
         return found
-    said = [line for line in (folder / "log").read_text(errors="replace").splitlines() if line.strip()]
-    return {"failed": said[-1][:200] if said else f"exit code {process.returncode}", "log": said[-40:]}
+    log_lines = [line for line in (folder / "log").read_text(errors="replace").splitlines() if line.strip()]
+    return {"failed": log_lines[-1][:200] if log_lines else f"exit code {process.returncode}", "log": log_lines[-40:]}
 
 
 def end_group(process: "subprocess.Popen[bytes]") -> None:
-    """The contestant and what it has started (Flower's actors), which are a process group of their own."""
+    """Kill the process group of the contestant, which includes the processes it started (Flower's actors)."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,12 +1,12 @@
-"""Everything that needs a GPU, by one command: the tests marked `cuda`, then `benchmarks.gpu`. `make gpu` calls it.
+"""All tests and benchmarks that need a GPU: the tests marked `cuda`, then `benchmarks.gpu`; called by `make gpu`.
 
-    python -m benchmarks.gpu_suite                                      all of it
-    python -m benchmarks.gpu_suite --time 560                           as far as it gets; exit code 3 if it is not done
-    python -m benchmarks.gpu_suite --skip tests -- --works P --whole    words after -- are options of benchmarks.gpu
+    python -m benchmarks.gpu_suite                                      run everything
+    python -m benchmarks.gpu_suite --time 560                           stop after 560 s; exit code 3 if unfinished
+    python -m benchmarks.gpu_suite --skip tests -- --works P --whole    arguments after -- are options of benchmarks.gpu
 
-Results are kept per commit, in benchmarks/results/COMMIT.json, and the same command continues where the last one
-stopped: tests in groups, benchmarks contestant by contestant. Tests run with the Python that runs this, without
-installation, so a machine with torch and pytest is enough. `--show` prints the file of a commit.
+Results are stored per commit in benchmarks/results/COMMIT.json. The same command continues where the last one stopped:
+tests in groups, benchmarks by contestant. Tests run with the same Python as this command and without installation, so
+a machine with torch and pytest is sufficient. `--show` prints the results of a commit.
 """
 
 import argparse
@@ -33,24 +33,24 @@ RESULTS = gpu.ROOT / "benchmarks" / "results"
 MARK = "cuda and not slow"
 HOUR = 3600
 GROUP = 40
-"""Tests of one pytest process: what a stop in the middle repeats at most."""
+"""Number of tests per pytest process; after an interruption at most this many are repeated."""
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_suite", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--time", type=float, default=float("inf"), help="seconds for this call")
-    parser.add_argument("--skip", choices=("tests", "benchmarks"), help="leave one of the two out")
-    parser.add_argument("--commit", help="where git does not know it, such as in a copy without .git")
+    parser.add_argument("--time", type=float, default=float("inf"), help="time limit of this call in seconds")
+    parser.add_argument("--skip", choices=("tests", "benchmarks"), help="skip the tests or the benchmarks")
+    parser.add_argument("--commit", help="the commit, needed in a copy without .git")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
-    parser.add_argument("--tests", nargs="+", default=["tests"], metavar="PATH", help="where to look for tests")
-    parser.add_argument("--mark", default=MARK, help="which of them: an expression for pytest -m")
+    parser.add_argument("--tests", nargs="+", default=["tests"], metavar="PATH", help="files or folders with tests")
+    parser.add_argument("--mark", default=MARK, help="expression for pytest -m that selects tests")
     parser.add_argument(
-        "--parallel", type=int, metavar="N", help="tests at once (pytest-xdist); better under CUDA's MPS"
+        "--parallel", type=int, metavar="N", help="number of parallel tests (pytest-xdist); best with CUDA MPS"
     )
-    parser.add_argument("--again", action="store_true", help="forget what the file of this commit has")
-    parser.add_argument("--show", action="store_true", help="print the file of this commit and end")
+    parser.add_argument("--again", action="store_true", help="discard the stored results of this commit")
+    parser.add_argument("--show", action="store_true", help="print the stored results of this commit and exit")
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     return parser.parse_args(words[:split]), words[split + 1 :]
@@ -62,7 +62,7 @@ def main() -> None:
     known = git("rev-parse", "HEAD")
     commit = options.commit or known
     if not commit:
-        raise SystemExit("git does not say which commit this is: give --commit HASH")
+        raise SystemExit("--commit: needed, since git does not know the current commit")
     file = options.results / f"{commit[:12]}.json"
     found: dict[str, Any] = {}
     if file.exists() and not options.again:
@@ -90,14 +90,14 @@ def main() -> None:
     print(shown(found))
     print(f"stored in {file}", file=sys.stderr)
     if left:
-        print(f"not done, run it again: {', '.join(left)}", file=sys.stderr)
+        print(f"unfinished, run the same command again: {', '.join(left)}", file=sys.stderr)
         raise SystemExit(gpu.UNFINISHED)
     if failed(found.get("tests", {})):
         raise SystemExit(1)
 
 
 def git(*words: str) -> str:
-    """What git answers; nothing where there is no git, or no repository."""
+    """Return the output of a git command; empty without git or outside a repository."""
     try:
         done = subprocess.run(["git", *words], cwd=gpu.ROOT, capture_output=True, text=True)
     except FileNotFoundError:
@@ -106,7 +106,7 @@ def git(*words: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on besides the commit."""
+    """Describe the hardware and software that the figures depend on."""
     cuda = torch.cuda.is_available()
     return {
         "gpu": torch.cuda.get_device_name() if cuda else None,
@@ -121,7 +121,7 @@ def machine() -> dict[str, Any]:
 def run_tests(
     names: list[str], parallel: int | None, outcomes: dict[str, Any], end: float, save: Callable[[], object]
 ) -> list[str]:
-    """Adds the outcome of every test that has none yet, or was skipped; says how many there was no time for."""
+    """Run the tests without a stored outcome, and those that were skipped; report how many are left."""
     many = GROUP * (parallel or 1)
     waiting = [name for name in names if outcomes.get(name, {"outcome": "skipped"})["outcome"] == "skipped"]
     while waiting and end - perf_counter() > gpu.LEAST:
@@ -132,8 +132,8 @@ def run_tests(
         outcomes |= done
         save()
         counts = Counter(outcome["outcome"] for outcome in done.values())
-        said = ", ".join(f"{count} {name}" for name, count in counts.items())
-        print(f"[{perf_counter() - start:6.1f} s] tests: {said}", file=sys.stderr, flush=True)
+        words = ", ".join(f"{count} {name}" for name, count in counts.items())
+        print(f"[{perf_counter() - start:6.1f} s] tests: {words}", file=sys.stderr, flush=True)
         waiting = waiting[many:]
     return [f"{len(waiting)} tests"] if waiting else []
 
@@ -143,18 +143,18 @@ def pytest(*words: str) -> list[str]:
 
 
 def collected(options: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """The names of the tests, as pytest takes them, and the files that cannot be imported (a package is missing)."""
+    """Return pytest's names of the tests, and the files that cannot be imported (because a package is missing)."""
     command = pytest("--collect-only", "-m", options.mark, *options.tests)
     done = subprocess.run(command, cwd=gpu.ROOT, capture_output=True, text=True)
     lines = done.stdout.splitlines()
     broken = [line.split()[1] for line in lines if line.startswith("ERROR tests")]
-    if done.returncode not in (0, 5) and not broken:  # 5: there are none
+    if done.returncode not in (0, 5) and not broken:  # 5: no tests were found
         raise SystemExit(f"pytest cannot collect the tests:\n{done.stdout}{done.stderr}")
     return [line for line in lines if line.startswith("tests") and "::" in line], broken
 
 
 def run_group(names: list[str], parallel: int | None, limit: float) -> dict[str, Any] | None:
-    """Outcome and seconds of each test; None if there was not enough time."""
+    """Return the outcome and seconds of each test; None if there was not enough time."""
     with tempfile.TemporaryDirectory(prefix="fedloom-suite-") as folder:
         file = Path(folder) / "found.xml"
         words = ["-o", "junit_family=xunit1", f"--junitxml={file}", *names]
@@ -178,7 +178,7 @@ def run_group(names: list[str], parallel: int | None, limit: float) -> dict[str,
 
 
 def case_of(name: str) -> tuple[str, str]:
-    """The file and the function, with its parameters, of a test's name."""
+    """Return the file and the function, with its parameters, of a test's name."""
     file, _, rest = name.partition("::")
     return file, rest.rpartition("::")[2] if "[" not in rest else rest[rest.rfind("::", 0, rest.index("[")) + 2 :]
 
@@ -197,11 +197,11 @@ def failed(tests: dict[str, Any]) -> list[str]:
 
 
 def shown(found: dict[str, Any]) -> str:
-    """The counts of the tests, the names of those that failed, the benchmarks' tables."""
+    """Return a text with the counts of tests, the names of failed tests, and the tables of the benchmarks."""
     if not found:
-        return "nothing is stored of this commit"
+        return "no results are stored for this commit"
     on = found["machine"]
-    changed = ", with changes that are not committed" if found["changed"] else ""
+    changed = ", with uncommitted changes" if found["changed"] else ""
     lines = [f"commit {found['commit']}{changed}; {on['gpu'] or 'no GPU'}, torch {on['torch']}, Python {on['python']}"]
     if tests := found.get("tests"):
         counts = Counter(test["outcome"] for test in tests.values())

@@ -1,10 +1,11 @@
-"""FedAvg and RepPer under hostile clients, with the plain mean and with each robust rule: one table.
+"""Accuracy of FedAvg and RepPer with hostile clients, for the plain mean and each robust rule.
 
     python benchmarks/hostile.py [--seeds 0 1 2] [--strengths 1 10] [--methods fedavg repper+logreg]
 
-The demo's federation (scikit-learn's digits, 20 clients, Dir(0.1), 20 rounds), of which a share flips the sign of its
-update. Figures are accuracies after the last round in percent, means over the honest clients and then over seeds: the
-hostile falsify what they send and not what they keep, and nobody cares how well they are served.
+In the demo's federation (scikit-learn's digits, 20 clients, Dir(0.1), 20 rounds), a fraction of the clients flips the
+sign of its update. Figures are accuracies after the last round in percent, as means over the honest clients and then
+over seeds. Hostile clients are left out: they falsify what they send, not what they keep, and their accuracy is
+irrelevant.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--strengths", nargs="+", type=float, default=[1.0, 10.0])
     parser.add_argument("--share", type=float, default=0.2)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time")
+    parser.add_argument("--workers", type=int, default=2, help="number of concurrent runs")
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(RULES), metavar="RULE")
     options = parser.parse_args()
     with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
@@ -49,7 +50,7 @@ def main() -> None:
 
 
 def table(options: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
-    """Prints it line by line, as the runs end."""
+    """Print the table line by line, as the runs finish."""
     columns = [(method, strength) for method in options.methods for strength in (0.0, *options.strengths)]
     print(
         f"digits, 20 clients by Dir(0.1), {options.rounds} rounds; {options.share:.0%} of the clients send −s × their "
@@ -73,7 +74,7 @@ def table(options: argparse.Namespace, pool: ProcessPoolExecutor) -> None:
 def accuracy(
     options: argparse.Namespace, method: str, strength: float, rule: dict[str, Any] | None, seed: int
 ) -> float:
-    """Mean accuracy of the clients that are honest (with an attack of this seed, also where there is none)."""
+    """Return the mean accuracy of the clients that are honest with this seed, also for runs without an attack."""
     values = read_yaml("demo")
     values.pop("compare")
     values["training"]["rounds"] = options.rounds

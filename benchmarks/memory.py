@@ -1,9 +1,10 @@
-"""Memory and time of a round with 100, 1,000 and 10,000 clients: neither may grow with their number.
+"""Memory and time of a round with 100, 1,000 and 10,000 clients: neither may grow with the number of clients.
 
     python benchmarks/memory.py [--clients 100 1000 10000] [--rounds 40]
 
-20 clients a round, each with 32 samples of the same pool of images; `local` keeps a whole model (0.44 MB) for every
-client that took part. 16 MB of RAM are allowed for that; the rest goes to disk. Each row is a process of its own.
+A round has 20 clients, each with 32 samples from the same pool of images. `local` keeps a whole model (0.44 MB) for
+every client that took part, of which 16 MB may be in RAM; the rest is stored on disk. Each row is measured in a
+separate process.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def main() -> None:
                 f"{method:<10}{clients:>8}{row['seen']:>7}{row['kept']:>14.1f}{row['data']:>7.1f}"
                 f"{row['peak']:>10.1f}{row['peak'] - row['before']:>12.1f}{1000 * row['seconds']:>10.1f}"
             )
-    print("data: images, labels and who holds which; above data: peak − RSS with torch and the data loaded")
+    print("data: images, labels and the clients' sample indices; above data: peak minus RSS with torch and data loaded")
 
 
 def measure(method: str, clients: int, rounds: int, budget: int) -> dict[str, Any]:
@@ -94,12 +95,12 @@ def measure(method: str, clients: int, rounds: int, budget: int) -> dict[str, An
 
 
 def resident(which: str) -> float:
-    """Megabytes of this process now (VmRSS) or at most (VmHWM)."""
+    """Return the current (VmRSS) or peak (VmHWM) memory of this process in megabytes."""
     status = Path("/proc/self/status")
     if status.exists():
         line = next(line for line in status.read_text().splitlines() if line.startswith(which))
         return int(line.split()[1]) * 1024 / 1e6
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # bytes where there is no /proc (macOS)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # in bytes on systems without /proc (macOS)
 
 
 if __name__ == "__main__":

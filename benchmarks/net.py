@@ -1,13 +1,13 @@
-"""The safety net of a refactoring: hashes of everything that a change of structure must not change.
+"""Regression check for refactorings: hashes of all results that a change of structure must not change.
 
     python -m benchmarks.net record after.json                      # this checkout
     python -m benchmarks.net record before.json --commit 286b5da    # an older commit, on the same machine
     python -m benchmarks.net compare before.json after.json
-    python -m benchmarks.net agree after.json                       # the same numbers on every engine?
+    python -m benchmarks.net agree after.json                       # whether all engines give the same numbers
     python -m benchmarks.net record gpu.json --engines inline lanes # on a GPU, in deterministic mode
 
 A case is a small run through the public API. Its hash covers the final weights, the per-client results, the metrics of
-every round, the summary and the ledger: all values, in an order of their own, without timings and field names.
+every round, the summary and the ledger: all values, sorted, without timings and field names.
 """
 
 import argparse
@@ -45,7 +45,7 @@ Case = dict[str, Any]
 
 
 def merged(*recipes: Case) -> Case:
-    """Recipes over each other, section by section."""
+    """Merge recipes section by section; later recipes override earlier ones."""
     whole: Case = {}
     for recipe in recipes:
         for name, value in recipe.items():
@@ -54,7 +54,7 @@ def merged(*recipes: Case) -> Case:
 
 
 def cases(engines: tuple[str, ...]) -> Iterator[tuple[str, Case]]:
-    """Names and recipes. `resume` is no field of a recipe: such a case is interrupted after its second round."""
+    """Yield names and recipes. A case with the extra key `resume` is interrupted after its second round."""
     for engine in engines:
         runs = {"engine": {"name": engine, "deterministic": engine in ("inline", "lanes")}}
         if engine in ("processes", "replay", "ray"):
@@ -115,7 +115,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
 
 
 def record(engines: tuple[str, ...], only: str, share: tuple[int, int] = (0, 1)) -> dict[str, str]:
-    """Runs the cases whose name contains `only`, every n-th of them; their hashes by name."""
+    """Run the cases whose name contains `only`, or every n-th of them, and return their hashes by name."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     first, step = share
@@ -128,7 +128,7 @@ def record(engines: tuple[str, ...], only: str, share: tuple[int, int] = (0, 1))
 
 
 def outcome(recipe: Case, folder: Path) -> str:
-    """The hash of a run, or the kind of error that it ends with: words may change."""
+    """Return the hash of a run, or the type of the error that it ends with (error messages may change)."""
     import fedloom
 
     stop = recipe.pop("resume", None)
@@ -142,7 +142,7 @@ def outcome(recipe: Case, folder: Path) -> str:
 
 
 def _interrupted(recipe: Case, folder: Path, after: int) -> None:
-    """Stops as Ctrl-C would, once this round has ended."""
+    """Interrupt a run, as with Ctrl-C, in a given round."""
     import signal
 
     import fedloom
@@ -165,7 +165,7 @@ def _interrupted(recipe: Case, folder: Path, after: int) -> None:
 
 
 def digest(folder: Path) -> str:
-    """Of a run folder: weights, then the values of its other results."""
+    """Return a hash of a run folder: weights, then the values of its other results."""
     import torch
     from safetensors import safe_open
 
@@ -188,7 +188,7 @@ def digest(folder: Path) -> str:
 
 
 def leaves(value: Any) -> Iterator[str]:
-    """The values inside nested records, as text; timings left out."""
+    """Yield the values inside nested records as text, without timings."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if name not in TIMINGS:
@@ -201,7 +201,7 @@ def leaves(value: Any) -> Iterator[str]:
 
 
 def compare(before: dict[str, str], after: dict[str, str]) -> int:
-    """Prints what differs; the exit code."""
+    """Print the cases that differ, and return the exit code."""
     differ = [name for name in before | after if before.get(name) != after.get(name)]
     ran = sum(len(value) == 16 for value in after.values())
     for name in differ:
@@ -211,7 +211,7 @@ def compare(before: dict[str, str], after: dict[str, str]) -> int:
 
 
 def agree(found: dict[str, str]) -> int:
-    """Prints the cases whose results depend on the engine; the exit code."""
+    """Print the cases whose results depend on the engine, and return the exit code."""
     by_case: dict[str, dict[str, str]] = {}
     for name, value in found.items():
         engine, _, case = name.partition(" ")
@@ -225,7 +225,7 @@ def agree(found: dict[str, str]) -> int:
 
 
 def _shared_out(arguments: argparse.Namespace, source: Path) -> dict[str, str]:
-    """Records in several processes of one thread each, with the package of this source tree."""
+    """Record in several single-threaded processes, with the package of a source tree."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(source), environment.get("PYTHONPATH", "")])
     script = [sys.executable, __file__, "record", "-", "--engines", *arguments.engines, "--only", arguments.only]
@@ -245,7 +245,7 @@ def _shared_out(arguments: argparse.Namespace, source: Path) -> dict[str, str]:
 
 
 def main(words: list[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     recording = commands.add_parser("record", help="run all cases and write their hashes")
@@ -255,10 +255,10 @@ def main(words: list[str] | None = None) -> int:
     recording.add_argument("--only", default="", help="only cases whose name contains this")
     recording.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     recording.add_argument("--share", nargs=2, type=int, help=argparse.SUPPRESS)
-    comparing = commands.add_parser("compare", help="compare two such files")
+    comparing = commands.add_parser("compare", help="compare two recorded files")
     comparing.add_argument("before")
     comparing.add_argument("after")
-    agreeing = commands.add_parser("agree", help="compare the engines within one such file")
+    agreeing = commands.add_parser("agree", help="compare the engines within one recorded file")
     agreeing.add_argument("file")
     arguments = parser.parse_args(words)
     if arguments.command == "agree":

@@ -1,10 +1,10 @@
-"""What fedloom's engines take per client on a CPU beyond the arithmetic: many tiny clients, as ratios of one run.
+"""Overhead of fedloom's engines per client on a CPU, measured with many tiny clients.
 
     python -m benchmarks.overhead [--clients 1000] [--samples 10] [--rounds 5]
 
 A round of FedAvg with `mlp` is compared with a plain PyTorch loop that takes the same training steps with as little
-around them as PyTorch allows. Each contestant lives in its own process and takes a round in its turn. Evaluation
-is not counted.
+overhead as PyTorch allows. Each contestant runs in a separate process; they take turns round by round. Evaluation is
+not counted.
 """
 
 import argparse
@@ -39,11 +39,11 @@ def main() -> None:
         prog="python -m benchmarks.overhead", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--samples", type=int, default=10, help="training samples of each")
+    parser.add_argument("--samples", type=int, default=10, help="training samples per client")
     parser.add_argument("--batch", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=5, help="that count; one more goes before them")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after one warm-up round")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--workers", type=int, default=2, help="of the engine `processes`")
+    parser.add_argument("--workers", type=int, default=2, help="workers of the engine `processes`")
     parser.add_argument("--contestant", choices=("plain", *ENGINES), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contestant:
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def contest(options: argparse.Namespace) -> None:
-    """Lets the contestants take turns, round by round; prints the table."""
+    """Let the contestants take turns round by round, and print the table."""
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
     root = Path(__file__).resolve().parents[1]
     environment["PYTHONPATH"] = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -66,14 +66,14 @@ def contest(options: argparse.Namespace) -> None:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=root
             )
         for process in running.values():
-            answer(process)  # it is ready
+            answer(process)  # wait until it is ready
         for _ in range(1 + options.rounds):
             for name, process in running.items():
                 seconds[name].append(ask(process)["seconds"])
     finally:
         for process in running.values():
             assert process.stdin is not None
-            process.stdin.close()  # the end of its input ends it
+            process.stdin.close()  # a contestant exits at the end of its input
         for process in running.values():
             process.wait()
     table({name: statistics.median(each[1:]) for name, each in seconds.items()}, options)
@@ -83,23 +83,21 @@ def table(seconds: dict[str, float], options: argparse.Namespace) -> None:
     steps = -(-options.samples // options.batch)
     print(
         f"FedAvg, {options.clients:,} clients of {options.samples} samples, mlp, {steps} step(s) each; median of "
-        f"{options.rounds} rounds, contestants in turns"
+        f"{options.rounds} rounds, contestants take turns"
     )
     print(
-        "{:<12}{:>9}{:>10}{:>14}{:>10}{:>20}".format(
-            "", "workers", "s/round", "µs a client", "× plain", "beyond plain, µs"
-        )
+        "{:<12}{:>9}{:>10}{:>14}{:>10}{:>20}".format("", "workers", "s/round", "µs/client", "× plain", "overhead, µs")
     )
     plain = 1e6 * seconds["plain"] / options.clients
     for name, value in seconds.items():
         workers = options.workers if name == "processes" else 1
         each = 1e6 * value / options.clients
         print(f"{name:<12}{workers:>9}{value:>10.3f}{each:>14.0f}{each / plain:>10.2f}{each - plain / workers:>20.0f}")
-    print("beyond plain: of wall time; with several workers, beyond plain's time divided by their number")
+    print("overhead: wall time per client minus that of plain (with several workers, divided by their number)")
 
 
 def take_part(options: argparse.Namespace) -> None:
-    """A contestant's life: a line in, a round, a line out."""
+    """Run one contestant: for each line of input, run a round and print a line with its result."""
     torch.set_num_threads(1)
     dataset = synthetic(options.clients * options.samples + TESTED, SHAPE)
     *train, test = np.split(np.arange(len(dataset)), np.arange(1, options.clients + 1) * options.samples)
@@ -112,7 +110,7 @@ def take_part(options: argparse.Namespace) -> None:
 
 
 def tell(values: dict[str, Any]) -> None:
-    """Prints a line and waits for one; there is none when the contest is over."""
+    """Print a line and wait for one; exit if the input has ended."""
     print(json.dumps(values), flush=True)
     if not sys.stdin.readline():
         raise SystemExit
@@ -140,7 +138,7 @@ def fedloom_rounds(
 
 
 def plain_rounds(dataset: Dataset, federation: Federation, options: argparse.Namespace) -> None:
-    """One model for all clients, tensors that are ready, gradients from autograd, torch.optim.SGD, a running sum."""
+    """Run FedAvg with one model for all clients, prepared tensors, autograd, torch.optim.SGD and a running sum."""
     torch.manual_seed(0)
     model = build("mlp", shape=SHAPE, classes=len(dataset.classes))
     parameters = list(model.parameters())
@@ -159,7 +157,7 @@ def plain_round(
     held: list[tuple[torch.Tensor, torch.Tensor]],
     batch: int,
 ) -> None:
-    """Leaves the mean of the clients' models in the model."""
+    """Train all clients, and store the mean of their models in `model`."""
     server = [parameter.detach().clone() for parameter in parameters]
     total = [torch.zeros_like(value) for value in server]
     for x, y in held:

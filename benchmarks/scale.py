@@ -1,10 +1,11 @@
-"""How cost grows: with the number of clients (it should not), with the engine, with the method, with the model.
+"""Scaling of cost with the number of clients (it should not grow), the engine, the method and the model.
 
     python -m benchmarks.scale [clients engines bytes server] [--clients 1000 10000 100000] [--rounds 20]
 
-clients: 50 of 10³, 10⁴ and 10⁵ clients a round, dealt by Dirichlet(0.1), about 40 images each; a process per row.
+clients: rounds of 50 out of 10³, 10⁴ or 10⁵ clients with about 40 images each by Dirichlet(0.1); one process per row.
 engines: rounds/s of inline, processes and Ray on the same cores, taking turns.
-bytes:   what a client sends and gets in a round, every method, beside the formula of FedCRL's paper (§V-B5).
+bytes:   bytes that a client sends and receives per round for every method, compared with the formulas of FedCRL's paper
+         (§V-B5).
 server:  time and memory of averaging messages of a 100 MB model.
 """
 
@@ -31,12 +32,12 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--clients", type=int, nargs="+", default=[1000, 10_000, 100_000])
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--methods", nargs="+", help="of clients and bytes; fedavg and local, and all, if not given")
+    parser.add_argument("--methods", nargs="+", help="for clients (default: fedavg, local) and bytes (default: all)")
     parser.add_argument("--engines", nargs="+", default=["inline", "processes", "ray"])
-    parser.add_argument("--models", nargs="+", default=["mlp", "cnn2"], help="of engines")
-    parser.add_argument("--turns", type=int, default=7, help="of engines; the first does not count")
-    parser.add_argument("--megabytes", type=int, default=100, help="of server's messages")
-    parser.add_argument("--messages", type=int, nargs="+", default=[4, 16, 64], help="of server")
+    parser.add_argument("--models", nargs="+", default=["mlp", "cnn2"], help="for engines")
+    parser.add_argument("--turns", type=int, default=7, help="rounds per engine, of which the first is not counted")
+    parser.add_argument("--megabytes", type=int, default=100, help="size of the messages for server")
+    parser.add_argument("--messages", type=int, nargs="+", default=[4, 16, 64], help="numbers of messages for server")
     parser.add_argument("--one", nargs=2, metavar=("METHOD", "CLIENTS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -49,7 +50,7 @@ def main() -> None:
 
 def clients(options: argparse.Namespace) -> None:
     print(f"{options.rounds} rounds of {PER_ROUND} clients, mlp, {BUDGET_MB} MB of RAM for clients' memory; MB")
-    head = ("method", "clients", "seen", "data", "deal s", "start s", "ms/round", "peak RSS", "above data")
+    head = ("method", "clients", "seen", "data", "split s", "start s", "ms/round", "peak RSS", "above data")
     print("{:<8}{:>9}{:>7}{:>8}{:>8}{:>9}{:>10}{:>10}{:>12}".format(*head))
     for method in options.methods or ("fedavg", "local"):
         for number in options.clients:
@@ -64,9 +65,10 @@ def clients(options: argparse.Namespace) -> None:
                 flush=True,
             )
     print(
-        "times are this process's CPU time: dealing the data; from then to the end of round 1; a later round (median)"
+        "times are CPU times of the process: partitioning the data; from then to the end of round 1; a later round "
+        "(median)"
     )
-    print(f"data: images, labels, who holds which; at the end {EVALUATED} clients are evaluated")
+    print(f"data: images, labels and the clients' sample indices; at the end {EVALUATED} clients are evaluated")
 
 
 def measure(method: str, clients: int, rounds: int) -> dict[str, Any]:
@@ -122,7 +124,7 @@ def measure(method: str, clients: int, rounds: int) -> dict[str, Any]:
 
 
 def forget_the_peak() -> None:
-    """What dealing took for a moment is not what a run takes (Linux)."""
+    """Reset the peak memory of this process (Linux), so that partitioning the data does not count."""
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
         reset.write_text("5")
@@ -147,8 +149,8 @@ def engines(options: argparse.Namespace) -> None:
     images = torch.from_numpy(rng.integers(0, 256, (4000, 1, 28, 28), dtype=np.uint8))
     labels = torch.from_numpy(rng.integers(0, 10, 4000))
     dataset = Dataset("synthetic", images, labels, torch.zeros(4000, dtype=torch.bool), tuple("0123456789"))
-    print(f"rounds of {PER_ROUND} clients of 64 images, {cores()} workers; rounds/s, and as a share of processes'")
-    names = options.engines  # processes before Ray has threads: they are forked
+    print(f"rounds of {PER_ROUND} clients of 64 images, {cores()} workers; rounds/s (relative to processes)")
+    names = options.engines  # the order matters: worker processes must be forked before Ray starts threads
     print(f"{'model':<8}{'message MB':>14}" + "".join(f"{name:>16}" for name in names))
     for model in options.models:
         held = [np.arange(i * 64, i * 64 + 64) for i in range(PER_ROUND)]
@@ -178,8 +180,8 @@ def bytes_of_methods(options: argparse.Namespace) -> None:
     from fedloom.experiment.loop import Experiment
     from fedloom.methods import METHODS as REGISTRY
 
-    print("bytes of a client in a round (digits, 10 classes, mlp); θ = ϕ + π; Ω̄: a mean representation per class")
-    print("{:<13}{:>9}{:>9}  {:<26}{:>9}{:>9}".format("method", "up", "down", "formula", "bytes", "beside"))
+    print("bytes of a client per round (digits, 10 classes, mlp); θ = ϕ + π; Ω̄: a mean representation per class")
+    print("{:<13}{:>9}{:>9}  {:<26}{:>9}{:>9}".format("method", "up", "down", "formula", "bytes", "extra"))
     with tempfile.TemporaryDirectory(prefix="fedloom-benchmark-") as folder:
         for name in sorted(options.methods or REGISTRY):
             recipe = Recipe.parse(
@@ -223,7 +225,7 @@ FORMULAS: dict[str, tuple[str, dict[str, int]]] = {
     "moon": ("2 [φ(θ) + φ(projection)]", {"θ": 2, "q": 2}),
     "fedintr": ("2 [φ(θ) + φ(projections)]", {"θ": 2, "q": 2}),
 }
-"""Per client and round, up and down. FedAvg's, FedProto's, FedGH's and FedCRL's are the paper's."""
+"""Bytes per client and round, up and down. The formulas of FedAvg, FedProto, FedGH and FedCRL are from the paper."""
 
 
 def server(options: argparse.Namespace) -> None:
@@ -244,8 +246,8 @@ def server(options: argparse.Namespace) -> None:
     home = Server(Workspace(Setup(task, get("fedavg"), Training(), 0)), federation=4)
     source = {f"layer.{i}": torch.rand(options.megabytes * 25_000) for i in range(10)}
     size = options.megabytes * 1_000_000
-    print(f"averaging messages of {options.megabytes} MB, made one by one; one core")
-    print("{:>9}{:>15}{:>9}{:>14}".format("messages", "CPU s/message", "GB/s", "above, MB"))
+    print(f"averaging messages of {options.megabytes} MB, created one by one; one core")
+    print("{:>9}{:>15}{:>9}{:>14}".format("messages", "CPU s/message", "GB/s", "extra, MB"))
     before = resident("VmRSS")
     for count in options.messages:
         forget_the_peak()
@@ -254,8 +256,8 @@ def server(options: argparse.Namespace) -> None:
         each = (process_time() - begun) / count
         print(f"{count:>9}{each:>15.3f}{size / 1e9 / each:>9.2f}{resident('VmHWM') - before:>14.0f}", flush=True)
     print(
-        "above: peak RSS less that before the first; "
-        f"a message itself is {options.megabytes} MB of it, and the mean another"
+        "extra: peak RSS minus RSS before the first message; "
+        f"it includes {options.megabytes} MB for a message and the same for the mean"
     )
 
 

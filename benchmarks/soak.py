@@ -1,11 +1,12 @@
-"""A run with faults on, ended at random moments and resumed, again and again: nothing is lost, memory does not grow.
+"""Soak test: a run with faults is ended at random moments and resumed; nothing may be lost, and memory may not grow.
 
     python benchmarks/soak.py [--rounds 500] [--ends 20] [--engines inline processes] [--method ditto]
 
-Per engine: one run that nobody disturbs, and one that is ended `--ends` times (SIGKILL, SIGTERM, Ctrl-C to the whole
-group; drawn by `--seed`, as are the moments) and resumed. Clients drop out, crash (with their worker, where there is
-one), send NaN and are slow; their memory spills to disk. At the end both folders must hold the same files with the same
-contents, apart from timings, and no worker may be left. Exit code 1 if anything differs or memory grew.
+For each engine there is one undisturbed run, and one that is ended `--ends` times and resumed (by SIGKILL, SIGTERM, or
+Ctrl-C to the process group; signals and moments are drawn from `--seed`). Clients drop out, crash (with their worker,
+if they have one), send NaN and are slow; their memory spills to disk. At the end both folders must contain the same
+files with the same contents, apart from timings, and no worker may be left. The exit code is 1 if anything differs or
+memory grew.
 """
 
 import argparse
@@ -32,37 +33,39 @@ FIELDS = {
     "storage.memory_mb": 1, "engine.workers": 2,
 }  # fmt: skip
 GROWTH = 16
-"""Megabytes that a process may be larger in its last tenth than in its second: what the allocator does is noise."""
+"""Megabytes by which a process may grow from the second to the last tenth of a run, to allow for allocator noise."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=500)
-    parser.add_argument("--ends", type=int, default=20, help="how often the run is killed or stopped")
+    parser.add_argument("--ends", type=int, default=20, help="number of times that the run is killed or stopped")
     parser.add_argument("--engines", nargs="+", default=["inline", "processes"])
     parser.add_argument("--method", default="ditto")
     parser.add_argument("--every", type=int, default=10, help="storage.checkpoint_every")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and ways in which the run is ended")
-    parser.add_argument("--fork", action="store_true", help="fork processes instead of starting python anew: quicker")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments and signals that end the run")
+    parser.add_argument(
+        "--fork", action="store_true", help="fork processes instead of starting Python each time: faster"
+    )
     options = parser.parse_args()
     if options.fork:
         sys.path.insert(0, str(ROOT))
-        import fedloom.cli  # noqa: F401 (before forking, so that nobody has to do it again)
+        import fedloom.cli  # noqa: F401 (before forking, so that forked processes need not import it)
     print(f"{options.method}, {options.rounds} rounds, a checkpoint every {options.every}, ended {options.ends} times")
     head = ("engine", "KILL/TERM/INT", "redone", "failed", "differ", "left", "RSS MB", "peak MB", "seconds")
     print("{:<11}{:>13}{:>8}{:>8}{:>8}{:>6}{:>16}{:>16}{:>9}".format(*head))
     with tempfile.TemporaryDirectory(prefix="fedloom-soak-") as folder:
         good = [soak(engine, Path(folder) / engine, options) for engine in options.engines]
     print(
-        "redone: rounds done again after a kill; failed: clients left out of a round; differ: files unlike the\n"
-        "undisturbed run's, timings apart; left: files and workers that should be gone; RSS: the undisturbed run's,\n"
-        "largest process, second tenth → last tenth (medians); peak: of the first → of the last segment"
+        "redone: rounds repeated after a kill; failed: clients left out of a round; differ: files that differ from\n"
+        "the undisturbed run's, apart from timings; left: leftover files and workers; RSS: largest process of the\n"
+        "undisturbed run, second tenth → last tenth (medians); peak: of the first segment → of the last segment"
     )
     sys.exit(not all(good))
 
 
 def soak(engine: str, folder: Path, options: argparse.Namespace) -> bool:
-    """One row of the table; whether all is well in it."""
+    """Print one row of the table, and return whether the engine passed."""
     begun = time.monotonic()
     fields = FIELDS | {"method.name": options.method, "engine.name": engine, "training.rounds": options.rounds}
     fields |= {"storage.checkpoint_every": options.every}
@@ -74,7 +77,7 @@ def soak(engine: str, folder: Path, options: argparse.Namespace) -> bool:
     for moment in sorted(draw.sample(range(1, options.rounds), options.ends)):
         segment = Segment(run, recipe, options.fork)
         segment.watch(moment)
-        time.sleep(draw.random() * 0.1)  # anywhere in a round, or in what is written after it
+        time.sleep(draw.random() * 0.1)  # at any moment of a round, or while files are written after it
         way = draw.choice(WAYS)
         left += segment.end(way)
         peaks.append(max(segment.sizes, default=0))
@@ -98,20 +101,20 @@ def soak(engine: str, folder: Path, options: argparse.Namespace) -> bool:
 
 
 class Segment:
-    """A process that begins the run in a folder, or goes on with it. `sizes` are its megabytes, round by round."""
+    """A process that starts or resumes the run in a folder; `sizes` has its memory in megabytes for each round."""
 
     def __init__(self, run: Path, recipe: list[str], fork: bool):
         self.run, self.sizes = run, list[float]()
         self._before = identity(run / "metrics.jsonl")
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process)
         arguments = ["run", *recipe, "--out", str(run), "--resume"]
-        self._process = Forked(arguments, self._said) if fork else subprocess.Popen(
-            [sys.executable, "-m", "fedloom", *arguments], stdout=subprocess.DEVNULL, stderr=self._said,
+        self._process = Forked(arguments, self._output) if fork else subprocess.Popen(
+            [sys.executable, "-m", "fedloom", *arguments], stdout=subprocess.DEVNULL, stderr=self._output,
             start_new_session=True, env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
 
     def watch(self, rounds: int | None = None) -> None:
-        """Until it has taken the folder over and has so many rounds, or ends."""
+        """Wait until the process has taken over the folder and finished `rounds` rounds, or until it ends."""
         seen = -1
         while self._process.poll() is None:
             begun = identity(self.run / "metrics.jsonl") not in (None, self._before)
@@ -124,40 +127,40 @@ class Segment:
             time.sleep(0.005)
 
     def end(self, way: signal.Signals) -> int:
-        """Ends it in this way, if it has not ended; how many workers outlive it."""
+        """End the process with a signal, if it is still running, and return the number of surviving workers."""
         left = workers(self._process.pid)
-        if self._process.poll() is not None:  # it had ended by itself
+        if self._process.poll() is not None:  # the run had already finished
             self._check({0})
             return 0
         if way == signal.SIGINT:
-            os.killpg(self._process.pid, way)  # as a terminal does: the workers get it too
+            os.killpg(self._process.pid, way)  # like a terminal, which signals the workers too
         else:
             self._process.send_signal(way)
-        self._check({0, CODES[way], -way})  # −way: it had not begun to listen
+        self._check({0, CODES[way], -way})  # −way: its signal handlers were not installed yet
         deadline = time.monotonic() + 10
         while (left := [pid for pid in left if resident(pid)]) and time.monotonic() < deadline:
             time.sleep(0.05)
         return len(left)
 
     def finish(self) -> list[float]:
-        """Lets it run to its end."""
+        """Wait until the run has finished."""
         self.watch()
         self._check({0})
         return self.sizes
 
     def _check(self, codes: set[int]) -> None:
         code = self._process.wait(timeout=300)
-        self._said.seek(0)
-        said = self._said.read().decode()
-        self._said.close()
-        if code not in codes or "Traceback" in said or (code > 0 and "go on with: fedloom resume" not in said):
-            sys.exit(f"exit code {code}:\n{said[-4000:]}")
+        self._output.seek(0)
+        output = self._output.read().decode()
+        self._output.close()
+        if code not in codes or "Traceback" in output or (code > 0 and "fedloom resume" not in output):
+            sys.exit(f"exit code {code}:\n{output[-4000:]}")
 
 
 class Forked:
-    """The command in a fork of this process; as much of Popen as is used here."""
+    """The command in a fork of this process, with the methods of Popen that are used here."""
 
-    def __init__(self, arguments: list[str], said: IO[bytes]):
+    def __init__(self, arguments: list[str], output: IO[bytes]):
         self._code: int | None = None
         self.pid = os.fork()
         if self.pid:
@@ -166,7 +169,7 @@ class Forked:
         try:
             os.setsid()
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            os.dup2(said.fileno(), 2)
+            os.dup2(output.fileno(), 2)
             sys.argv = ["fedloom", *arguments]
             from fedloom.cli import main as command
 
@@ -204,12 +207,12 @@ def lines(run: Path) -> int:
 
 
 def identity(path: Path) -> int | None:
-    """Another number when a file is written anew, as a run does with its metrics when it goes on."""
+    """Return the inode of a file, which changes when the file is rewritten, as a resumed run does with its metrics."""
     return path.stat().st_ino if path.exists() else None
 
 
 def newest(run: Path) -> int:
-    """The round of the last checkpoint."""
+    """Return the round of the last checkpoint."""
     return max((int(path.stem[6:]) for path in run.glob("checkpoints/round-*.json")), default=0)
 
 
@@ -221,7 +224,7 @@ def workers(pid: int) -> list[int]:
 
 
 def resident(pid: int) -> float:
-    """Megabytes of a process now; 0 when it has ended."""
+    """Return the current memory of a process in megabytes; 0 if it has ended."""
     try:
         found = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
     except OSError:
@@ -230,7 +233,7 @@ def resident(pid: int) -> float:
 
 
 def contents(run: Path) -> dict[str, object]:
-    """All that a run leaves, without timings, where it lay and the log of what it got over."""
+    """Return the files of a run without timings, the path of its folder, and the log of handled failures."""
     paths = [path for path in sorted(run.rglob("*")) if path.is_file() and path.name != "log.txt"]
     files: dict[str, object] = {str(path.relative_to(run)): path.read_bytes() for path in paths}
     rounds = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -1,9 +1,10 @@
-"""What smaller messages cost: bytes a client sends and gets in a round, and accuracy, for each form: one table.
+"""Effect of message compression: bytes that a client sends and receives per round, and accuracy, for each encoding.
 
     python benchmarks/wire.py [--seeds 0 1 2] [--methods fedavg fedcrl] [--rounds 20]
 
-The demo's federation (scikit-learn's digits, 20 clients, Dir(0.1)). Accuracies are after the last round, in percent,
-mean ± standard deviation over seeds: the global model's where there is one, else the clients' own.
+The federation is the demo's (scikit-learn's digits, 20 clients, Dir(0.1)). Accuracies are after the last round, in
+percent, mean ± standard deviation over seeds: of the global model if the method has one, otherwise of the personal
+models.
 """
 
 import argparse

@@ -33,7 +33,7 @@ def test_a_contestant_may_be_asked_for_in_one_work(monkeypatch):
 def test_a_work_that_is_not_run_has_no_contestants(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         asked(monkeypatch, "--works", "A", "--only", "B:plain")
-    assert "B is none of --works A" in capsys.readouterr().err
+    assert "B is not one of --works A" in capsys.readouterr().err
 
 
 def printed(monkeypatch, capfd, script, words):
@@ -153,7 +153,7 @@ def test_gpu_resumes_contestant_by_contestant(monkeypatch, capfd, tmp_path):
     with pytest.raises(SystemExit) as stopped:
         printed(monkeypatch, capfd, gpu, f"{words} lanes-tf32 --time 1")
     assert stopped.value.code == gpu.UNFINISHED and measured[6:] == []
-    assert "left, for --resume: P lanes-tf32" in capfd.readouterr().err
+    assert "not measured, continue with --resume: P lanes-tf32" in capfd.readouterr().err
     with pytest.raises(SystemExit, match="was measured with {'scale': 1}"):
         printed(monkeypatch, capfd, gpu, f"{words} --scale 0.1")
 
@@ -171,7 +171,7 @@ def test_gpu_times_a_whole_training(monkeypatch, capfd):
 
 def test_gpu_skips_pfl_research_where_it_is_not(tmp_path):
     spec = {"kind": "work", "work": "P", "name": "pfl", "scale": 0.001, "device": "cpu", "warmup": 1, "rounds": 1}
-    for folder, why in ((None, "no --pfl FOLDER"), (str(tmp_path), "holds no pfl")):
+    for folder, why in ((None, "--pfl FOLDER is not given"), (str(tmp_path), "does not contain pfl")):
         with pytest.raises(MissingError, match=why):
             measure(spec | {"pfl": folder})
 
@@ -200,7 +200,7 @@ def test_gpu_suite_says_what_is_left(monkeypatch, capfd, tmp_path):
     with pytest.raises(SystemExit) as stopped:
         printed(monkeypatch, capfd, gpu_suite, words)
     assert stopped.value.code == gpu.UNFINISHED
-    assert "not done, run it again: 1 tests" in capfd.readouterr().err
+    assert "unfinished, run the same command again: 1 tests" in capfd.readouterr().err
 
 
 def test_overhead_holds_an_engine_against_a_plain_loop(monkeypatch, capfd):

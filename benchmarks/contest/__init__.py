@@ -1,1 +1,1 @@
-"""What `python -m benchmarks.gpu` is made of: works, contestants, the floor and the tables."""
+"""Components of `python -m benchmarks.gpu`: workloads, contestants, the lower bound and the tables."""

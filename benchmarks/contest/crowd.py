@@ -1,4 +1,4 @@
-"""GPU memory with 100 and with 1,000 clients of a ResNet-18, 20 of them a round."""
+"""GPU memory with 100 and 1,000 clients of a ResNet-18, 20 clients per round."""
 
 import tempfile
 from pathlib import Path
@@ -17,9 +17,11 @@ PER_ROUND, ROUNDS, EACH, POOL, MEMORY_MB = 20, 3, 128, 20_000, 512
 
 
 def run(method: str, clients: int, name: str, device: str, lanes: int | None, scale: float) -> dict[str, Any]:
-    """`local` keeps a ResNet-18 (45 MB) of every client it has seen: what exceeds `memory_mb` spills to disk.
+    """Measure time and memory with a number of clients.
 
-    Every client holds as many images of one pool, so a round is the same work whatever the number of clients.
+    `local` keeps a ResNet-18 (45 MB) for every client that has taken part; what exceeds `memory_mb` spills to disk. All
+    clients have the same number of images from one pool, so the work of a round does not depend on the number of
+    clients.
     """
     each, clients = max(4, round(EACH * scale)), max(PER_ROUND, clients)
     dataset = synthetic(max(each + TESTED, round(POOL * scale)))
@@ -57,7 +59,7 @@ def run(method: str, clients: int, name: str, device: str, lanes: int | None, sc
 
 
 def peak_resident() -> float | None:
-    """Gigabytes of RAM that this process held at most."""
+    """Return the peak memory of this process in gigabytes."""
     status = Path("/proc/self/status")
     if not status.exists():
         return None

@@ -1,4 +1,4 @@
-"""The floor: the arithmetic that a work cannot do without, over the rate of a large matrix product on this device."""
+"""Lower bound ("floor") of a round's time: the necessary FLOPs divided by the rate of a large matrix product."""
 
 import statistics
 from time import perf_counter
@@ -12,9 +12,9 @@ from benchmarks.contest.works import Work
 
 
 def training_flops(work: Work) -> float:
-    """Of one image in training (all its views, forward and backward), counted on one batch of the actual loss.
+    """Count the FLOPs of training on one image (all its views, forward and backward), on a batch of the actual loss.
 
-    On tensors without values (`meta`): nothing is computed. Convolutions and matrix products are counted.
+    Convolutions and matrix products are counted on the `meta` device, so nothing is computed.
     """
     client = CLIENTS[work.method](work, network(work).to("meta"), [], "meta")
     x = torch.empty(work.batch * work.views, *work.shape, device="meta")
@@ -25,7 +25,7 @@ def training_flops(work: Work) -> float:
 
 
 def matrix_rates(device: str) -> dict[str, float]:
-    """FLOP/s of a large matrix product on random values, by precision."""
+    """Measure the FLOP/s of a large matrix product of random values, by precision."""
     size = 8192 if device == "cuda" else 512
     rates = {}
     for name, precision, dtype in (
@@ -40,7 +40,7 @@ def matrix_rates(device: str) -> dict[str, float]:
 
 
 def product_seconds(a: torch.Tensor, b: torch.Tensor, times: int = 5) -> float:
-    """One product, out of several in a row."""
+    """Return the seconds of one product, as the mean of several in a row on a GPU."""
     out = a @ b
     if not a.is_cuda:
         begin = perf_counter()
@@ -56,7 +56,7 @@ def product_seconds(a: torch.Tensor, b: torch.Tensor, times: int = 5) -> float:
 
 
 def run(works: list[Work], device: str) -> dict[str, Any]:
-    """Rates of this device and FLOPs per training image of each work."""
+    """Return the rates of this device and the FLOPs per training image of each workload."""
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "CPU",
         "torch": torch.__version__,

@@ -1,6 +1,6 @@
-"""The network of works P and Q: pfl-research's `simple_cnn` for CIFAR-10, and the CNN with dropout for EMNIST.
+"""Network of the workloads P and Q: pfl-research's `simple_cnn` for CIFAR-10, and the CNN with dropout for EMNIST.
 
-Recipes name it as they name a user's model: `path/to/network.py:DropoutCNN`.
+Recipes name it like a user's model: `path/to/network.py:DropoutCNN`.
 """
 
 from collections import OrderedDict

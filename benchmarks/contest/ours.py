@@ -1,4 +1,4 @@
-"""fedloom itself: `inline` (eager), `auto` (all defaults), and `lanes` in its variants, also in Ray's workers.
+"""fedloom as a contestant: `inline` (eager), `auto` (all defaults), variants of `lanes`, and Ray workers.
 
 `lanes-bf16-cl-compile@8` has 8 lanes; `lanes-tf32-cohort25@2` two cohorts of 25 clients; `ray-float32@2` two
 workers that share the GPU.
@@ -17,7 +17,7 @@ PRECISIONS = ("float32", "tf32", "bf16")
 
 
 def engine(name: str, device: str, lanes: int | None) -> dict[str, Any]:
-    """A recipe's engine section. A trial on a CPU takes `inline` for every variant of lanes."""
+    """Return the engine section of a recipe; on a CPU (a trial), `inline` replaces every variant of lanes."""
     if name == "auto":
         return {"name": "auto", "device": "cpu"} if device == "cpu" else {"name": "auto"}
     if name == "inline" or device == "cpu":
@@ -29,7 +29,7 @@ def engine(name: str, device: str, lanes: int | None) -> dict[str, Any]:
     if kind not in ("lanes", "ray") or precision not in PRECISIONS or set(flags) - known:
         kinds = "|".join(PRECISIONS)
         raise SystemExit(
-            f"'{name}' is no contestant: auto, inline, "
+            f"'{name}' is not a contestant: must be auto, inline or "
             f"(lanes|ray)-({kinds})[-cl][-compile][-deterministic][-cohortK][@N]"
         )
     section: dict[str, Any] = {"name": kind, "device": device, "precision": precision}
@@ -37,20 +37,20 @@ def engine(name: str, device: str, lanes: int | None) -> dict[str, Any]:
     section |= {"cohort": cohorts[0]} if cohorts else {}
     section |= {flag: True for flag in ("compile", "deterministic") if flag in flags}
     workers = int(count) if count else lanes
-    if kind == "ray":  # the server is on the CPU
+    if kind == "ray":  # the server stays on the CPU
         section |= {"device": "cpu", "worker_gpus": 1 / (workers or 1)}
     return section | ({"workers": workers} if workers else {})
 
 
 def precision(name: str) -> str:
-    """Whose floor a contestant is held against; torch's defaults (TF32 in convolutions) count as tf32."""
+    """Return the precision of the floor for a contestant; torch's defaults (TF32 in convolutions) count as tf32."""
     if name == "auto":
         return "float32"
     return next((p for p in PRECISIONS if name.startswith((f"lanes-{p}", f"ray-{p}"))), "tf32")
 
 
 def run(work: Work, name: str, device: str, lanes: int | None, warmup: int, rounds: int) -> dict[str, Any]:
-    """All rounds; a round's time is the record's `train_seconds`."""
+    """Run all rounds; a round's time is its record's `train_seconds`."""
     task = work.task()
     clock = Clock(device)
     records: list[dict[str, Any]] = []
@@ -71,7 +71,7 @@ def run(work: Work, name: str, device: str, lanes: int | None, warmup: int, roun
         Experiment(Recipe.parse(values, trust_code=True), task=task, on_round=on_round).run()
     draws = work.draws(task, warmup + rounds)[warmup:]
     steps, images = steps_and_images(task, draws, work.batch, drop_last=False)
-    # Synchronised and with all bookkeeping, as a check on train_seconds; without the last, which evaluates.
+    # A check of train_seconds: synchronised, with all bookkeeping. The last round is excluded, since it evaluates.
     between = [after - before for before, after in pairwise(ends)][warmup - 1 : -1]
     return {
         "seconds": [record["train_seconds"] for record in records[warmup:]],

@@ -1,4 +1,4 @@
-"""One measurement in a process of its own: `python -m benchmarks.contest.part SPECIFICATION FILE` (by gpu.py)."""
+"""One measurement in a separate process, started by gpu.py: `python -m benchmarks.contest.part SPECIFICATION FILE`."""
 
 import json
 import sys

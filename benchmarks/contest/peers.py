@@ -1,7 +1,7 @@
-"""Other libraries at the same work: the same images, the same split, the same network, FedAvg with SGD.
+"""Other libraries on the same workload: the same images, split and network, FedAvg with SGD.
 
-Each is used as its documentation (or its main program) uses it, its files untouched, and evaluates nothing in the
-rounds that count. Whatever is not installed is skipped.
+Each library is used as in its documentation or main program, with unmodified files, and without evaluation in the
+measured rounds. Libraries that are not installed are skipped.
 """
 
 import importlib.util
@@ -24,11 +24,11 @@ from benchmarks.contest.works import Clock, Work, steps_and_images
 from fedloom import Task
 
 AT_ONCE = 8
-"""Flower's clients that share the GPU (it gives each a process), as far as there are two cores for each."""
+"""Largest number of Flower clients (processes) that share the GPU, each with two CPU cores."""
 
 
 class MissingError(Exception):
-    """A library that is not there."""
+    """Raised if a library is not available."""
 
 
 def needs(*modules: str) -> None:
@@ -37,22 +37,22 @@ def needs(*modules: str) -> None:
             raise MissingError(f"{module} is not installed")
 
 
-def told(work: Work, task: Task, *, drop_last: bool, **values: Any) -> dict[str, Any]:
+def result(work: Work, task: Task, *, drop_last: bool, **values: Any) -> dict[str, Any]:
     steps, images = steps_and_images(task, [list(range(work.clients))], work.batch, drop_last=drop_last)
     return {"steps": steps, "images": images} | values
 
 
 def pfllib(work: Work, device: str, warmup: int, rounds: int, path: str | None) -> dict[str, Any]:
-    """PFLlib's own FedAvg.train(), its own clock. Its first round evaluates; the others only train.
+    """Run PFLlib's FedAvg.train() with its own timing; its first round evaluates, the others only train.
 
-    Its clients read their .npz anew in each round: that is in its time. `training` is what its clients' own counters
-    say, which leaves the reading out.
+    Its clients read their .npz files in each round, which its time includes. `training` is the time by its clients'
+    counters, which excludes reading.
     """
     if path is None:
-        raise MissingError("no --pfllib PATH")
+        raise MissingError("--pfllib PATH is not given")
     source = Path(path).resolve() / "system"
     if not (source / "flcore").is_dir():
-        raise MissingError(f"{source} holds no PFLlib")
+        raise MissingError(f"{source} does not contain PFLlib")
     task = work.task()
     if importlib.util.find_spec("h5py") is None:  # for its results file, which is not written here
         sys.modules["h5py"] = ModuleType("h5py")
@@ -73,14 +73,14 @@ def pfllib(work: Work, device: str, warmup: int, rounds: int, path: str | None) 
         _, samples, losses = server.train_metrics()
         os.chdir("/")
     seconds = server.Budget[warmup:]
-    return told(
+    return result(
         work, task, drop_last=True, seconds=seconds, warmup=whole - sum(seconds), memory=clock.memory(),
         loss=sum(losses) / sum(samples), training=np.diff(counted)[warmup:].tolist(),
     )  # fmt: skip
 
 
 def count_training(server: Any) -> list[float]:
-    """What its clients' counters of training time add up to at the beginning of each round."""
+    """Return a list that receives the sum of its clients' counters of training time at the start of each round."""
     counted: list[float] = []
     select = server.select_clients
 
@@ -93,7 +93,7 @@ def count_training(server: Any) -> list[float]:
 
 
 def write_npz(task: Task, folder: Path) -> None:
-    """As PFLlib's dataset_utils.save_file does."""
+    """Write the clients' data like PFLlib's dataset_utils.save_file."""
     for kind, held in (("train", task.federation.train), ("test", task.federation.test)):
         (folder / kind).mkdir(parents=True)
         for client, positions in enumerate(held):
@@ -105,7 +105,7 @@ def write_npz(task: Task, folder: Path) -> None:
 
 
 def pfllib_options(work: Work, device: str, last_round: int, model: torch.nn.Module) -> SimpleNamespace:
-    """What its main.py would have parsed: the defaults, and our batch size, learning rate and network."""
+    """Return the options that its main.py would parse: the defaults, with our batch size, learning rate and network."""
     return SimpleNamespace(
         model=model, device=device, dataset="bench", num_classes=work.classes, algorithm="FedAvg", goal="bench",
         batch_size=work.batch, local_learning_rate=work.lr, local_epochs=1, num_clients=work.clients,
@@ -118,7 +118,7 @@ def pfllib_options(work: Work, device: str, last_round: int, model: torch.nn.Mod
 
 
 def fluke(work: Work, device: str, warmup: int, rounds: int) -> dict[str, Any]:
-    """fluke's FedAVG on its FastDataLoaders; rounds are timed by an observer."""
+    """Run fluke's FedAVG on its FastDataLoaders; an observer times the rounds."""
     needs("fluke")
     from fluke import DDict, FlukeENV
     from fluke.algorithms.fedavg import FedAVG
@@ -163,14 +163,14 @@ def fluke(work: Work, device: str, warmup: int, rounds: int) -> dict[str, Any]:
     algorithm.set_callbacks(watch)
     algorithm.run(warmup + rounds, 1.0)
     seconds = [end - start for start, end in zip(watch.starts, watch.ends, strict=True)]
-    return told(
+    return result(
         work, task, drop_last=False, seconds=seconds[warmup:], warmup=watch.ends[warmup - 1] - clock.begin,
         memory=clock.memory(), loss=float(np.mean(watch.losses)),
     )  # fmt: skip
 
 
 def flower(work: Work, device: str, warmup: int, rounds: int) -> dict[str, Any]:
-    """Flower's simulation (ray actors that share the device), its FedAvg strategy; evaluation off."""
+    """Run Flower's simulation (Ray actors that share the device) with its FedAvg strategy, without evaluation."""
     needs("flwr", "ray")
     from flwr.app import ArrayRecord, Context
     from flwr.serverapp import Grid, ServerApp
@@ -214,14 +214,14 @@ def flower(work: Work, device: str, warmup: int, rounds: int) -> dict[str, Any]:
             server, flower_client(work, device, folder), work.clients, backend_config={"client_resources": resources}
         )
     seconds = [end - start for start, end in zip(starts, ends, strict=True)]
-    return told(
+    return result(
         work, task, drop_last=False, seconds=seconds[warmup:], warmup=ends[warmup - 1] - clock.begin,
         memory=None, loss=losses[-1], at_once=at_once,
     )  # fmt: skip
 
 
 def flower_client(work: Work, device: str, folder: str) -> Any:
-    """The ClientApp of Flower's PyTorch quickstart; an actor keeps the data that it has loaded."""
+    """Return the ClientApp of Flower's PyTorch quickstart; an actor caches the data that it has loaded."""
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
 

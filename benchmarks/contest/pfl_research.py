@@ -1,11 +1,11 @@
-"""pfl-research (apple/pfl-research, `pip install pfl`) at work P, used as its own CIFAR-10 benchmark uses it.
+"""pfl-research (apple/pfl-research, `pip install pfl`) on workload P, used as in its own CIFAR-10 benchmark.
 
-Its users' images lie on the device as floats, normalised beforehand; users are sampled at random; updates count alike
-(`WeightByUser`). Batches come in the same order each time, since its Dataset does not shuffle. It evaluates nothing in
-the rounds that count.
+Its users' images are stored on the device as normalised floats; users are sampled at random; updates have equal weights
+(`WeightByUser`). Batches have the same order each time, since its Dataset does not shuffle. Evaluation is off in
+the measured rounds.
 
-The folder (`--pfl`) is made by `pip install --target FOLDER --no-deps pfl multiprocess dill`; with `--python-version
-3.12 --only-binary=:all:` for another Python. Its packages for privacy accounting are replaced by empty modules.
+The folder (`--pfl`) is created by `pip install --target FOLDER --no-deps pfl multiprocess dill`, for another Python
+with `--python-version 3.12 --only-binary=:all:`. Its packages for privacy accounting are replaced by empty modules.
 """
 
 import os
@@ -36,7 +36,7 @@ class Empty(ModuleType):
 
 
 class Trained(nn.Module):
-    """The network with the two functions that pfl asks of a model; keeps the losses of its training steps."""
+    """The network with the two functions that pfl requires of a model; it stores the losses of its training steps."""
 
     def __init__(self, inner: nn.Module):
         super().__init__()
@@ -44,11 +44,11 @@ class Trained(nn.Module):
         self.losses: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of images."""
+        """Return the logits of images."""
         return self.inner(x)
 
     def loss(self, x: Tensor, y: Tensor, eval: bool = False) -> Tensor:
-        """The training loss of a batch."""
+        """Return the training loss of a batch."""
         self.train(not eval)
         loss = cross_entropy(self(x), y)
         self.losses.append(loss.detach())
@@ -56,7 +56,7 @@ class Trained(nn.Module):
 
     @torch.no_grad()
     def metrics(self, x: Tensor, y: Tensor, eval: bool = True) -> dict[str, Any]:
-        """Loss and accuracy, which pfl adds up over batches."""
+        """Return loss and accuracy, which pfl sums over batches."""
         from pfl.metrics import Weighted
 
         self.train(not eval)
@@ -67,18 +67,18 @@ class Trained(nn.Module):
 
 
 def find(folder: str | None, device: str) -> None:
-    """Makes `import pfl` possible, and tells it which device to use."""
+    """Make `import pfl` possible, and set its device."""
     if folder is None:
-        raise MissingError("no --pfl FOLDER")
+        raise MissingError("--pfl FOLDER is not given")
     if not (Path(folder) / "pfl" / "algorithm").is_dir():
-        raise MissingError(f"{folder} holds no pfl")
-    sys.path.append(str(Path(folder).resolve()))  # last: nothing in it may replace torch or numpy
+        raise MissingError(f"{folder} does not contain pfl")
+    sys.path.append(str(Path(folder).resolve()))  # last, so that it cannot replace torch or numpy
     sys.modules.update({name: Empty(name) for name in UNUSED})
     os.environ["PFL_PYTORCH_DEVICE"] = device
 
 
 def run(work: Work, device: str, warmup: int, rounds: int, folder: str | None) -> dict[str, Any]:
-    """All rounds, timed by a callback after each."""
+    """Run all rounds, timed by a callback after each."""
     find(folder, device)
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.aggregate.weighting import WeightByUser
@@ -112,7 +112,7 @@ def run(work: Work, device: str, warmup: int, rounds: int, folder: str | None) -
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=warmup + rounds,
-            evaluation_frequency=10**6,  # besides the first round, which does not count
+            evaluation_frequency=10**6,  # only the first round evaluates, which is not counted
             train_cohort_size=work.taking_part,
             val_cohort_size=0,
         ),

@@ -1,11 +1,11 @@
-"""The plain loop: federated training as the libraries of the field write it (read: PFLlib, November 2025).
+"""The plain loop: federated training as common libraries implement it (modelled on PFLlib, November 2025).
 
-A client holds a list of (image, label) pairs, floats on the CPU, normalised beforehand; a DataLoader without workers
-shuffles them, picks them one by one and drops the remainder; a batch goes `.to(device)`; an eager model and a
-torch.optim.SGD per client; zero_grad, backward, step; the server averages parameters by sample counts. torch's flags
-are its defaults (TF32 in convolutions, float32 in matrix products). Left out, to its advantage: PFLlib reads a client's
-file anew in every round, SupCon's views are usually made per sample on the CPU (here: by fedloom's batched functions,
-on the device), and where clients are sampled only those that are drawn get a model.
+A client has a list of (image, label) pairs, normalised floats on the CPU. A DataLoader without workers shuffles them,
+collates them one by one and drops the remainder; each batch is moved with `.to(device)`. Each client has an eager model
+and a torch.optim.SGD. The server averages parameters by sample counts. torch's flags have their defaults (TF32 in
+convolutions, float32 in matrix products). Three simplifications make the loop faster: PFLlib reads a client's file in
+every round; SupCon's views are usually made per sample on the CPU (here by fedloom's batched functions on the device);
+and if clients are sampled, only the sampled clients have a model.
 """
 
 from copy import deepcopy
@@ -27,11 +27,11 @@ from fedloom.methods.repper import RepPer
 from fedloom.models.projected import Tapped
 
 Samples = Any
-"""A list of (image, label): what PFLlib hands to its DataLoader."""
+"""A list of (image, label) pairs, as PFLlib passes to its DataLoader."""
 
 
 class Client:
-    """FedAvg's client."""
+    """A FedAvg client."""
 
     def __init__(self, work: Work, network: nn.Module, samples: Samples, device: str):
         self.device, self.batch, self.samples = device, work.batch, samples
@@ -62,7 +62,7 @@ class Client:
 
 
 class SupConClient(Client):
-    """RepPer's: two views of every image."""
+    """A RepPer client, which uses two views of every image."""
 
     def __init__(self, work: Work, network: nn.Module, samples: Samples, device: str):
         super().__init__(work, network, samples, device)
@@ -70,7 +70,7 @@ class SupConClient(Client):
         self.generator = torch.Generator(device) if device != "meta" else torch.Generator()
 
     def prepare(self, x: Tensor) -> Tensor:
-        image = x / 2 + 0.5  # crops pad with black, before normalisation
+        image = x / 2 + 0.5  # undo the normalisation, since crops pad with black
         return torch.cat([(self.draw(image, self.generator) - 0.5) / 0.5 for _ in range(2)])
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class SupConClient(Client):
 
 
 class FedIntRClient(Client):
-    """FedIntR's: every batch also through the received and the previous model."""
+    """A FedIntR client, which passes every batch through the received and the previous model too."""
 
     def __init__(self, work: Work, network: nn.Module, samples: Samples, device: str):
         super().__init__(work, network, samples, device)
@@ -107,7 +107,7 @@ CLIENTS: dict[str, type[Client]] = {"fedavg": Client, "repper": SupConClient, "f
 
 
 def network(work: Work) -> nn.Module:
-    """The network that the work trains, from the same initial values everywhere, with torch's own dropout."""
+    """Return the workload's network with the same initial values for all contestants, and with torch's dropout."""
     torch.manual_seed(0)
     model = work.network()
     for module in [*model.modules()]:
@@ -118,13 +118,13 @@ def network(work: Work) -> nn.Module:
 
 
 def client_tensors(task: Task, client: int) -> tuple[Tensor, Tensor]:
-    """A client's normalised images and labels, on the CPU."""
+    """Return a client's normalised images and its labels, on the CPU."""
     index = torch.from_numpy(task.samples(client))
     return task.pixels.plain(index), task.dataset.labels[index]
 
 
 def average(server: nn.Module, clients: list[Client]) -> None:
-    """Parameters by sample counts, one client after another."""
+    """Average parameters by sample counts, one client after another."""
     total = sum(len(client.samples) for client in clients)
     for parameter in server.parameters():
         parameter.data.zero_()
@@ -135,7 +135,7 @@ def average(server: nn.Module, clients: list[Client]) -> None:
 
 
 def run(work: Work, device: str, warmup: int, rounds: int) -> dict[str, Any]:
-    """All rounds, timed."""
+    """Run and time all rounds."""
     task = work.task()
     draws = work.draws(task, warmup + rounds)
     held = {c: list(zip(*client_tensors(task, c), strict=True)) for drawn in draws for c in drawn}

@@ -1,4 +1,4 @@
-"""What was measured, as text."""
+"""Tables of the measurements, as text."""
 
 import statistics
 from typing import Any
@@ -9,7 +9,7 @@ from benchmarks.contest.works import WORKS
 
 Result = dict[str, Any]
 PHASES = ("started", "imports", "loading", "building", "training", "evaluation")
-"""Of a whole training; the rest is checkpoints, records and the end of the process."""
+"""Phases of a whole training; the remaining time is for checkpoints, records and the exit of the process."""
 COLUMNS = {
     "s/round": 9, "× plain": 9, "× pfl": 9, "fastest–slowest": 17, "client steps/s": 16, "img/s": 10, "GPU GB": 8,
     "warm-up s": 11, "floor s": 9, "% floor": 9, "loss": 8,
@@ -34,7 +34,7 @@ def reason(result: Result) -> str:
 
 
 def report(found: Result) -> str:
-    """All tables."""
+    """Return all tables."""
     lines = [heading(found)]
     for letter, contestants in found.get("works", {}).items():
         if contestants:
@@ -51,7 +51,7 @@ def report(found: Result) -> str:
 def heading(found: Result) -> str:
     floor = found.get("floor", {"skipped": "not measured yet"})
     if "rates" not in floor:
-        return f"no floor: {reason(floor)}"
+        return f"no floor (lower bound): {reason(floor)}"
     rates = ", ".join(f"{name} {rate / 1e12:.1f}" for name, rate in floor["rates"].items())
     return f"{floor['device']}, torch {floor['torch']}; a large matrix product, TFLOP/s: {rates}"
 
@@ -59,7 +59,7 @@ def heading(found: Result) -> str:
 def work_table(letter: str, contestants: dict[str, Result], found: Result) -> list[str]:
     work, floor = WORKS[letter].scaled(found["scale"]), found.get("floor", {})
     flops = floor.get("flops", {}).get(letter)
-    title = f"{letter}: {work.title}; {work.images:,} images a round"
+    title = f"{letter}: {work.title}; {work.images:,} images per round"
     if found["scale"] != 1:
         title += f" (scaled by {found['scale']:g}, batch {work.batch})"
     plain, pfl = (median(contestants.get(name)) for name in ("plain", "pfl"))
@@ -90,7 +90,7 @@ def work_table(letter: str, contestants: dict[str, Result], found: Result) -> li
     lines += notes(contestants, plain)
     if flops is not None:
         each = ", ".join(f"{name} {flops * work.images / rate:.4f} s" for name, rate in floor["rates"].items())
-        lines.append(f"floor of {flops * work.images / 1e12:,.2f} TFLOP a round: {each}")
+        lines.append(f"floor (lower bound) of {flops * work.images / 1e12:,.2f} TFLOP per round: {each}")
     return lines
 
 
@@ -100,18 +100,18 @@ def notes(contestants: dict[str, Result], plain: float | None) -> list[str]:
     if own is None or seconds is None:
         return []
     training = statistics.median(own["training"])
-    line = f"PFLlib: {training:.3f} s of a round by its clients' own counters (without reading their files)"
+    line = f"PFLlib: {training:.3f} s per round by its clients' counters (without reading their files)"
     if plain:
-        line += f"; the plain loop takes {plain / seconds:.2f} × its round, {plain / training:.2f} × that"
+        line += f"; the plain loop takes {plain / seconds:.2f} × its round and {plain / training:.2f} × that time"
     return [line]
 
 
 def methods_table(methods: dict[str, Result]) -> list[str]:
-    """Time per image processed: it counts once for each view, fit, epoch and feature pass that it goes through."""
+    """Return a table of the time per processed image, counted once per view, fit, epoch and feature pass."""
     widths = [12, 9, 9, 11, 15, 11, 26]
     lines = [
-        "Methods on work A; passes: of each image through the extractor in a round (of these with a backward pass)",
-        row(["", "s/round", "passes", "backward", "µs per image", "× FedAvg", "× (forward alone: 1/3)"], widths),
+        "Methods on workload A; passes: of each image through the extractor per round; backward: with a backward pass",
+        row(["", "s/round", "passes", "backward", "µs per image", "× FedAvg", "× (forward only: 1/3)"], widths),
     ]
     base = {weighted: per_image(methods.get("fedavg"), weighted) for weighted in (False, True)}
     for name, result in methods.items():
@@ -129,7 +129,7 @@ def methods_table(methods: dict[str, Result]) -> list[str]:
 
 
 def per_image(result: Result | None, weighted: bool) -> float | None:
-    """`weighted` counts a pass without backward as a third."""
+    """Return the seconds per processed image; `weighted` counts a pass without backward as a third."""
     seconds = median(result)
     if seconds is None or result is None:
         return None
@@ -140,7 +140,7 @@ def per_image(result: Result | None, weighted: bool) -> float | None:
 def crowd_table(crowd: dict[str, Result]) -> list[str]:
     widths = [18, 9, 8, 12, 14, 14, 10]
     lines = [
-        "ResNet-18, 20 clients a round, 3 rounds; `local` keeps a model per client seen, 512 MB of them in RAM",
+        "ResNet-18, 20 clients per round, 3 rounds; `local` keeps a model per client seen, 512 MB of them in RAM",
         row(["", "clients", "seen", "s/round", "GPU reserved", "GPU allocated", "RAM GB"], widths),
     ]
     for name, result in crowd.items():
@@ -156,7 +156,7 @@ def crowd_table(crowd: dict[str, Result]) -> list[str]:
 
 
 def whole_table(found: Result) -> list[str]:
-    """Seconds of a whole training by what they went into."""
+    """Return a table of the seconds of a whole training by phase."""
     work = WORKS["P"].scaled(found["scale"])
     columns = {
         "whole s": 10, "imports": 9, "loading": 9, "building": 10, "first round at": 16, "training": 10,
@@ -187,7 +187,7 @@ def whole_table(found: Result) -> list[str]:
     pfl = median(found.get("works", {}).get("P", {}).get("pfl"))
     if pfl:
         lines.append(
-            f"pfl-research was not run that long: {work.total_rounds:,} of its rounds at their median are "
-            f"{pfl * work.total_rounds:,.0f} s, start and evaluation not counted"
+            f"pfl-research was not run for the whole training: {work.total_rounds:,} of its rounds at their median "
+            f"take {pfl * work.total_rounds:,.0f} s, without start and evaluation"
         )
     return lines

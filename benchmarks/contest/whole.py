@@ -1,6 +1,6 @@
-"""A whole training in its process, timed from its start: `python -m benchmarks.contest.whole SPEC FILE`.
+"""A whole training, timed from the start of its process: `python -m benchmarks.contest.whole SPEC FILE`.
 
-Nothing but the standard library is imported before the clock is read, so that imports are in the time.
+Only the standard library is imported before the clock is read, so that the time includes imports.
 """
 
 import json
@@ -14,7 +14,7 @@ EVERY = 10
 
 
 def run(spec: dict[str, Any]) -> dict[str, Any]:
-    """The training of a recipe, through the public API. Seconds are since `spec["began"]`, the start of the process."""
+    """Train a recipe through the public API; seconds are counted from `spec["began"]`, the start of the process."""
 
     def now() -> float:
         return time() - spec["began"]

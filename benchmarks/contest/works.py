@@ -1,4 +1,4 @@
-"""The works that are measured: their clients, images, network and method; and what a contestant tells of itself."""
+"""Workloads of the benchmarks: clients, images, network and method; and shared functions for measurements."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,14 +20,14 @@ TESTED, CHUNK = 16, 50_000
 DROPOUT_CNN = f"{Path(__file__).resolve().with_name('network.py')}:DropoutCNN"
 LIGHT = ("crop:4", "flip")
 TRAINED = 0.75
-"""The share of a client's images that it trains on, where sizes are drawn from Dir(0.1)."""
+"""Fraction of a client's images used for training, if sizes are drawn from Dir(0.1)."""
 SPREAD = 0.5
-"""Standard deviation of the logarithm of uneven clients' sizes: half of them have 0.63 to 1.24 of the mean."""
+"""Standard deviation of the logarithm of uneven clients' sizes: half of the clients have 0.63 to 1.24 of the mean."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A round of training. `images` are those that are trained on in a round, of all its clients together."""
+    """A workload: a round of training; `images` is the number of training images of all its clients together."""
 
     letter: str
     title: str
@@ -41,27 +41,27 @@ class Work:
     views: int = 1
     dirichlet: bool = False
     per_round: int | None = None
-    """Clients that take part in a round, drawn anew for each; None: all of them."""
+    """Number of clients sampled for each round; None for all clients."""
     uneven: bool = False
-    """Sizes are drawn from a log-normal distribution; `images` is then what a round has on average."""
+    """Whether sizes are drawn from a log-normal distribution; `images` is then the average of a round."""
     shared_test: int = 0
-    """Test images that all clients share; 0: every client has a few."""
+    """Number of test images that all clients share; 0 if every client has a few separate ones."""
     shape: Shape = (3, 32, 32)
     classes: int = 10
     total_rounds: int = 0
-    """Rounds of the whole training that the work is a round of."""
+    """Number of rounds of the whole training."""
     variants: tuple[str, ...] = ()
-    """fedloom's contestants, besides `inline`."""
+    """fedloom's contestants in addition to `inline`."""
     peers: tuple[str, ...] = ()
-    """Other libraries that are asked to do it."""
+    """Other libraries that run this workload."""
 
     @property
     def taking_part(self) -> int:
-        """Clients in a round."""
+        """Number of clients in a round."""
         return self.per_round or self.clients
 
     def scaled(self, scale: float) -> "Work":
-        """A smaller one of the same kind, for a trial: smaller clients, or, where clients are sampled, fewer."""
+        """Return a smaller workload for a trial: with smaller clients, or with fewer if clients are sampled."""
         if scale == 1:
             return self
         if self.per_round is None:
@@ -78,11 +78,11 @@ class Work:
         )
 
     def network(self) -> SplitModel:
-        """The network, freshly initialised."""
+        """Return the network, newly initialised."""
         return build(self.model, shape=self.shape, classes=self.classes, **dict(self.options))
 
     def recipe(self, **sections: Any) -> dict[str, Any]:
-        """The training as a recipe's values, without its data; sections are added to it."""
+        """Return the training as a recipe's values, without the data, merged with the given sections."""
         values: dict[str, Any] = {
             "method": self.method,
             "model": {"name": self.model, **dict(self.options)},
@@ -97,7 +97,7 @@ class Work:
         return values
 
     def task(self) -> Task:
-        """Learnable images made on the spot, and who holds which."""
+        """Return a task with synthetic, learnable images."""
         trusted_code.allow(self.model)
         dataset, federation = self.federation()
         return Task(
@@ -109,7 +109,7 @@ class Work:
         )
 
     def federation(self) -> tuple[Dataset, Federation]:
-        """The images and who holds which."""
+        """Return the images and the clients' samples."""
         if self.dirichlet:
             dataset = self.synthetic(round(self.images / TRAINED))
             least = min(10, max(1, len(dataset.images) // (20 * self.clients)))
@@ -128,7 +128,7 @@ class Work:
         return dataset, Federation(train=[h[:each] for h in held], test=[h[each:] for h in held])
 
     def sizes(self) -> list[int]:
-        """Training images of each client, where clients are sampled."""
+        """Return each client's number of training images, if clients are sampled."""
         mean = self.images // self.taking_part
         if not self.uneven:
             return [mean] * self.clients
@@ -136,17 +136,17 @@ class Work:
         return np.clip(drawn.round(), mean // 8, 4 * mean).astype(int).tolist()
 
     def draws(self, task: Task, rounds: int) -> list[list[int]]:
-        """Who takes part in each of the first rounds: the clients that fedloom draws."""
+        """Return the clients that fedloom samples in each of the first rounds."""
         sampling = Sampling(Recipe.parse(self.recipe(), trust_code=True), task, pooled=False)
         return [sampling.draw(round) for round in range(1, rounds + 1)]
 
     def synthetic(self, count: int, test: int = 0) -> Dataset:
-        """Images of this work's shape; the last `test` of them are a test set."""
+        """Return synthetic images of this workload's shape; the last `test` of them are the test set."""
         return synthetic(count, self.shape, self.classes, test)
 
 
 def synthetic(count: int, shape: Shape = (3, 32, 32), classes: int = 10, test: int = 0) -> Dataset:
-    """A pattern for each class under noise, as bytes: uint8 [count, *shape]."""
+    """Return noisy images with a pattern for each class, as uint8 [count, *shape]."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*size: int) -> torch.Tensor:
@@ -167,9 +167,9 @@ def synthetic(count: int, shape: Shape = (3, 32, 32), classes: int = 10, test: i
 
 
 def steps_and_images(task: Task, draws: list[list[int]], batch: int, *, drop_last: bool) -> tuple[float, float]:
-    """Steps of a round and images that they see, on average over rounds with these clients.
+    """Return the average numbers of steps and of images per round, for rounds with these clients.
 
-    fedloom joins a remainder of one image to the batch before it.
+    fedloom adds a remainder of one image to the last batch.
     """
     sizes = [len(task.samples(client)) for drawn in draws for client in drawn]
     if drop_last:
@@ -180,7 +180,7 @@ def steps_and_images(task: Task, draws: list[list[int]], batch: int, *, drop_las
 
 
 class Clock:
-    """Times rounds, the device's work included."""
+    """Timer that waits for the device's work."""
 
     def __init__(self, device: str):
         self.cuda = device == "cuda"
@@ -197,7 +197,7 @@ class Clock:
         return self.now() - start
 
     def memory(self) -> float | None:
-        """Gigabytes that torch has reserved at most."""
+        """Return the peak memory reserved by torch in gigabytes; None on a CPU."""
         return torch.cuda.max_memory_reserved() / 1e9 if self.cuda else None
 
 

@@ -1,1 +1,1 @@
-"""A real federation: the same methods between organisations, over Flower, with TLS and keys (docs/how-to/deploy.md)."""
+"""Deployment between organisations: the same methods over Flower, with TLS and signatures (docs/how-to/deploy.md)."""

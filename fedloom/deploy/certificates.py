@@ -1,4 +1,4 @@
-"""Certificates and keys of a federation: a CA of its own, the server's certificate, a key pair for each party."""
+"""Certificates and keys of a federation: its CA, the server's certificate, and a key pair for each party."""
 
 import os
 from datetime import UTC, datetime, timedelta
@@ -26,12 +26,20 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def new_key() -> Key:
-    """P-384, the curve that Flower's nodes use."""
+    """Generate a private key on the curve P-384, which Flower's nodes use."""
     return ec.generate_private_key(ec.SECP384R1())
 
 
 def make_authority(name: str, days: int) -> tuple[Key, x509.Certificate]:
-    """A CA for one federation, and nothing else."""
+    """Create a certificate authority for one federation.
+
+    Args:
+        name: Name of the federation.
+        days: Validity of the certificate.
+
+    Returns:
+        The private key and the self-signed certificate.
+    """
     key = new_key()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedloom CA of {name}"[:64])])
     certificate = (
@@ -46,7 +54,18 @@ def make_authority(name: str, days: int) -> tuple[Key, x509.Certificate]:
 def make_server_certificate(
     authority: tuple[Key, x509.Certificate], host: str, days: int
 ) -> tuple[Key, x509.Certificate]:
-    """For the server's name or address; also for this machine, where Flower's processes talk to each other."""
+    """Create the server's TLS certificate.
+
+    It is valid for `host` and for loopback addresses, which Flower's processes use to talk to each other.
+
+    Args:
+        authority: Key and certificate of the CA.
+        host: Name or address of the server.
+        days: Validity of the certificate.
+
+    Returns:
+        The private key and the certificate.
+    """
     ca_key, ca = authority
     key = new_key()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host[:64])])
@@ -64,50 +83,58 @@ def make_server_certificate(
 
 
 def write_certificate(path: Path, certificate: x509.Certificate) -> None:
-    """PEM."""
+    """Write a certificate as PEM."""
     path.write_bytes(certificate.public_bytes(Encoding.PEM))
 
 
 def write_tls_key(path: Path, key: Key) -> None:
-    """PEM, readable by its owner alone."""
+    """Write a private key as PEM, readable only by its owner."""
     write_secret(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
 def write_key_pair(folder: Path, name: str, key: Key) -> None:
-    """NAME.key (readable by its owner alone) and NAME.pub, in OpenSSH's form, as Flower reads them."""
+    """Write NAME.key (readable only by its owner) and NAME.pub in OpenSSH format, which Flower reads."""
     write_secret(folder / f"{name}.key", key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
     (folder / f"{name}.pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """A new file that was never readable by anyone else."""
+    """Create a file that only its owner can read; existing files are not overwritten."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:
         file.write(data)
 
 
 def read_key(path: Path) -> Key:
-    """A private key; one that others can read is refused."""
+    """Read a private key in OpenSSH format.
+
+    Raises:
+        UserError: If the file cannot be read, is not an ECDSA key, or is readable by other users.
+    """
     try:
         open_to_others = path.stat().st_mode & 0o077
         key = load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError) as error:
-        raise UserError(f"'{path}' is no private key ({error}); `fedloom deploy init` makes them") from None
+        raise UserError(f"'{path}' is not a private key ({error}); `fedloom deploy init` creates keys") from None
     if open_to_others:
-        raise UserError(f"'{path}' can be read by others: chmod 600 {path}")
+        raise UserError(f"'{path}' can be read by other users: run chmod 600 {path}")
     if not isinstance(key, Key):
-        raise UserError(f"'{path}' is no ECDSA key: make one with ssh-keygen -t ecdsa -b 384")
+        raise UserError(f"'{path}' is not an ECDSA key: create one with ssh-keygen -t ecdsa -b 384")
     return key
 
 
 def read_public_key(path: Path) -> PublicKey:
-    """A public key in OpenSSH's form."""
+    """Read a public key in OpenSSH format.
+
+    Raises:
+        UserError: If the file cannot be read or is not an ECDSA key.
+    """
     try:
         key = load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(f"'{path}' is no public key ({error}); `fedloom deploy init` makes them") from None
+        raise UserError(f"'{path}' is not a public key ({error}); `fedloom deploy init` creates keys") from None
     if not isinstance(key, PublicKey):
-        raise UserError(f"'{path}' is no ECDSA key: make one with ssh-keygen -t ecdsa -b 384")
+        raise UserError(f"'{path}' is not an ECDSA key: create one with ssh-keygen -t ecdsa -b 384")
     return key
 
 

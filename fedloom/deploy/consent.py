@@ -1,4 +1,4 @@
-"""What an organisation agrees to: recipe or methods, updates, evaluations, costs; shown before it joins."""
+"""Consent of an organisation: allowed recipes or methods, updates, evaluations and costs, shown before it joins."""
 
 import json
 import os
@@ -26,37 +26,46 @@ from fedloom.trust.ledger import Ledger
 
 NUMBERS = [
     "when it joins: the numbers of training and test samples (0 test samples if evaluation is declined)",
-    "with every update: the number of training samples, the mean training loss, the seconds that it took",
-    "when a request fails or is refused: a sentence; of an error its kind alone, its text stays in this folder's log",
+    "with every update: the number of training samples, the mean training loss, the seconds of training",
+    "when a request fails or is refused: a sentence; for an error only its type, its text stays in this folder's log",
 ]
-"""What leaves an organisation beside tensors."""
+"""What leaves an organisation in addition to tensors."""
 
 
 class RefusalError(UserError):
-    """This organisation does not do what it was asked to."""
+    """Raised if an organisation refuses a request."""
 
 
 @dataclass(frozen=True)
 class Consent:
-    """What may be asked of an organisation, in all runs together."""
+    """What an organisation allows, for all runs together."""
 
     recipe: Recipe
-    """The one in the organisation's folder: all that may run, unless `methods` allow others."""
+    """The recipe in the organisation's folder; the only one that may run, unless `methods` allow others."""
     methods: tuple[str, ...]
     max_rounds: int | None
-    """Updates that may leave."""
+    """Number of updates that may leave; None for no limit."""
     evaluation: EvaluationTerms
     limits: JobLimits
 
     def __post_init__(self) -> None:
         for name in self.methods:
-            method_class(name)  # an unknown name is an error here, not when the first message comes
+            method_class(name)  # reports an unknown name now, not when the first message arrives
 
     def check_names(self, values: Any, hashed: str, federation: FederationTerms) -> None:
-        """Raises RefusalError where a recipe that came names code that is not ours: to look it up would be to run it.
+        """Refuse a received recipe that names foreign code, before any name is looked up: a lookup would run the code.
 
-        That is a file, or an entry point of some package that is installed here. Without `methods` only the own recipe
-        gets further, by its hash.
+        Foreign code is a file, or an entry point of another installed package, which neither fedloom ships nor this
+        organisation's recipe or `methods` name. Without `methods`, only the recipe in the organisation's folder passes,
+        compared by its hash.
+
+        Args:
+            values: The received recipe before validation.
+            hashed: The hash of the recipe, as the server states it.
+            federation: The terms of the federation.
+
+        Raises:
+            RefusalError: If the recipe is not allowed.
         """
         if not self.methods and hashed != fingerprint(self.recipe, federation):
             raise RefusalError(_OTHER_RECIPE)
@@ -65,18 +74,28 @@ class Consent:
             ours = field in NAMED and NAMED[field].is_shipped(name)
             if not ours and registry.absolute(name) not in known:
                 raise RefusalError(
-                    f"{field}: names code that is neither fedloom's nor named in this organisation's recipe.yaml or "
-                    f"--allow-methods {','.join(self.methods)}"
+                    f"{field}: names code that is neither part of fedloom nor named in this organisation's recipe.yaml "
+                    f"or --allow-methods {','.join(self.methods)}"
                 )
         data = values.get("data")
-        if isinstance(data, Mapping):  # which images a client has is its own business: their name is not looked up
+        if isinstance(data, Mapping):  # each client chooses its own images: these names are never looked up
             values = {**values, "data": {name: value for name, value in data.items() if name not in ("name", "dir")}}
         for text in _texts(values):
             if ".py" in text and text not in known:
-                raise RefusalError("the recipe names a file that this organisation's own recipe.yaml does not")
+                raise RefusalError("the recipe names a file that this organisation's recipe.yaml does not name")
 
     def check(self, asked: Recipe, federation: FederationTerms, answered: int) -> None:
-        """Raises RefusalError unless the recipe is covered, with all its rounds."""
+        """Refuse a recipe that the consent does not cover, with all its rounds.
+
+        Args:
+            asked: The requested recipe.
+            federation: The terms of the federation.
+            answered: The number of updates that have left so far.
+
+        Raises:
+            RefusalError: If the recipe, its method or its rounds are not allowed.
+            UserError: If no federation can run the recipe.
+        """
         deployable(asked)
         if self.methods:
             if asked.method.name not in self.methods:
@@ -85,12 +104,12 @@ class Consent:
             raise RefusalError(_OTHER_RECIPE)
         rounds = asked.training.rounds
         if self.max_rounds is not None and answered >= self.max_rounds:
-            raise RefusalError(f"--max-rounds {self.max_rounds}: all of them have been answered")
+            raise RefusalError(f"--max-rounds {self.max_rounds}: all these updates have already been sent")
         if self.max_rounds is not None and rounds > self.max_rounds:
-            raise RefusalError(f"training.rounds = {rounds}: this organisation answers {self.max_rounds} at most")
+            raise RefusalError(f"training.rounds = {rounds}: this organisation allows at most {self.max_rounds}")
 
     def lines(self, federation: FederationTerms, task: Task, organisation: str) -> Iterator[str]:
-        """What may leave and what a job may cost, in words: shown before an organisation joins."""
+        """Yield lines that describe what may leave and what a job may cost, shown before an organisation joins."""
         rounds = self.recipe.training.rounds if self.max_rounds is None else self.max_rounds
         yield f"'{organisation}' joins '{federation.name}' at {federation.host}:{federation.port}"
         limit = "no limit (--max-rounds sets one)" if self.max_rounds is None else f"at most {self.max_rounds} updates"
@@ -99,13 +118,13 @@ class Consent:
         yield from self.limits.lines()
         for recipe in self._covered():
             only = "any recipe of the method" if self.methods else "only the recipe in this folder, with the method"
-            yield f"allowed: {only} {recipe.method.name}; with it, what leaves and what does not:"
+            yield f"allowed: {only} {recipe.method.name}. What leaves with it, and what does not:"
             self.limits.check(recipe, task)
             yield from (f"  {line}" for line in self._what_leaves(recipe, task, min(rounds, recipe.training.rounds)))
-        yield "the server sees each of these messages by itself (docs/how-to/deploy.md says what that means)"
+        yield "the server sees each of these messages individually (docs/how-to/deploy.md explains what that means)"
 
     def ledger(self, recipe: Recipe, workspace: Workspace) -> Ledger:
-        """An empty ledger of this organisation: what never leaves, and what leaves beside tensors."""
+        """Return an empty ledger of this organisation, with what never leaves and what leaves besides tensors."""
         made = Ledger()
         made.describe(  # models stay in the organisation's folder
             workspace, models=False, privacy=recipe.privacy, simulated=False, numbers=NUMBERS
@@ -113,7 +132,7 @@ class Consent:
         return made
 
     def _what_leaves(self, recipe: Recipe, task: Task, rounds: int) -> Iterator[str]:
-        """The ledger that the organisation would have after these rounds."""
+        """Return the lines of the ledger that the organisation would have after some rounds."""
         workspace = Workspace(Setup(task, recipe.make_method(), recipe.training, recipe.seed, recipe.wire))
         wire, received = workspace.setup.codec, Message(workspace.downward())
         up, down = wire.encode_up(Message(workspace.sent), received, {})[0], wire.encode_down(received)
@@ -134,7 +153,7 @@ class Consent:
 
 
 _OTHER_RECIPE = (
-    "the recipe is not the one in this organisation's folder; agree on one recipe.yaml, or allow its method with "
+    "the recipe is not the one in this organisation's folder; use the same recipe.yaml, or allow its method with "
     "--allow-methods"
 )
 NAMED: dict[str, registry.Registry[Any]] = {
@@ -142,11 +161,11 @@ NAMED: dict[str, registry.Registry[Any]] = {
     "objective.name": OBJECTIVES,
     "data.partition": PARTITIONS,
 }
-"""Where a recipe names code, besides `method.name`, which `methods` allow by name."""
+"""Fields that name code, in addition to `method.name`, whose values `methods` allow."""
 
 
 def _named(values: Any) -> Iterator[tuple[str, str]]:
-    """The names of code in a recipe's values, as far as they are texts."""
+    """Yield the fields of a recipe that name code, with the names that are strings."""
     for field in ("method.name", *NAMED):
         section, _, name = field.partition(".")
         found = values.get(section)
@@ -156,7 +175,7 @@ def _named(values: Any) -> Iterator[tuple[str, str]]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in nested values."""
+    """Yield every string in nested values."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -166,39 +185,46 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(one)
 
 
-class Answered:
-    """How many updates have left this organisation, in all runs; on disk before each of them leaves."""
+class UpdateCounter:
+    """Number of updates that have left this organisation in all runs, written to disk before each update leaves."""
 
     def __init__(self, folder: Path):
         self._path = folder / "answered.json"
 
     @property
     def count(self) -> int:
-        """So far."""
+        """Number of updates so far."""
         try:
             return int(json.loads(self._path.read_text(encoding="utf-8"))["updates"])
         except FileNotFoundError:
             return 0
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"'{self._path}' cannot be read ({error}): it counts what has left") from None
+            raise UserError(
+                f"'{self._path}' cannot be read ({error}): it counts the updates that have left; restore it from a "
+                "backup"
+            ) from None
 
     def add(self) -> None:
-        """One more."""
+        """Count one more update."""
         write_whole(self._path, json.dumps({"updates": self.count + 1}).encode() + b"\n", private=True)
 
 
 class RequestLog:
-    """Requests that were made, on disk, a line each: a signed one is obeyed once, even if it is sent again."""
+    """Received requests, one line each on disk, so that a signed request that is replayed is executed only once."""
 
     def __init__(self, folder: Path):
         self._path = folder / "seen.txt"
         self._names = set(self._path.read_text(encoding="ascii").split()) if self._path.exists() else set()
 
     def add(self, name: str) -> None:
-        """Notes a request before it is obeyed; the second time it is a MessageError."""
-        refuse_unless(name not in self._names, "it has come before; somebody sends it again")
+        """Record a request before it is executed.
+
+        Raises:
+            MessageError: If the request was recorded before.
+        """
+        refuse_unless(name not in self._names, "it was received before and is now sent again")
         with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
-            file.write(f"\n{name}")  # the line break first: a name that a crash cut short spoils no other
+            file.write(f"\n{name}")  # line break first: a name truncated by a crash does not corrupt the next one
             file.flush()
             os.fsync(file.fileno())
         self._names.add(name)

@@ -1,4 +1,4 @@
-"""Flower's Control API, with the token that our door asks for: registering keys, starting, stopping, looking."""
+"""Client of Flower's Control API, with our token: register keys, start and stop runs, list runs and nodes."""
 
 import hashlib
 from collections.abc import Iterator
@@ -28,42 +28,46 @@ from fedloom.deploy.terms import FederationTerms
 
 @dataclass(frozen=True)
 class RunState:
-    """A run as Flower knows it."""
+    """State of a run according to Flower."""
 
     number: int
     status: str
     outcome: str
     details: str
-    """what went wrong, if something did"""
+    """Error message of a failed run; otherwise empty."""
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the run has ended."""
         return self.status == "finished"
 
 
 class _Token:
-    """Adds the token to each request."""
+    """HTTP interceptor that adds the token to each request."""
 
     def __init__(self, token: str):
         self._header = f"Bearer {token}"
 
     def intercept(self, context: Any, call_next: Any) -> httpx.Response:
-        """As Flower's client calls it."""
+        """Add the header and continue; called by Flower's client."""
         context.request.headers["authorization"] = self._header
         response: httpx.Response = call_next(context)
         return response
 
 
 class Control:
-    """The running server of a folder."""
+    """Control of the running server of a folder."""
 
     def __init__(self, folder: Path, client: ControlHttpClient):
         self.folder, self._client = folder, client
         self.federation = FederationTerms.load(folder)
 
     def register(self) -> dict[int, str]:
-        """Makes every organisation's key known; from then on, only they can connect. Returns Flower's numbers."""
+        """Register the keys of all organisations; only these organisations can connect.
+
+        Returns:
+            The organisations' names by Flower's node id.
+        """
         nodes = {}
         for name in self.federation.organisations:
             key = read_public_key(self.folder / "organisations" / f"{name}.pub")
@@ -72,18 +76,27 @@ class Control:
         return nodes
 
     def start(self, run: str, *, wait: float, timeout: float) -> int:
-        """Starts the app for a run whose recipe lies in the folder; returns Flower's number of it."""
+        """Start a run whose recipe is stored in the folder.
+
+        Args:
+            run: Name of the run.
+            wait: Seconds to wait for organisations.
+            timeout: Seconds that an organisation has for an answer.
+
+        Returns:
+            Flower's id of the run.
+        """
         content = build_fab_from_disk(self.folder / "app")
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         config = user_config_to_proto({"run": run, "wait": wait, "timeout": timeout})
         return int(self._client.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=config)).run_id)
 
     def stop(self, number: int) -> bool:
-        """Whether the run was stopped."""
+        """Stop a run, and return whether it was stopped."""
         return bool(self._client.StopRun(StopRunRequest(run_id=number)).success)
 
     def runs(self) -> list[RunState]:
-        """All since the server started, oldest first."""
+        """Return all runs since the server started, oldest first."""
         found = self._client.ListRuns(ListRunsRequest()).run_dict.values()
         states = [
             (run.pending_at, RunState(run.run_id, run.status.status, run.status.sub_status, run.status.details))
@@ -92,19 +105,32 @@ class Control:
         return [state for _, state in sorted(states, key=lambda pair: pair[0])]
 
     def nodes(self) -> dict[str, str]:
-        """Organisations by name, each with Flower's word for how it is (online, offline, …)."""
+        """Return Flower's status of each organisation by name (online, offline, …)."""
         return {node.name: node.status for node in self._client.ListNodes(ListNodesRequest()).nodes_info}
 
 
 @contextmanager
 def controlling(folder: Path, host: str = "127.0.0.1") -> Iterator[Control]:
-    """The control of the server that runs from this folder, on this machine."""
+    """Open a connection to the server that runs from a folder on this machine.
+
+    Args:
+        folder: The server's folder.
+        host: Address of the control port.
+
+    Yields:
+        The control of the server.
+
+    Raises:
+        UserError: If the folder is not a server's folder.
+        RunError: If no server answers, or Flower refuses a request.
+    """
     federation = FederationTerms.load(folder)
     try:
         token = (folder / "control.token").read_text(encoding="ascii")
     except OSError as error:
         raise UserError(
-            f"'{folder}/control.token' cannot be read ({error.strerror}): give the server's folder of `deploy init`"
+            f"'{folder}/control.token' cannot be read ({error.strerror}): give the server's folder that "
+            "`fedloom deploy init` created"
         ) from None
     client = ControlHttpClient.from_server_address(
         f"{host}:{federation.control_port}", False, str(folder / "ca.pem"), interceptors=[_Token(token)]
@@ -113,10 +139,12 @@ def controlling(folder: Path, host: str = "127.0.0.1") -> Iterator[Control]:
         yield Control(folder, client)
     except httpx.TransportError as error:
         raise RunError(
-            f"no server answers on {host}:{federation.control_port} ({error}); start it: fedloom deploy server "
+            f"no server answers on {host}:{federation.control_port} ({error}); start it with fedloom deploy server "
             f"--folder {folder}"
         ) from None
     except httpx.HTTPStatusError as error:
-        raise RunError(f"Flower refuses: {error.response.text[:300]} ({error.response.status_code})") from None
+        raise RunError(
+            f"Flower refused the request: {error.response.text[:300]} ({error.response.status_code})"
+        ) from None
     finally:
         client.close()

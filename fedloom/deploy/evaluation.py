@@ -1,10 +1,11 @@
-"""What an organisation answers when a server evaluates a model on its test images.
+"""Evaluation results that an organisation shares when a server evaluates a model on its test images.
 
-A server chooses the weights, so every answer is a question about single images that somebody else has worded: weights
-can be made such that one right answer more or less tells whether a pixel of one image is bright. Therefore answers are
-few (`EvaluationTerms.answers`, one per kind and round), coarse (right answers of all classes together, never the loss)
-and noisy. Noise can be averaged out: with the default noise, one right answer more is two standard errors after 31
-answers, so the number of answers is what protects. A repeated request gets the stored answer.
+The server chooses the weights, so each evaluation is a query about the test images: weights can be crafted so that one
+more correct prediction reveals whether a pixel of a single image is bright. Answers are therefore few
+(`EvaluationTerms.answers`, one per kind and round), coarse (correct predictions over all classes, never the loss) and
+noisy. Noise can be averaged out: with the default noise, a difference of one correct prediction is two standard errors
+after 31 answers, so the limit on the number of answers is the actual protection. A repeated request gets the stored
+answer.
 """
 
 import json
@@ -20,23 +21,27 @@ from fedloom.core.errors import UserError
 from fedloom.core.scores import Scores
 
 MANY = 100
-"""Answers above which an attack can learn something about single images, with the default noise; none by default."""
+"""Number of answers above which an attack can learn about single images despite the default noise."""
 Shares = Literal["none", "accuracy", "classes"]
 _random = SystemRandom()
 
 
 @dataclass(frozen=True)
 class EvaluationTerms:
-    """What an organisation agrees to answer."""
+    """Which evaluation results an organisation agrees to share.
+
+    Raises:
+        UserError: If a value is out of range.
+    """
 
     shares: Shares = "accuracy"
-    """`accuracy`: right answers, all classes together; `classes`: per class; `none`: nothing."""
+    """`accuracy`: correct predictions over all classes; `classes`: per class; `none`: nothing."""
     answers: int = 0
-    """In all runs together."""
+    """Number of answers in all runs together."""
     min_test: int = 50
-    """With fewer test images there is no answer."""
+    """Smallest number of test images for which answers are given."""
     epsilon: float = 0.5
-    """Of each answer, with respect to one test image: the noise on a count has a scale of 1 / ε; inf: no noise."""
+    """Privacy loss ε of each answer for one test image: the noise on a count has scale 1 / ε; inf means no noise."""
 
     def __post_init__(self) -> None:
         if self.shares not in get_args(Shares):
@@ -47,15 +52,15 @@ class EvaluationTerms:
             raise UserError(f"--evaluation-epsilon {self.epsilon:g}: must be above 0; inf means no noise")
 
     def withheld(self, test: int) -> str | None:
-        """Why test images of this number never get an answer."""
+        """Return the reason why no answers are given for this number of test images; None if answers are given."""
         if self.shares == "none" or self.answers == 0:
             return "evaluation is declined"
         if test < self.min_test:
-            return f"{test} test images, and answers are given for {self.min_test} or more (--min-test)"
+            return f"there are {test} test images, and answers are given for {self.min_test} or more (--min-test)"
         return None
 
     def shared(self, scores: Scores) -> Scores:
-        """What leaves of a result: counts with noise, and no loss."""
+        """Return the part of a result that leaves the organisation: noisy counts, without the loss."""
         right, total = scores.right, scores.total
         if self.shares == "accuracy":
             right, total = [sum(right)], [sum(total)]
@@ -63,16 +68,16 @@ class EvaluationTerms:
         return replace(scores, right=noisy, total=total, loss=None)
 
     def _noise(self) -> int:
-        """The difference of two geometric numbers: a discrete Laplace distribution of scale 1 / ε."""
+        """Draw from a discrete Laplace distribution of scale 1 / ε, as the difference of two geometric numbers."""
         if math.isinf(self.epsilon):
             return 0
         first, second = (math.floor(math.log(1 - _random.random()) / -self.epsilon) for _ in range(2))
         return first - second
 
     def lines(self, test: int) -> list[str]:
-        """In words, for the organisation that is asked for its consent."""
+        """Return lines that describe these terms to the organisation before it consents."""
         if why := self.withheld(test):
-            return [f"evaluation: no answer leaves ({why})"]
+            return [f"evaluation: no results leave ({why})"]
         each = "per class" if self.shares == "classes" else "all classes together"
         decay = math.exp(-self.epsilon)
         noise = "exact" if math.isinf(self.epsilon) else (
@@ -83,20 +88,21 @@ class EvaluationTerms:
         return [
             f"evaluation: at most {self.answers} answers in all runs together, one per round for the shared model and "
             "one for the personal model (--max-evaluations)",
-            f"  an answer says how many of {test} test images are right, {each}, {noise}; never the loss{many}",
+            f"  an answer is the number of correct predictions on {test} test images, {each}, {noise}; never the "
+            f"loss{many}",
         ]
 
 
 def evaluations_of(recipe: Recipe) -> int:
-    """Answers that one run of a recipe can ask for, MANY at most: the server's side writes recipes."""
+    """Return the number of evaluations in one run of a recipe, at most MANY, since the server's side writes recipes."""
     rounds, every, method = recipe.training.rounds, recipe.evaluation.every, recipe.make_method()
-    kinds = method.has_global + (not method.personal_is_global)  # the shared model, the personal one
+    kinds = method.has_global + (not method.personal_is_global)  # the shared model and the personal model
     return min(MANY, kinds * (rounds // every + (rounds % every > 0)))
 
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """One evaluation: of what, and which weights (a hash of the request)."""
+    """One evaluation: run, kind, round, and a hash of the request, which includes the weights."""
 
     run: str
     kind: str
@@ -105,14 +111,15 @@ class EvaluationRequest:
 
     @property
     def slot(self) -> tuple[str, str, int]:
-        """There is one answer for each."""
+        """Run, kind and round; each slot gets at most one answer."""
         return self.run, self.kind, self.round
 
 
 class EvaluationLog:
-    """Evaluations that were begun and what was answered, on disk before an answer leaves: a line each.
+    """Log of started evaluations and their answers, one line each, written to disk before an answer leaves.
 
-    Those that get no answer are kept too (a last model is still made of them, once), and are not counted.
+    Evaluations without an answer are logged too, but not counted: the final evaluation still creates the personal
+    model, once.
     """
 
     def __init__(self, folder: Path):
@@ -132,40 +139,39 @@ class EvaluationLog:
                     self._answers[request] = Scores(**values["scores"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"'{self._path}' cannot be read ({error}): it counts evaluations that were answered; restore it from "
-                "a backup"
+                f"'{self._path}' cannot be read ({error}): it counts the answered evaluations; restore it from a backup"
             ) from None
 
     @property
     def count(self) -> int:
-        """Evaluations that were begun with an answer in view: each may have revealed something."""
+        """Number of evaluations that were started in order to be answered; each may have revealed something."""
         return len(self._counted)
 
     def other(self, request: EvaluationRequest) -> bool:
-        """Whether this round's evaluation was asked for with other weights before."""
+        """Whether the same evaluation was requested before with other weights."""
         return self._requests.get(request.slot, request) != request
 
     def begun(self, request: EvaluationRequest) -> bool:
-        """Whether it was counted before."""
+        """Whether the request was counted before."""
         return request in self._counted
 
     def known(self, request: EvaluationRequest) -> bool:
-        """Whether it came before, counted or not."""
+        """Whether a request for the same evaluation was received before, counted or not."""
         return request.slot in self._requests
 
     def answer_to(self, request: EvaluationRequest) -> Scores | None:
-        """What was answered to the same request before."""
+        """Return the stored answer to the same request; None without one."""
         return self._answers.get(request)
 
     def begin(self, request: EvaluationRequest, *, counted: bool = True) -> None:
-        """Notes an evaluation, before anything is computed."""
+        """Record an evaluation, before anything is computed."""
         self._append(request, None, counted)
         self._requests[request.slot] = request
         if counted:
             self._counted.add(request)
 
     def add(self, request: EvaluationRequest, scores: Scores) -> None:
-        """Stores an answer, before it leaves."""
+        """Store an answer, before it leaves."""
         self._append(request, scores, True)
         self._answers[request] = scores
 
@@ -173,6 +179,6 @@ class EvaluationLog:
         values = {"request": vars(request), "counted": counted, "scores": None if scores is None else vars(scores)}
         line = json.dumps(values)
         with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
-            file.write(f"\n{line}\n")  # a line that a crash cut short spoils no other
+            file.write(f"\n{line}\n")  # line break first: a line truncated by a crash does not corrupt the next one
             file.flush()
             os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""The organisations behind Flower's grid: who is there, how much each holds, and asking them."""
+"""Organisations behind Flower's grid: which are online, how many samples each has, and requests to them."""
 
 import json
 import logging
@@ -20,20 +20,24 @@ from fedloom.core.message import LIMIT, MessageError, is_count, refuse_unless
 from fedloom.deploy.certificates import Key, PublicKey
 from fedloom.deploy.sealing import name_of, opened, sealed
 from fedloom.deploy.tasks import samples_elsewhere
-from fedloom.deploy.terms import FederationTerms, fingerprint, language, refuse_other_language
+from fedloom.deploy.terms import FederationTerms, fingerprint, protocol_versions, refuse_other_versions
 
 JOIN_SECONDS = 120.0
-"""How long an organisation may take to answer that it joins."""
+"""Seconds that an organisation has to answer a request to join."""
 POLL_SECONDS = 0.3
-ROLL_CALL_SECONDS = 5.0
+REFRESH_SECONDS = 5.0
 MOST_SAMPLES = 10**9
-"""That an organisation may say it has."""
+"""Largest number of samples that an organisation may declare."""
 log = logging.getLogger("fedloom")
 
 
 @dataclass
-class Asked:
-    """A request on its way: whom, under which of Flower's identities (there since when), what the answer will name."""
+class PendingRequest:
+    """A request that was sent, or the failure to send it.
+
+    It has the client, Flower's id of its node and since when the node is online, Flower's message id, the name of the
+    request (which the answer repeats) and the deadline.
+    """
 
     client: int
     node: int = 0
@@ -45,7 +49,17 @@ class Asked:
 
 
 class Fleet:
-    """Asks organisations by their numbers. Whoever is not there, is late or answers nonsense has failed, no more."""
+    """Sends requests to organisations by client number; absent, late or invalid answers become failures.
+
+    Args:
+        grid: Flower's grid.
+        federation: The terms of the federation.
+        nodes: Client numbers by Flower's node id.
+        keys: Public keys of the clients.
+        key: The coordinator's private key.
+        recipe: The recipe of the run.
+        run: Name of the run.
+    """
 
     def __init__(
         self,
@@ -68,8 +82,12 @@ class Fleet:
         self._refused: dict[int, float] = {}
 
     def gather(self) -> list[int]:
-        """Lets those who are here, and have not joined yet, join; those who have left are forgotten."""
-        self._call_roll()
+        """Let online organisations join that have not joined yet, and remove those that have gone offline.
+
+        Returns:
+            The clients that have joined.
+        """
+        self._refresh_nodes()
         present = {client: node for client, node in self._node_of.items() if node in self._here}
         self._joined = {client: node for client, node in self._joined.items() if client in present}
         self._refused = {client: when for client, when in self._refused.items() if client in present}
@@ -86,94 +104,132 @@ class Fleet:
                 log.info(f"{name} has joined, with {len(self.train[one.client])} training samples")
             else:
                 self._refused[one.client] = monotonic()
-                log.warning(f"{name} does not join: {failure.why}")
+                log.warning(f"{name} did not join: {failure.why}")
         return sorted(self._joined)
 
-    def _call_roll(self) -> None:
-        """Which nodes are there, and since when."""
+    def _refresh_nodes(self) -> None:
+        """Update which nodes are online, and since when."""
         self._here = {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
 
     def wait_for(self, wanted: int, needed: int, seconds: float) -> None:
-        """Until so many as are wanted have joined; after some seconds those who are needed must do."""
+        """Wait until enough organisations have joined.
+
+        Args:
+            wanted: Number of organisations at which waiting ends immediately.
+            needed: Number of organisations that suffice when the time is over or the others have refused.
+            seconds: Longest time to wait.
+
+        Raises:
+            RoundError: If fewer than `needed` organisations have joined.
+        """
         end = monotonic() + seconds
         while len(joined := self.gather()) < wanted and monotonic() < end:
             if len(joined) >= needed and len(joined) + len(self._refused) >= len(self._node_of):
-                break  # nobody is undecided
+                break  # all others have refused
             sleep(1)
         if len(joined) < needed:
             raise RoundError(
                 f"{len(joined)} of {len(self._node_of)} organisations have joined within {seconds:g} s, and "
-                f"training.min_clients = {needed}: start their clients, or lower it (`fedloom deploy status` shows who "
-                "is there; the server's log says who refused, and why)"
+                f"training.min_clients = {needed}: start more clients, or lower it (`fedloom deploy status` shows "
+                "which organisations are online; the server's log says which refused, and why)"
             )
 
     def send(
         self, client: int, about: dict[str, Any], body: bytes, kind: str, seconds: float, *, joining: bool = False
-    ) -> Asked:
-        """Gives a request to Flower; it does not wait."""
+    ) -> PendingRequest:
+        """Send a request through Flower, without waiting for the answer.
+
+        Args:
+            client: Number of the client.
+            about: The header; addressing, versions and a nonce are added.
+            body: The content.
+            kind: Flower's message type.
+            seconds: Time that the client has for the answer.
+            joining: Whether this is a request to join; other requests go only to clients that have joined.
+
+        Returns:
+            The pending request; it has a failure if the client is not available.
+        """
         node = self._node_of.get(client) if joining else self._joined.get(client)
         if node is None or node not in self._here:
-            return Asked(client, failure=Failure("dropped", "it has not joined, or has left"))
+            return PendingRequest(
+                client, failure=Failure("dropped", "the organisation has not joined, or has gone offline")
+            )
         about = about | {
-            "to": client, "run": self.run, "recipe": self._terms, "versions": language(), "nonce": secrets.token_hex(16)
+            "to": client, "run": self.run, "recipe": self._terms, "versions": protocol_versions(),
+            "nonce": secrets.token_hex(16),
         }  # fmt: skip
         content = sealed(about, body, self._key)
         parcel = Parcel(content, dst_node_id=node, message_type=kind, ttl=seconds, group_id=str(about.get("round", "")))
         found = list(self.grid.push_messages([parcel]))
         if not found or not found[0]:
-            return Asked(client, failure=Failure("dropped", "Flower did not take the message"))
-        return Asked(client, node, self._here[node], found[0], name_of(content), monotonic() + seconds)
+            return PendingRequest(client, failure=Failure("dropped", "Flower did not accept the message"))
+        return PendingRequest(client, node, self._here[node], found[0], name_of(content), monotonic() + seconds)
 
-    def receive(self, asked: Asked, limit: int = LIMIT) -> tuple[dict[str, Any], bytes] | Failure:
-        """The answer; it is waited for till its deadline, or till its node has left, even if it is back by now."""
+    def receive(self, asked: PendingRequest, limit: int = LIMIT) -> tuple[dict[str, Any], bytes] | Failure:
+        """Wait for an answer until the deadline, or until its node goes offline (even if it has reconnected).
+
+        Args:
+            asked: The pending request.
+            limit: Largest size of the answer's body in bytes.
+
+        Returns:
+            The header and body of the answer, or a failure.
+        """
         if asked.failure is not None:
             return asked.failure
-        roll_call = monotonic() + ROLL_CALL_SECONDS
+        next_refresh = monotonic() + REFRESH_SECONDS
         while True:
             now = monotonic()
-            if now > roll_call:
-                self._call_roll()
-                roll_call = now + ROLL_CALL_SECONDS
+            if now > next_refresh:
+                self._refresh_nodes()
+                next_refresh = now + REFRESH_SECONDS
             gone = self._here.get(asked.node) != asked.since
             for reply in self.grid.pull_messages([asked.parcel]):
                 return self._read(reply, asked, limit)
             if gone:
-                return Failure("dropped", "it left before it answered")
+                return Failure("dropped", "the organisation went offline before it answered")
             if now > asked.deadline:
-                return Failure("timed_out", "it did not answer in time (--client-timeout)")
+                return Failure("timed_out", "the organisation did not answer in time (--client-timeout)")
             sleep(POLL_SECONDS)
 
-    def _read(self, reply: Parcel, asked: Asked, limit: int) -> tuple[dict[str, Any], bytes] | Failure:
+    def _read(self, reply: Parcel, asked: PendingRequest, limit: int) -> tuple[dict[str, Any], bytes] | Failure:
         if reply.has_error():
-            return Failure("died", f"Flower says: {reply.error.reason or f'error {reply.error.code}'}"[:300])
+            return Failure("died", f"Flower reports: {reply.error.reason or f'error {reply.error.code}'}"[:300])
         try:
             about, body = opened(reply.content, self._keys[asked.client], limit)
-            refuse_unless(about.get("answers") == asked.name, "it answers another message")
+            refuse_unless(about.get("answers") == asked.name, "it answers a different message")
         except MessageError as error:
             return Failure("invalid", str(error))
         return about, body
 
     def _admit(self, client: int, about: dict[str, Any], body: bytes) -> Failure | None:
-        """Takes in what a newcomer says of itself."""
+        """Check an organisation's answer to a request to join, and store its numbers of samples."""
         try:
             if about.get("what") == "result":
                 failure = Result.from_bytes(body).error
-                return reported(failure) if failure else Failure("invalid", "it does not say whether it joins")
-            refuse_other_language(about.get("versions"))
+                return reported(failure) if failure else Failure("invalid", "the answer does not say whether it joins")
+            refuse_other_versions(about.get("versions"))
             train, test = about.get("train"), about.get("test")
-            refuse_unless(about.get("what") == "joined" and is_count(train) and is_count(test), "it does not join")
+            refuse_unless(
+                about.get("what") == "joined" and is_count(train) and is_count(test),
+                "it does not say that the organisation joins",
+            )
         except (MessageError, UserError) as error:
             return Failure("invalid", str(error))
         assert isinstance(train, int)
         assert isinstance(test, int)
         if not 0 < train <= MOST_SAMPLES or test > MOST_SAMPLES:
-            why = f"it says it has {train} training and {test} test samples, and must have 1 to {MOST_SAMPLES}"
+            why = (
+                f"the organisation declares {train} training and {test} test samples; 1 to {MOST_SAMPLES} training and "
+                f"at most {MOST_SAMPLES} test samples are allowed"
+            )
             return Failure("invalid", why)
         self.train[client], self.test[client] = samples_elsewhere(train), samples_elsewhere(test)
         return None
 
 
 def reported(failure: Failure) -> Failure:
-    """A failure as another party reports it: the text alone, cut to a reasonable length."""
-    refuse_unless(failure.kind in get_args(FailureKind) and isinstance(failure.why, str), "its error is none")
+    """Return a failure reported by another party, with only its kind and its text, truncated to 1,000 characters."""
+    refuse_unless(failure.kind in get_args(FailureKind) and isinstance(failure.why, str), "its error is invalid")
     return Failure(failure.kind, failure.why[:1000], reported=True)

@@ -1,4 +1,4 @@
-"""`fedloom deploy init`: the folder of a federation, with a part for the server and one for each organisation."""
+"""`fedloom deploy init`: creates the folder of a federation, with subfolders for the server and each organisation."""
 
 import re
 import secrets
@@ -21,15 +21,15 @@ from fedloom.deploy.certificates import (
 from fedloom.deploy.terms import FederationTerms, deployable
 
 DAYS = 365
-"""How long certificates hold."""
-APP = '''"""What Flower is given to run: fedloom.deploy.server at the server. Organisations run their own code."""
+"""Validity of certificates in days."""
+APP = '''"""Flower app: runs fedloom.deploy.server at the server. Organisations run their installed fedloom instead."""
 
 from flwr.clientapp import ClientApp
 
 from fedloom.deploy.server import server_app
 
 server = server_app
-client = ClientApp()  # answers nothing: see fedloom.deploy.worker
+client = ClientApp()  # unused: see fedloom.deploy.worker
 '''
 PROJECT = """[project]
 name = "fedloom-app"
@@ -51,45 +51,67 @@ wait = 60.0
 timeout = 600.0
 """
 SERVER_SCRIPT = """#!/bin/sh
-# Starts the server: organisations reach it on port {port}, control stays on this machine.
+# Starts the server: organisations connect to port {port}; it can be controlled only from this machine.
 exec fedloom deploy server --folder "$(dirname "$0")" "$@"
 """
 CLIENT_SCRIPT = """#!/bin/sh
-# Joins the federation with the images in the folder that is given: ./start.sh --data FOLDER
-# When the connection ends it is tried again, after 1, 2, 4, … 30 seconds.
+# Joins the federation with the images in a folder: ./start.sh --data FOLDER
+# If the connection ends, it reconnects after 1, 2, 4, … 30 seconds.
 exec fedloom deploy client --folder "$(dirname "$0")" "$@"
 """
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:
-    """`1x8x8` → channels, height, width."""
+    """Parse an image shape such as `1x8x8`.
+
+    Args:
+        text: Channels, height and width, separated by `x`.
+
+    Raises:
+        UserError: If the text has another form.
+    """
     if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", text):
-        raise UserError(f"--shape {text}: write channels x height x width, such as 3x32x32")
+        raise UserError(f"--shape {text}: must be channels x height x width, such as 3x32x32")
     channels, height, width = map(int, text.split("x"))
     return channels, height, width
 
 
 def like(source: str) -> tuple[tuple[str, ...], tuple[int, int, int]]:
-    """Classes and shape of images that are like everybody's."""
+    """Return the classes and the image shape of an example dataset.
+
+    Args:
+        source: A dataset whose classes and image shape all organisations have.
+    """
     found = load(source)
     channels, height, width = found.images.shape[1:]
     return found.classes, (channels, height, width)
 
 
 def write_federation(folder: Path, federation: FederationTerms, recipe: Recipe) -> None:
-    """Everything; private keys are readable by their owner alone. A folder that is there already is refused."""
+    """Create the folder of a federation: certificates, keys, terms, recipe and start scripts for each party.
+
+    Private keys are readable only by their owner. Nothing is overwritten.
+
+    Args:
+        folder: The folder to create.
+        federation: The terms of the federation.
+        recipe: The recipe that each party gets.
+
+    Raises:
+        UserError: If the folder exists, a name is invalid, or no federation can run the recipe.
+    """
     deployable(recipe)
     if not re.fullmatch(r"[A-Za-z0-9.:-]{1,253}", federation.host):
-        raise UserError(f"--host {federation.host}: must be a name such as fl.example.org, or an address")
+        raise UserError(f"--host {federation.host}: must be a host name such as fl.example.org, or an IP address")
     for name in federation.organisations:
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,60}", name):
-            raise UserError(f"--organisations {name}: must be letters, digits, dots and dashes")
+            raise UserError(f"--organisations {name}: must be letters, digits, dots, dashes and underscores")
     if len(set(federation.organisations)) < len(federation.organisations):
-        raise UserError("--organisations: a name stands there twice")
+        raise UserError("--organisations: a name occurs twice; use different names")
     try:
         folder.mkdir(mode=0o700, parents=True)
     except FileExistsError:
-        raise UserError(f"'{folder}' is there already: choose another folder (keys are never overwritten)") from None
+        raise UserError(f"'{folder}' already exists: choose another folder (keys are never overwritten)") from None
     authority = make_authority(federation.name, DAYS)
     server = folder / "server"
     server.mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""Starting Flower's processes: nothing phones home, nothing is installed at run time, nothing is left behind."""
+"""Start of Flower's processes: without telemetry or installation at run time, and always ended with their parent."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FOLDER = "FEDLOOM_DEPLOY"
-"""The environment variable that tells the app at the server where its folder is."""
+"""Environment variable with the server's folder, read by the app at the server."""
 GRACE_SECONDS = 10.0
 OFF = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -20,13 +20,13 @@ LOCAL = "127.0.0.1,localhost,::1"
 
 
 def quiet() -> dict[str, str]:
-    """No telemetry, no asking for updates, no installing; what goes to this machine goes through no proxy."""
+    """Return environment variables that disable telemetry, update checks, installation, and proxies for loopback."""
     direct = ",".join(filter(None, (os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), LOCAL)))
     return OFF | {"NO_PROXY": direct, "no_proxy": direct}
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """For a process of Flower's: quiet, with its own files inside the folder, and with this Python's commands."""
+    """Return the environment of a Flower process: quiet, with its files in the folder and this Python's commands."""
     commands = str(Path(sys.executable).parent)
     return os.environ | quiet() | {
         FOLDER: str(folder.resolve()),
@@ -38,7 +38,16 @@ def environment(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def process(script: str, *arguments: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A script of this package as a process; it is ended, kindly at first, when this one leaves, however that is."""
+    """Run a script of this package as a process, and end it when the context is left.
+
+    Args:
+        script: Name of the script, without `.py`; also of its log.
+        arguments: Arguments of the script.
+        folder: Folder for the log and for Flower's files.
+
+    Yields:
+        The process.
+    """
     path = Path(__file__).with_name(f"{script}.py")
     command = [sys.executable, "-P", str(path), str(os.getpid()), *arguments]
     with (folder / f"{script}.log").open("ab") as log:
@@ -52,7 +61,7 @@ def process(script: str, *arguments: str, folder: Path) -> Iterator[subprocess.P
 
 
 def end(child: subprocess.Popen[bytes], grace: float = GRACE_SECONDS) -> None:
-    """SIGTERM, then SIGKILL for a process that still runs after `grace` seconds."""
+    """End a process with SIGTERM, and with SIGKILL if it still runs after `grace` seconds."""
     if child.poll() is None:
         child.terminate()
         try:
@@ -63,7 +72,7 @@ def end(child: subprocess.Popen[bytes], grace: float = GRACE_SECONDS) -> None:
 
 
 def free_port() -> int:
-    """One that nobody has on this machine's loopback address."""
+    """Return a free port of the loopback address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""What one job may cost an organisation: parameters, bytes, epochs, seconds and memory, checked beforehand."""
+"""Limits of a job at an organisation: parameters, bytes, epochs, seconds and memory."""
 
 import logging
 import math
@@ -22,72 +22,80 @@ from fedloom.core.state import tensors_of
 from fedloom.core.task import Task
 
 DEFAULT_MEMORY_SHARE = 0.5
-"""Of the machine's memory, unless the consent says otherwise."""
+"""Default memory limit as a fraction of the machine's memory."""
 STEPS = ("steps", "inner")
-"""In the names of hyperparameters that count steps."""
+"""Words in the names of hyperparameters that count steps."""
 STEPS_OF_AN_EPOCH = 100
-"""What such a hyperparameter may be, for each epoch that is allowed; `seconds` limit the rest."""
+"""Allowed steps per allowed epoch; the actual time is limited by `seconds`."""
 COPIES = 4
-"""Of what a method builds, while a job runs: at work, as it was received, as it began, and gradients."""
+"""Copies of a method's tensors while a job runs: current, received and initial values, and gradients."""
 AGAIN_SECONDS, MISSES = 0.05, 100
-"""After the time is up, how often a job is interrupted again, and how often a bad moment is let pass."""
+"""After the time limit: seconds between two attempts to interrupt a job, and attempts that wait for a safe moment."""
 log = logging.getLogger("fedloom")
 
 
 class LimitError(UserError):
-    """A job exceeds what this organisation allows."""
+    """Raised if a job exceeds a limit of the organisation."""
 
 
 class TimeLimitError(LimitError):
-    """A job takes longer than this organisation allows."""
+    """Raised if a job takes longer than the organisation allows."""
 
 
 @dataclass(frozen=True)
 class JobLimits:
-    """Of one job; defaults suit the networks of this field."""
+    """Limits of one job; the defaults suit common networks in federated learning."""
 
     parameters: int = 100_000_000
-    """Numbers in all parts that a method holds: networks, copies, buffers."""
+    """Number of elements in all parts of a method: networks, copies, buffers."""
     message_bytes: int = 2**30
-    """Of a message that comes, or leaves."""
+    """Size of a received or sent message."""
     epochs: int = 100
-    """Of `training.epochs`, and of every hyperparameter of the method that counts epochs."""
+    """Limit of `training.epochs` and of every hyperparameter of the method that counts epochs."""
     seconds: float = 3600
     memory_bytes: int = 0
-    """Beyond what the process holds when a job begins; 0: half of the machine's memory."""
+    """Memory that a job may allocate in addition to what the process already uses; 0 means half of the machine's."""
 
     @property
     def memory(self) -> int:
-        """Bytes that a job may take."""
+        """Bytes that a job may allocate."""
         if self.memory_bytes:
             return self.memory_bytes
         return int(DEFAULT_MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
     def check(self, recipe: Recipe, task: Task) -> None:
-        """Raises LimitError unless a job of this recipe stays within parameters, bytes and epochs."""
+        """Check a recipe before it runs.
+
+        Args:
+            recipe: The recipe.
+            task: The organisation's part of the recipe's task.
+
+        Raises:
+            LimitError: If a job of this recipe would exceed the limits of parameters, bytes or epochs.
+        """
         options = {f"method.{name}": value for name, value in vars(recipe.make_method()).items()}
         for field, value in {"training.epochs": recipe.training.epochs, **options}.items():
             steps = any(word in field for word in STEPS)
             most = self.epochs * STEPS_OF_AN_EPOCH if steps else self.epochs
             if (steps or "epochs" in field) and isinstance(value, int | float) and value > most:
-                raise LimitError(f"{field} = {value}: this organisation allows {most} (--max-epochs)")
+                raise LimitError(f"{field} = {value}: this organisation allows at most {most} (--max-epochs)")
         tensors = _tensors(recipe, task)
         count = sum(tensor.numel() for tensor in tensors)
         if count > self.parameters:
             raise LimitError(
-                f"model.name = '{recipe.model.name}': {recipe.method.name} holds {count:,} parameters with it, and "
-                f"this organisation allows {self.parameters:,} (--max-parameters)"
+                f"model.name = '{recipe.model.name}': {recipe.method.name} has {count:,} parameters with it, and this "
+                f"organisation allows {self.parameters:,} (--max-parameters)"
             )
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         if size > self.message_bytes or COPIES * size > self.memory:
             raise LimitError(
-                f"model.name = '{recipe.model.name}': {recipe.method.name} holds {gigabytes(size)} with it, {COPIES} "
-                f"times over, and this organisation allows {gigabytes(self.message_bytes)} for a message and "
+                f"model.name = '{recipe.model.name}': {recipe.method.name} needs {COPIES} copies of {gigabytes(size)} "
+                f"with it, and this organisation allows {gigabytes(self.message_bytes)} for a message and "
                 f"{gigabytes(self.memory)} of memory (--max-message-mb, --max-memory-gb)"
             )
 
     def lines(self) -> Iterator[str]:
-        """In words, for the organisation that is asked for its consent."""
+        """Yield lines that describe the limits to the organisation before it consents."""
         yield (
             f"limits of a job: {self.parameters:,} parameters, messages of {self.message_bytes / 2**20:,.0f} MiB, "
             f"{self.epochs} epochs, {self.seconds:g} s, {gigabytes(self.memory)} of memory"
@@ -95,9 +103,14 @@ class JobLimits:
 
     @contextmanager
     def enforced(self, *, interruptible: bool) -> Iterator[None]:
-        """Ends what takes longer than `seconds`, and refuses memory beyond `memory`, while a job runs.
+        """Enforce the limits of time and memory while a job runs.
 
-        A thread on a GPU cannot be ended: unless the job is `interruptible`, this process ends instead.
+        Args:
+            interruptible: Whether an exception in the main thread can stop the job. If not (threads that use a GPU),
+                this process ends instead.
+
+        Raises:
+            TimeLimitError: If the job takes longer than `seconds`.
         """
         with self._memory_limit(), self._time_limit(interruptible):
             yield
@@ -123,7 +136,7 @@ class JobLimits:
     @contextmanager
     def _time_limit(self, interruptible: bool) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread() or math.isinf(self.seconds):
-            yield  # signals reach the main thread alone; `fedloom deploy client` works there
+            yield  # Python handles signals only in the main thread, where `fedloom deploy client` runs its jobs
             return
 
         missed = 0
@@ -131,12 +144,12 @@ class JobLimits:
         def late(number: int, frame: FrameType | None) -> None:
             nonlocal missed
             inside = frame is not None and str(frame.f_globals.get("__name__")).startswith(("fedloom.", "torch."))
-            if not inside and missed < MISSES:  # perhaps a callback of the garbage collector, where errors are lost
+            if not inside and missed < MISSES:  # this may be a garbage collector callback, which swallows exceptions
                 missed += 1
                 return
             words = f"a job took longer than {self.seconds:g} s (--max-seconds)"
             if not interruptible:
-                log.error(f"{words}; it cannot be stopped on a GPU, so this client ends: start it again")
+                log.error(f"{words}; a job on a GPU cannot be stopped, so this client exits: start it again")
                 os._exit(1)
             raise TimeLimitError(words)
 
@@ -150,19 +163,20 @@ class JobLimits:
 
 
 def _tensors(recipe: Recipe, task: Task) -> list[Tensor]:
-    """All that the method builds, on torch's meta device, where nothing is allocated."""
+    """Return all tensors that the method builds, on torch's meta device, which allocates no memory."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             parts = recipe.make_method().build(task)
     except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
         raise LimitError(
-            f"model.name = '{recipe.model.name}': its size cannot be counted ({type(error).__name__}); choose another"
+            f"model.name = '{recipe.model.name}': its size cannot be determined ({type(error).__name__}); choose "
+            "another model"
         ) from None
     return [tensor for part in parts.values() for tensor in tensors_of(part)]
 
 
 def _data_bytes() -> int | None:
-    """What RLIMIT_DATA counts of this process now; unknown outside Linux."""
+    """Return the current memory of this process that RLIMIT_DATA limits; None outside Linux."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""A client's memory between rounds, on its own disk."""
+"""Storage of a client's memory between rounds, on the client's disk."""
 
 import logging
 from pathlib import Path
@@ -13,30 +13,34 @@ log = logging.getLogger("fedloom")
 
 
 class RoundMemory:
-    """A client's memory on its own disk: the states of one run, a file per round.
+    """Memory of a client in one run, with one file per round.
 
-    A state is written before its upload is answered for. The server's next message says which round it took in last;
-    what ran ahead of an upload that was lost is forgotten.
+    A state is written before its update is sent. The server's next message names the round that it accepted last; newer
+    states, whose updates were lost, are discarded.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
 
     def at(self, accepted: int | None) -> State | None:
-        """The state after the round that the server took in last (None: nothing yet)."""
+        """Return the state after the round that the server accepted last; None if it has accepted none.
+
+        Raises:
+            RefusalError: If that state does not exist.
+        """
         if accepted is None:
             return None
         path = self._path(accepted)
         if not path.exists():
             log.error(f"'{self.folder}' has no memory of round {accepted}: restore it from a backup")
             raise RefusalError(
-                f"the server took in round {accepted} of this client, and there is no memory of it (there is: "
-                f"{', '.join(map(str, self.rounds())) or 'nothing'}); restore it from a backup, or begin a new run"
+                f"the server accepted round {accepted} of this client, but its memory is missing (stored rounds: "
+                f"{', '.join(map(str, self.rounds())) or 'none'}); restore it from a backup, or start a new run"
             )
         return load(path.read_bytes())
 
     def keep(self, round: int, state: State, accepted: int | None) -> None:
-        """The state after a round whose upload is not yet answered for, beside the last accepted one; no other."""
+        """Store the state after a round whose update is not accepted yet, and delete all but the last accepted one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self._path(round), save(serialisable(state)), private=True)
         for other in self.rounds():
@@ -44,7 +48,7 @@ class RoundMemory:
                 self._path(other).unlink(missing_ok=True)
 
     def rounds(self) -> list[int]:
-        """Of which there is a state."""
+        """Return the rounds whose state is stored."""
         return sorted(int(path.stem.removeprefix("round-")) for path in self.folder.glob("round-*.safetensors"))
 
     def _path(self, round: int) -> Path:

@@ -1,4 +1,4 @@
-"""What Flower's ServerApp does: run an experiment, unchanged, with the organisations as its engine."""
+"""Flower's ServerApp: runs an ordinary experiment whose engine is the organisations."""
 
 import json
 import os
@@ -24,13 +24,21 @@ server_app = ServerApp()
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """One run: its name and how long to wait for organisations come with Flower's run."""
+    """Run one experiment; its name and timeouts are in Flower's run configuration."""
     wait, timeout = (float(context.run_config[name]) for name in ("wait", "timeout"))
     run(grid, Path(os.environ[FOLDER]), str(context.run_config["run"]), wait=wait, timeout=timeout)
 
 
 def run(grid: Grid, folder: Path, name: str, *, wait: float, timeout: float) -> None:
-    """Begins the run of this name, or goes on with it, in the server's folder."""
+    """Start or resume a run in the server's folder.
+
+    Args:
+        grid: Flower's grid.
+        folder: The server's folder.
+        name: Name of the run.
+        wait: Seconds to wait for organisations.
+        timeout: Seconds that an organisation has for an answer.
+    """
     federation = FederationTerms.load(folder)
     trusted_code.allow_hashes(json.loads((folder / "recipes" / f"{name}{CODE}").read_text(encoding="utf-8")))
     recipe = deployable(Recipe.load(folder / "recipes" / f"{name}.yaml"))
@@ -40,7 +48,7 @@ def run(grid: Grid, folder: Path, name: str, *, wait: float, timeout: float) -> 
     fleet = Fleet(grid, federation, nodes, keys, read_key(folder / "coordinator.key"), recipe, name)
     fleet.wait_for(len(nodes), recipe.training.min_clients, wait)
     experiment = Experiment(
-        # personal models stay with their clients; a checkpoint a round, so that clients need keep no older memory
+        # Personal models stay with the clients. One checkpoint per round, so that clients need not keep older memory.
         recipe.with_(
             "storage.personal_models=false",
             "storage.checkpoint_every=1",

@@ -1,4 +1,4 @@
-"""`fedloom deploy server`: Flower's SuperLink with our doors, all organisations' keys registered."""
+"""`fedloom deploy server`: runs Flower's SuperLink behind our access control and registers the organisations' keys."""
 
 import json
 import signal
@@ -19,11 +19,11 @@ from fedloom.experiment.files import write_whole
 
 START_SECONDS = 180.0
 CODE = ".code.json"
-"""Beside a run's recipe: the Python files that it names and the user consented to, with their hashes."""
+"""Ending of the file with the hashes of the Python files that a run's recipe names and the user allowed."""
 
 
 def loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Whether an address is reachable only from this machine."""
     try:
         return host in LOOPBACK or ip_address(host).is_loopback
     except ValueError:
@@ -33,12 +33,24 @@ def loopback(host: str) -> bool:
 def serve(
     folder: Path, *, listen: str | None, control: str, have_proxy: bool, ready: Callable[[FederationTerms], None]
 ) -> None:
-    """Till a signal, or till Flower ends."""
+    """Run Flower's server until SIGINT or SIGTERM.
+
+    Args:
+        folder: The server's folder.
+        listen: Address for organisations; by default all interfaces, or loopback if the federation's host is loopback.
+        control: Address for control.
+        have_proxy: Whether an authenticating proxy protects a control address that is not loopback.
+        ready: Called when all organisations' keys are registered.
+
+    Raises:
+        UserError: If the control address is not loopback and `have_proxy` is false.
+        RunError: If Flower's server does not start, or ends unexpectedly.
+    """
     federation = FederationTerms.load(folder)
     if not loopback(control) and not have_proxy:
         raise UserError(
-            f"--control {control}: whoever reaches that port and has the token can start runs and register keys; keep "
-            "it on 127.0.0.1 (an ssh tunnel reaches it), or put an authenticating proxy before it and say "
+            f"--control {control}: anyone who can reach that port and has the token can start runs and register keys; "
+            "use 127.0.0.1 (reachable through an ssh tunnel), or put an authenticating proxy in front of it and pass "
             "--i-have-a-proxy"
         )
     outside = listen or (federation.host if loopback(federation.host) else "0.0.0.0")
@@ -58,12 +70,12 @@ def serve(
         end, last = monotonic() + START_SECONDS, ""
         while True:
             if link.poll() is not None or monotonic() > end:
-                raise RunError(f"Flower's server did not start: see {folder}/superlink.log (is a port taken?) {last}")
+                raise RunError(f"Flower's server did not start: see {folder}/superlink.log (is a port in use?) {last}")
             try:
                 with controlling(folder, "127.0.0.1" if ip_unspecified(control) else control) as flower:
                     nodes = flower.register()
                 break
-            except RunError as error:  # it is not up yet
+            except RunError as error:  # the server is not ready yet
                 last = str(error)
                 if asked.wait(0.3):
                     return
@@ -71,11 +83,11 @@ def serve(
         ready(federation)
         while not asked.wait(0.5):
             if link.poll() is not None:
-                raise RunError(f"Flower's server has ended by itself: see {folder}/superlink.log")
+                raise RunError(f"Flower's server has ended unexpectedly: see {folder}/superlink.log")
 
 
 def ip_unspecified(host: str) -> bool:
-    """0.0.0.0 and its like, which nobody can connect to."""
+    """Whether an address is 0.0.0.0 or `::`, which clients cannot connect to."""
     try:
         return ip_address(host).is_unspecified
     except ValueError:
@@ -83,14 +95,38 @@ def ip_unspecified(host: str) -> bool:
 
 
 def begin(folder: Path, recipe: Recipe, name: str, *, wait: float = 60.0, client_timeout: float = 600.0) -> int:
-    """Starts a run on the server of this folder, or goes on with the one of this name; Flower's number of it."""
+    """Start or resume a run on the server of a folder.
+
+    Args:
+        folder: The server's folder.
+        recipe: The recipe.
+        name: Name of the run; an existing run of this name is resumed.
+        wait: Seconds to wait for organisations.
+        client_timeout: Seconds that an organisation has for an answer.
+
+    Returns:
+        Flower's id of the run.
+
+    Raises:
+        UserError: If the recipe or name cannot be used, or another run is in progress.
+        RunError: If no server answers.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fedloom import Recipe
+        >>> server = Path("fed/server")
+        >>> await_run(server, begin(server, Recipe.load(server / "recipe.yaml"), "first"))
+    """
     deployable(recipe)
     if not is_run(name):
-        raise UserError(f"--name {name}: must be letters, digits, dots, dashes and plus signs, and begin with no dot")
+        raise UserError(
+            f"--name {name}: must be letters, digits, dots, dashes, underscores and plus signs, and must not begin "
+            "with a dot"
+        )
     (folder / "recipes").mkdir(exist_ok=True)
     with controlling(folder) as flower:
         if busy := [run for run in flower.runs() if not run.over]:
-            raise UserError(f"run {busy[0].number} is under way: wait for it, or stop it (fedloom deploy stop)")
+            raise UserError(f"run {busy[0].number} is in progress: wait for it, or stop it (fedloom deploy stop)")
         trusted = trusted_code.hashes(recipe.resolved())
         write_whole(folder / "recipes" / f"{name}{CODE}", json.dumps(trusted).encode())
         write_whole(folder / "recipes" / f"{name}.yaml", recipe.with_(out=None).to_yaml().encode())
@@ -98,7 +134,16 @@ def begin(folder: Path, recipe: Recipe, name: str, *, wait: float = 60.0, client
 
 
 def await_run(folder: Path, number: int, seconds: float | None = None) -> None:
-    """Waits for a run; one that failed is an error."""
+    """Wait until a run has ended.
+
+    Args:
+        folder: The server's folder.
+        number: Flower's id of the run.
+        seconds: Longest time to wait; None for no limit.
+
+    Raises:
+        RunError: If the run failed, was stopped, or has not ended in time.
+    """
     end = None if seconds is None else monotonic() + seconds
     while end is None or monotonic() < end:
         with controlling(folder) as flower:
@@ -108,4 +153,4 @@ def await_run(folder: Path, number: int, seconds: float | None = None) -> None:
                 raise RunError(f"the run has ended ({state.outcome}): {state.details}; see {folder}/superlink.log")
             return
         sleep(1)
-    raise RunError(f"the run has not ended within {seconds:g} s; it goes on (fedloom deploy status)")
+    raise RunError(f"the run has not ended within {seconds:g} s; it is still running (fedloom deploy status)")

@@ -1,10 +1,10 @@
-"""Flower's SuperLink behind two doors.
+"""Flower's SuperLink behind two access-controlled ports.
 
-Flower serves everything on one port: what organisations need (the Fleet API), and what starts runs and registers keys
-(the Control API), which asks nobody who they are. Here the first is all that the public door lets through; the second
-is on a door of its own, on loopback unless told otherwise, and asks for the token in the server's folder.
-Flower reads a request wholly before it looks at keys: the public door looks first, so that no stranger fills the RAM.
-Run as a script: it needs no torch.
+Flower serves two APIs on one port: the Fleet API, which organisations need, and the Control API, which starts runs and
+registers keys without authentication. Here the public port passes only requests to the Fleet API. The Control API has a
+separate port, on loopback by default, and requires the token in the server's folder. Flower reads a whole request
+before it checks keys; the public port checks them first, so that strangers cannot fill the memory.
+This module is run as a script, so that the process does not import torch.
 """
 
 import argparse
@@ -36,7 +36,10 @@ CONTROL = "/v1/control/"
 
 
 def door(app: App, admits: Callable[[Scope], bool]) -> App:
-    """The app for those whom `admits` lets in; 404 for others, at which a SuperNode gives up (at 403 it hangs)."""
+    """Wrap an app so that requests which `admits` rejects get status 404.
+
+    A SuperNode gives up at 404; at 403 it would hang.
+    """
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or (scope["type"] == "http" and admits(scope)):
@@ -51,14 +54,17 @@ def door(app: App, admits: Callable[[Scope], bool]) -> App:
 
 
 def registered(folder: Path) -> dict[bytes, EllipticCurvePublicKey]:
-    """The organisations' keys, by the form in which SuperNodes show them."""
+    """Return the organisations' public keys, by the PEM text that SuperNodes send."""
     keys = [load_ssh_public_key(path.read_bytes()) for path in folder.glob("*.pub")]
     pem = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     return {key.public_bytes(*pem): key for key in keys if isinstance(key, EllipticCurvePublicKey)}
 
 
 def organisations_only(keys: Mapping[bytes, EllipticCurvePublicKey]) -> Callable[[Scope], bool]:
-    """What a SuperNode asks for, signed with one of these keys; Flower looks behind the door whose request it is."""
+    """Return a check that admits Fleet API requests signed with one of these keys.
+
+    Flower then checks that the key belongs to the node that sent the request.
+    """
 
     def admits(scope: Scope) -> bool:
         given = dict(scope["headers"])
@@ -69,7 +75,7 @@ def organisations_only(keys: Mapping[bytes, EllipticCurvePublicKey]) -> Callable
         try:
             known = keys.get(b64decode(key, validate=True))
             fits = known is not None and verify_signature(known, time, b64decode(signature, validate=True))
-        except ValueError:  # no base64
+        except ValueError:  # not base64
             return False
         return fits and str(scope["path"]).startswith(PUBLIC)
 
@@ -77,7 +83,7 @@ def organisations_only(keys: Mapping[bytes, EllipticCurvePublicKey]) -> Callable
 
 
 def with_token(token: bytes) -> Callable[[Scope], bool]:
-    """Anything, but control only with the token."""
+    """Return a check that admits all requests, but requests to the Control API only with the token."""
     expected = b"Bearer " + token
 
     def admits(scope: Scope) -> bool:
@@ -88,7 +94,7 @@ def with_token(token: bytes) -> Callable[[Scope], bool]:
 
 
 async def serve(listen: str, port: int, token: bytes, keys: Mapping[bytes, EllipticCurvePublicKey]) -> None:
-    """Both doors, till a signal."""
+    """Serve both ports until a signal."""
     config = _parse_superlink_lifespan_config()
     app = create_app(config, SuperLinkLifespan)
     tls: dict[str, Any] = {
@@ -108,7 +114,7 @@ async def serve(listen: str, port: int, token: bytes, keys: Mapping[bytes, Ellip
 
 
 def main() -> None:
-    """Our own arguments first; the rest is Flower's."""
+    """Parse our arguments, pass the remaining ones to Flower, and serve."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--listen", required=True)
     arguments.add_argument("--listen-port", type=int, required=True)

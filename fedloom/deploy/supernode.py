@@ -1,4 +1,4 @@
-"""Flower's SuperNode as a process that ends with the one that started it. Run as a script: it needs no torch."""
+"""Flower's SuperNode as a process that ends with its parent; run as a script, so that it does not import torch."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The task as each party has it: at the server without a single image, at an organisation with its own alone."""
+"""Task of each party: without images at the server, with only its own images at an organisation."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +16,7 @@ from fedloom.deploy.terms import FederationTerms
 from fedloom.experiment.build import make_task
 
 OWN_SPLIT = "pooled:0.75"
-"""How an organisation's images are divided where neither its folders nor the recipe say."""
+"""Split of an organisation's images into training and test images if neither its folders nor the recipe define it."""
 
 
 def task_elsewhere(
@@ -26,7 +26,15 @@ def task_elsewhere(
     test: list[np.ndarray],
     name: str | None = None,
 ) -> Task:
-    """Clients and how many samples each has; the images lie with them, and one blank stands for all."""
+    """Return the server's task: the clients' numbers of samples, with one blank image as a placeholder.
+
+    Args:
+        recipe: The recipe.
+        federation: The terms of the federation.
+        train: Placeholders of each client's training samples (`samples_elsewhere`).
+        test: Placeholders of each client's test samples.
+        name: Name of the dataset; by default the federation's.
+    """
     dataset = Dataset(
         name=name or federation.name,
         images=torch.zeros(1, *federation.shape, dtype=torch.uint8),
@@ -38,17 +46,18 @@ def task_elsewhere(
 
 
 def samples_elsewhere(count: int) -> np.ndarray:
-    """So many samples, of which only the number is known; they take no room."""
+    """Return a placeholder for `count` samples that are stored at a client; it takes no memory."""
     return np.broadcast_to(np.int64(0), (count,))
 
 
 def own_task(
     recipe: Recipe, federation: FederationTerms, client: int, dataset: Dataset, agreed: Recipe | None = None
 ) -> Task:
-    """One client's images under its own number; the others have none here.
+    """Return the task of one client: its images under its number, and no images of other clients.
 
-    Folders train/ and test/ (or x_train, x_test) are the client's split; without them the `data.split` and the seed of
-    the recipe in its own folder (`agreed`): no other recipe makes training images of its test images.
+    If the images are in folders train/ and test/ (or arrays x_train and x_test), these are the split. Otherwise the
+    split and seed are those of the recipe in the client's folder (`agreed`), so that no other recipe can turn test
+    images into training images.
     """
     own = agreed or recipe
     split = "common" if bool(dataset.test.any()) else own.data.split
@@ -64,20 +73,31 @@ def own_task(
 
 
 def own_images(source: Path, federation: FederationTerms) -> tuple[Dataset, str]:
-    """An organisation's images, brought to the federation's classes and shape; and what was done to them, in words."""
+    """Load an organisation's images, converted to the federation's classes and shape.
+
+    Args:
+        source: The images.
+        federation: The terms of the federation.
+
+    Returns:
+        The dataset, and a line of text that describes the images and whether they were resized.
+
+    Raises:
+        UserError: If the images have a class or a number of channels that the federation does not have.
+    """
     found = data.load(str(source.expanduser().resolve()))
     number = {name: label for label, name in enumerate(federation.classes)}
     if strange := [name for name in found.classes if name not in number]:
         raise UserError(
-            f"--data {source}: the class '{strange[0]}' is none of the federation's "
-            f"({_some(federation.classes)}); rename it, or leave it out"
+            f"--data {source}: the class '{strange[0]}' is not one of the federation's "
+            f"({_some(federation.classes)}); rename it or remove it"
         )
     channels, height, width = federation.shape
     before = "×".join(map(str, found.images.shape[2:]))
     images = resize(found.images, (height, width))
     if images.shape[1] != channels:
         raise UserError(
-            f"--data {source}: images have {images.shape[1]} channels, and the federation's have {channels}; "
+            f"--data {source}: images have {images.shape[1]} channels, but the federation's have {channels}; "
             "convert them"
         )
     labels = torch.tensor([number[name] for name in found.classes])[found.labels]

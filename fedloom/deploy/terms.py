@@ -1,4 +1,4 @@
-"""What all parties must agree on before anything is computed: the recipe, the classes, the images, the code."""
+"""Terms that all parties must share: recipe, classes, image shape and code."""
 
 import hashlib
 import json
@@ -18,84 +18,92 @@ from fedloom.experiment.run_folder import versions
 from fedloom.trust.faults import Faults
 
 PROTOCOL = 2
-"""Of the messages; another number is another language."""
+"""Version of the message protocol; parties with different versions do not work together."""
 EACH_DECIDES = ("engine", "storage", "out")
-"""Sections that are a party's own business."""
+"""Recipe sections that each party decides for itself."""
 OF_THE_DATA = ("split", "augment", "views", "normalise", "seed")
-"""Fields of `data` that hold for everybody; which images a client has is its own business."""
+"""Fields of `data` that all parties share; each client decides for itself which images it has."""
 
 
 class FederationTerms(Section):
-    """`federation.yaml`: who and where, and what the images are. The same file for everybody."""
+    """Content of `federation.yaml`, which is the same file for all parties: addresses, organisations, images."""
 
-    name: str = Field(description="names the federation")
-    host: str = Field(description="name or address under which organisations reach the server")
-    port: int = Field(9092, ge=1, le=65535, description="where organisations reach it")
-    control_port: int = Field(9093, ge=1, le=65535, description="where the server is controlled, on its own machine")
-    organisations: tuple[str, ...] = Field(min_length=1, description="their order numbers them, from 0")
-    classes: tuple[str, ...] = Field(min_length=1, description="what images are told apart into, in this order")
-    shape: tuple[int, int, int] = Field(description="channels, height, width of an image")
+    name: str = Field(description="name of the federation")
+    host: str = Field(description="name or address of the server, as organisations reach it")
+    port: int = Field(9092, ge=1, le=65535, description="port that organisations connect to")
+    control_port: int = Field(9093, ge=1, le=65535, description="port for control, on the server's machine")
+    organisations: tuple[str, ...] = Field(min_length=1, description="names; the order defines client numbers from 0")
+    classes: tuple[str, ...] = Field(min_length=1, description="names of the classes; the order defines the labels")
+    shape: tuple[int, int, int] = Field(description="channels, height and width of an image")
 
     @classmethod
     def load(cls, folder: Path) -> "FederationTerms":
-        """From a folder of `fedloom deploy init`."""
+        """Load the terms from a folder that `fedloom deploy init` created.
+
+        Raises:
+            UserError: If the folder has no valid federation.yaml.
+        """
         path = folder / "federation.yaml"
         if not path.is_file():
-            raise UserError(f"'{folder}' has no federation.yaml: give a folder that `fedloom deploy init` wrote")
+            raise UserError(f"'{folder}' has no federation.yaml: give a folder that `fedloom deploy init` created")
         return checked(cls, read_yaml(path))
 
     def number(self, organisation: str) -> int:
-        """Which client an organisation is."""
+        """Return the client number of an organisation."""
         if organisation not in self.organisations:
             known = ", ".join(self.organisations)
-            raise UserError(f"'{organisation}' is none of the federation's organisations ({known})")
+            raise UserError(f"'{organisation}' is not one of the federation's organisations ({known})")
         return self.organisations.index(organisation)
 
 
 def deployable(recipe: Recipe) -> Recipe:
-    """The recipe, if a federation can follow it at all; otherwise why not."""
+    """Return the recipe if a real federation can run it.
+
+    Raises:
+        UserError: If the recipe needs pooled data, attacks or faults.
+    """
     method = recipe.make_method()
     if method.pooled:
         raise UserError(f"method.name = '{method.name}': pools all data in one place; choose a federated method")
     if method.overrides("generalise"):
         raise UserError(
-            f"method.name = '{method.name}': its evaluation gathers several clients' data in one place, which no "
-            "federation does; choose another method"
+            f"method.name = '{method.name}': its evaluation gathers several clients' data in one place, which a "
+            "federation cannot do; choose another method"
         )
     if recipe.attack is not None:
-        raise UserError("attack: is for study on one machine; remove the section")
+        raise UserError("attack: is only for simulations on one machine; remove the section")
     if recipe.faults != Faults():
-        raise UserError("faults: are for study on one machine; remove the section")
+        raise UserError("faults: are only for simulations on one machine; remove the section")
     if recipe.data.normalise != "half":
         raise UserError(
-            f"data.normalise = '{recipe.data.normalise}': is measured over all clients' images, which nobody has "
-            "here; use half"
+            f"data.normalise = '{recipe.data.normalise}': is measured over all clients' images, which no party has; "
+            "use half"
         )
     return recipe
 
 
 def is_run(name: object) -> bool:
-    """Whether it can name a run, which has a folder of this name with every party."""
+    """Whether a value is a valid run name; each party creates a folder of this name."""
     return isinstance(name, str) and re.fullmatch(r"[\w+-][\w.+-]{0,99}", name) is not None
 
 
 def fingerprint(recipe: Recipe, federation: FederationTerms) -> str:
-    """Of all that must be the same for everybody."""
+    """Return a hash of all settings that must be the same for all parties."""
     values: dict[str, Any] = {k: v for k, v in recipe.resolved().items() if k not in EACH_DECIDES}
     values["data"] = {name: values["data"][name] for name in OF_THE_DATA}
     values["federation"] = federation.model_dump(mode="json", include={"name", "organisations", "classes", "shape"})
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def language() -> dict[str, str]:
-    """Versions that must be the same on both sides for the numbers to mean the same."""
+def protocol_versions() -> dict[str, str]:
+    """Return the versions that must be the same on both sides, so that messages and numbers mean the same."""
     torch_release = torch.__version__.split("+")[0]
     return {"protocol": str(PROTOCOL), "fedloom": versions()["fedloom"], "code": _code(), "torch": torch_release}
 
 
 @cache
 def _code() -> str:
-    """Of fedloom's own source: Flower's hash of the app does not cover what is installed."""
+    """Return a hash of fedloom's source code; Flower's hash of the app does not cover installed packages."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
@@ -103,13 +111,17 @@ def _code() -> str:
     return digest.hexdigest()[:16]
 
 
-def refuse_other_language(theirs: Any) -> None:
-    """Names the first version that differs."""
-    mine = language()
+def refuse_other_versions(theirs: Any) -> None:
+    """Raise UserError with the first version that differs from the other side's.
+
+    Args:
+        theirs: What `protocol_versions` returned on the other side, as received.
+    """
+    mine = protocol_versions()
     theirs = theirs if isinstance(theirs, dict) else {}
     for name, value in mine.items():
         if theirs.get(name) != value:
             raise UserError(
-                f"versions.{name} = {theirs.get(name)!r:.60} at the other side, {value!r} here: install the same "
-                "version of fedloom and torch on both"
+                f"versions.{name} = {theirs.get(name)!r:.60} on the other side, {value!r} here: install the same "
+                "version of fedloom and torch on both sides"
             )

@@ -1,7 +1,7 @@
-"""An organisation's process: it keeps a SuperNode running, takes tasks from it and answers them with its own code.
+"""Process of an organisation: keeps a SuperNode running, takes tasks from it and answers them.
 
-Flower would run the app that the server sends. Here nothing that came over the wire is ever run: the bundle is ignored,
-and each message is answered by the fedloom that is installed here, within what the organisation consented to.
+Flower would run the app that the server sends. Here, received code is never run: the app bundle is ignored, and each
+message is answered by the installed fedloom, within the organisation's consent.
 """
 
 import logging
@@ -37,42 +37,46 @@ from fedloom.deploy.sealing import name_of, opened, sealed
 
 POLL_SECONDS = 0.3
 STEADY_SECONDS = 60.0
-"""A SuperNode that ran so long was well; the next pause is short again."""
+"""Seconds after which a SuperNode counts as stable; the next pause is then the shortest again."""
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
-"""Before the SuperNode is started again. After a SIGKILL Flower refuses a node for about a minute."""
+"""Seconds before the SuperNode is restarted. After a SIGKILL, Flower refuses a node for about a minute."""
 GUARDED = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 log = logging.getLogger("fedloom")
 
 
 def work(member: Member) -> None:
-    """Till this process is ended."""
+    """Answer the server's requests until this process is ended; the connection is restored after a failure.
+
+    Args:
+        member: The organisation.
+    """
     failures = 0
     while True:
         begun = monotonic()
-        with _supernode(member) as (node, line):
-            _serve(member, node, line)
+        with _supernode(member) as (node, connection):
+            _serve(member, node, connection)
         failures = 0 if monotonic() - begun > STEADY_SECONDS else failures + 1
         pause = PAUSES[min(max(failures, 1), len(PAUSES)) - 1]
         log.warning(
             f"the connection to {member.federation.host}:{member.federation.port} has ended (see "
-            f"{member.folder}/supernode.log); trying again in {pause:g} s"
+            f"{member.folder}/supernode.log); reconnecting in {pause:g} s"
         )
         sleep(pause)
 
 
 @dataclass(frozen=True)
-class _Line:
-    """The way to the SuperNode: on loopback; tasks are given out only to who knows the secret."""
+class _Connection:
+    """Connection to the SuperNode on loopback, which gives tasks only to processes that know the secret."""
 
     port: int
     secret: bytes
 
     def tasks(self) -> RuntimeHttpClient:
-        """For asking whether there is something to do."""
+        """Return a client that asks for new tasks."""
         return self._client(SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=GUARDED))
 
     def task(self, token: str) -> RuntimeHttpClient:
-        """For doing it."""
+        """Return a client for one task."""
         return self._client(RuntimeTokenHttpInterceptor(token), retry=True)
 
     def _client(self, interceptor: Any, retry: bool = False) -> RuntimeHttpClient:
@@ -86,28 +90,28 @@ class _Line:
 
 
 @contextmanager
-def _supernode(member: Member) -> Iterator[tuple[subprocess.Popen[bytes], _Line]]:
+def _supernode(member: Member) -> Iterator[tuple[subprocess.Popen[bytes], _Connection]]:
     federation, folder = member.federation, member.folder
-    line = _Line(free_port(), secrets.token_bytes(32))
+    connection = _Connection(free_port(), secrets.token_bytes(32))
     secret = folder / ".supernode.secret"
     secret.unlink(missing_ok=True)
-    write_secret(secret, line.secret)
+    write_secret(secret, connection.secret)
     arguments = (
         "--superlink", f"{federation.host}:{federation.port}", "--root-certificates", str(folder / "ca.pem"),
         "--auth-supernode-private-key", str(folder / "node.key"), "--isolation", "process",
-        "--superexec-auth-secret-file", str(secret), "--host", "127.0.0.1", "--port", str(line.port),
+        "--superexec-auth-secret-file", str(secret), "--host", "127.0.0.1", "--port", str(connection.port),
     )  # fmt: skip
     with process("supernode", *arguments, folder=folder) as node:
-        yield node, line
+        yield node, connection
 
 
-def _serve(member: Member, node: subprocess.Popen[bytes], line: _Line) -> None:
-    """Takes tasks for as long as the SuperNode lives, and has not lost one: it would wait for its answer for ever."""
-    with closing(line.tasks()) as client:
+def _serve(member: Member, node: subprocess.Popen[bytes], connection: _Connection) -> None:
+    """Process tasks until the SuperNode ends, or until a task fails, since Flower would wait forever for its answer."""
+    with closing(connection.tasks()) as client:
         while node.poll() is None:
             try:
                 found = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
-            except httpx.HTTPError as error:  # it is not up yet, or just went
+            except httpx.HTTPError as error:  # the SuperNode is still starting, or has just ended
                 log.debug(f"the SuperNode does not answer: {error}")
                 sleep(POLL_SECONDS)
                 continue
@@ -115,15 +119,15 @@ def _serve(member: Member, node: subprocess.Popen[bytes], line: _Line) -> None:
                 sleep(POLL_SECONDS)
                 continue
             try:
-                _do(member, line, found.token)
-            except Exception as error:  # Flower's: ours are told in the answer
-                log.warning(f"an answer could not be given: {type(error).__name__}: {error}")
+                _do(member, connection, found.token)
+            except Exception as error:  # raised by Flower: our errors are part of the answer
+                log.warning(f"an answer could not be sent: {type(error).__name__}: {error}")
                 return
 
 
-def _do(member: Member, line: _Line, token: str) -> None:
-    """One task: message in, answer out. Flower's context and bundle stay unread."""
-    with closing(line.task(token)) as client:
+def _do(member: Member, connection: _Connection, token: str) -> None:
+    """Process one task: pull the message, push the answer. Flower's context and app bundle are not read."""
+    with closing(connection.task(token)) as client:
         heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
         heartbeat.start()
         try:
@@ -135,7 +139,10 @@ def _do(member: Member, line: _Line, token: str) -> None:
 
 
 def reply_to(member: Member, parcel: Parcel) -> Parcel:
-    """The answer to a message; one that the coordinator did not sign, or that came before, gets only a refusal."""
+    """Return the signed answer to a message.
+
+    A message that the coordinator did not sign, or that was received before, gets only a refusal.
+    """
     try:
         about, body = opened(parcel.content, member.coordinator, member.consent.limits.message_bytes)
         member.seen.add(name_of(parcel.content))

@@ -1,1 +1,1 @@
-"""What people look at: progress, tables, pictures."""
+"""Output for people: progress bars, tables, plots and the HTML report."""

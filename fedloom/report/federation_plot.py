@@ -1,4 +1,4 @@
-"""Who holds what: a dot per client and class, its area the number of training samples."""
+"""Plot of a federation: one dot per client and class, whose area is the number of training samples."""
 
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,23 @@ from fedloom.core.task import Dataset, Federation
 from fedloom.data.federation import counts
 
 INK, GREY, PALE, PAPER = "#22303c", "#9aa7b2", "#d9dfe4", "#ffffff"
-# Wong's palette (Nature Methods 8, 2011), told apart by colour-blind readers.
+# Wong's palette (Nature Methods 8, 2011), which colour-blind readers can distinguish.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5aa8", "#8c6d31")
 SHOWN = 120
 
 
 def plot_federation(dataset: Dataset, federation: Federation, path: Path | str) -> None:
-    """Draws the federation as a PNG; clients run to the right, classes upwards, totals stand above.
+    """Write a PNG that shows how many training samples of each class each client holds.
 
-    Colours are groups where each client has one (styles, domains), else there is one. Newcomers are hollow.
-    Beyond 120 clients an even selection is drawn, and the title says so.
+    The x axis has the clients, the y axis the classes, and a bar chart above shows each client's total. If every
+    client belongs to exactly one group (a style or a domain), the colour is the group; otherwise all dots have the
+    same colour. Newcomers are drawn as hollow dots. With more than 120 clients, an evenly spaced selection is drawn,
+    and the title says so.
+
+    Args:
+        dataset: The samples, with their classes and groups.
+        federation: The training and test samples of each client.
+        path: The PNG file to write.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -48,7 +55,7 @@ def plot_federation(dataset: Dataset, federation: Federation, path: Path | str) 
 
 
 def _groups(dataset: Dataset, federation: Federation, shown: np.ndarray) -> np.ndarray | None:
-    """The group of each client; None without groups, with too many of them, or with clients of several."""
+    """Return each client's group; None if there are no groups, too many groups, or a client with several groups."""
     if dataset.groups is None or len(dataset.group_names) > len(COLOURS):
         return None
     groups = dataset.groups.numpy()
@@ -57,13 +64,13 @@ def _groups(dataset: Dataset, federation: Federation, shown: np.ndarray) -> np.n
 
 
 def _room(figure: Any, clients: int, classes: int) -> float:
-    """Diameter in points that the largest dot may have without touching its neighbours much."""
+    """Return the diameter of the largest dot in points, chosen so that neighbouring dots barely overlap."""
     width, height = figure.get_size_inches()
     return float(min(72 * (width - 2.4) / clients, 72 * (height - 2.2) / classes, 26) * 1.05)
 
 
 def _areas(held: np.ndarray, room: float, largest: int) -> np.ndarray:
-    # Area follows the count; a single sample stays visible.
+    # The lower bound keeps a single sample visible.
     return np.maximum(held / largest * room**2, 1.2)
 
 
@@ -140,7 +147,7 @@ def _draw_legend(figure: Any, dataset: Dataset, groups: np.ndarray | None, held:
 
 
 def _round(value: float) -> int:
-    """A count that reads well: one digit and zeros."""
+    """Round down to one significant digit, at least 1."""
     if value < 1:
         return 1
     power = 10 ** int(np.log10(value))

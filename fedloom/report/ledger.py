@@ -1,21 +1,28 @@
-"""The ledger of a run as text: what left a client, what came to it, what never left."""
+"""The ledger of a run as text: what clients sent, what they received, and what never left them."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 TITLES = {
     ("up", "training"): "left a client",
-    ("down", "training"): "came to a client",
+    ("down", "training"): "sent to a client",
     ("up", "evaluation"): "left a client, for evaluation",
-    ("down", "evaluation"): "came to a client, for evaluation",
-    ("up", "error"): "left a client, as texts of errors and refusals",
+    ("down", "evaluation"): "sent to a client, for evaluation",
+    ("up", "error"): "left a client, as error and refusal messages",
 }
 
 
 def ledger_lines(ledger: dict[str, Any]) -> Iterator[str]:
-    """Line by line."""
+    """Yield the lines of a ledger's text form.
+
+    Args:
+        ledger: The content of `ledger.json`, as `Ledger.to_json` returns it.
+
+    Returns:
+        An iterator over lines without line breaks.
+    """
     if ledger["pooled"]:
-        yield f"{ledger['method']} trains on all data in one place: there are no clients, and nothing travels."
+        yield f"{ledger['method']} trains on all data in one place: there are no clients, and no messages are sent."
         return
     for kind, title in TITLES.items():
         entries = [entry for entry in ledger["messages"] if (entry["direction"], entry["purpose"]) == kind]
@@ -25,12 +32,12 @@ def ledger_lines(ledger: dict[str, Any]) -> Iterator[str]:
             if entry["tensors"] or kind[1] == "error":
                 yield from _entry(title, entry)
     if ledger["reveals"]:
-        yield "what these say about a client's data, besides what any weights do:"
+        yield "what these reveal about a client's data, beyond what model weights always reveal:"
         yield from _aligned(list(ledger["reveals"].items()))
-    yield "left a client beside tensors:"
+    yield "left a client in addition to tensors:"
     yield from (f"  {what}" for what in ledger["numbers"])
     if ledger["models"]:
-        yield "  at the end: personal models, into this run folder (storage.personal_models: false keeps them away)"
+        yield "  at the end: personal models, saved in this run folder (storage.personal_models: false disables this)"
     yield "never left a client:"
     rows = [
         (
@@ -43,14 +50,15 @@ def ledger_lines(ledger: dict[str, Any]) -> Iterator[str]:
     ]
     yield from _aligned(rows)
     if "counts" in ledger["reveals"]:
-        yield "  (labels left as counts per class only: see above)"
+        yield "  (labels left only as counts per class: see above)"
     if (privacy := ledger["privacy"]) is not None:
         yield (
             f"the server clipped each update to {privacy['clip']:g} and added noise of {privacy['noise']:g} × that to "
-            "their sum: what it made of them is private (docs/explanation/trust.md), the messages that it got are not"
+            "their sum: the result is private (docs/explanation/trust.md), the messages that the server received are "
+            "not"
         )
         if privacy["simulated"]:
-            yield "this was a simulation: the noise follows from the seed, so those who know the seed can subtract it"
+            yield "this was a simulation: the noise follows from the seed, so anyone who knows the seed can subtract it"
 
 
 def _entry(title: str, entry: dict[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The page of runs as they go: an HTTP server for this machine alone, which tells the page when there is more."""
+"""Live report page: an HTTP server on loopback that notifies the page when run folders change."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,14 +19,26 @@ from fedloom.report.page.runs import entries_of, read_runs
 
 HOST = "127.0.0.1"
 EVERY = 0.5
-"""Seconds between two looks at the folders."""
+"""Seconds between two checks of the run folders."""
 SILENCE = 10.0
-"""Seconds after which a page is told that the server is still there."""
+"""Seconds without changes after which the server sends a keep-alive comment."""
 FILES = (RECIPE, "metrics.jsonl", "clients.jsonl", "summary.json", "log.txt")
 
 
 class Live:
-    """Serves the page of these folders until it is closed; a folder may be empty at first."""
+    """HTTP server of the live page of some run folders; use it as a context manager.
+
+    The server listens on 127.0.0.1 only. A background thread checks the folders every half second and rebuilds the
+    page when a file has changed.
+
+    Args:
+        paths: Folders of runs, comparisons or sweeps. They may be empty or missing when the server starts.
+        port: The port to listen on; 0 chooses a free port.
+        insights: Reads data and models for the page; by default all sections are computed.
+
+    Raises:
+        UserError: If the port cannot be used.
+    """
 
     def __init__(self, paths: Sequence[Path], *, port: int = 0, insights: Insights | None = None):
         self.paths, self.insights = paths, insights or Insights()
@@ -39,7 +51,7 @@ class Live:
             self._server = _Server((HOST, port), self)
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise UserError(f"--port {port}: cannot be used: {reason}; leave it out to get a free one") from None
+            raise UserError(f"--port {port}: cannot be used: {reason}; leave it out to use any free port") from None
         self.port = int(self._server.server_address[1])
         self.url = f"http://{HOST}:{self.port}/"
 
@@ -56,19 +68,23 @@ class Live:
         self._server.server_close()
 
     def differs(self, version: int) -> bool:
-        """Whether there is something to tell a page that knows this version."""
+        """Whether a page that has this version must be notified: the data changed, or the server is closing."""
         return self.version != version or self.closed.is_set()
 
-    def stay(self, tell: Callable[[], None]) -> None:
-        """Until Ctrl-C, from the moment that somebody is told of it."""
+    def stay(self, announce: Callable[[], None]) -> None:
+        """Keep serving until Ctrl-C.
+
+        Args:
+            announce: Called first, for example to print the address; Ctrl-C during this call also ends the method.
+        """
         try:
-            tell()
+            announce()
             self.closed.wait()
         except KeyboardInterrupt:
             return
 
     def _look(self) -> None:
-        """Whenever a file has changed: first what is written there, then what takes longer to find out."""
+        """Rebuild the page whenever a file has changed: first from the records, then with the slow insights."""
         seen: object = None
         while not self.closed.is_set():
             now = self._stamp()
@@ -79,13 +95,13 @@ class Live:
                     self._show(page_of(entries, self.insights.known(entries)))
                     if self.insights.missing(entries):
                         self._show(page_of(entries, self.insights.of(entries)))
-                except Exception as error:  # whatever it is, the page tells it, and goes on when files change
-                    if now:  # else nothing has begun yet
+                except Exception as error:  # the page shows any error; the next change of a file tries again
+                    if now:  # otherwise no run has started yet
                         self._show(replace(self._last, state=str(error), running=True))
             self.closed.wait(EVERY)
 
     def _stamp(self) -> list[tuple[str, int, int]]:
-        """Changes when a file of a run does."""
+        """Return a value that changes whenever a file of a run changes."""
         found = []
         for path in self.paths:
             for recipe in sorted(path.glob(f"**/{RECIPE}")):
@@ -118,8 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         live = self.server.live
         if self.headers.get("Host") not in (f"{HOST}:{live.port}", f"localhost:{live.port}"):
-            # another site's name that was made to point here
-            self.send_error(HTTPStatus.FORBIDDEN, "this page is for this machine")
+            # DNS rebinding: the host name of another site that resolves to this machine
+            self.send_error(HTTPStatus.FORBIDDEN, "this page is only available on this machine")
         elif self.path == "/":
             self._answer("text/html; charset=utf-8", live.page)
         elif self.path == "/data.json":
@@ -138,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _events(self, live: Live) -> None:
-        """One line per change, from now on: the page asks for the data itself."""
+        """Send an event for each change; the page then fetches the data."""
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Cache-Control", "no-store")
@@ -156,4 +172,4 @@ class _Handler(BaseHTTPRequestHandler):
             return
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing: the terminal is the run's."""
+        """Log nothing: the terminal shows the run's progress."""

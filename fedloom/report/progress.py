@@ -1,4 +1,4 @@
-"""Progress of a run: a live bar in a terminal, plain lines elsewhere. Always on stderr."""
+"""Progress of a run, on stderr: a live bar in a terminal, plain lines otherwise."""
 
 from time import monotonic
 
@@ -9,12 +9,12 @@ from fedloom.experiment.records import RoundRecord, measure
 
 
 class RunProgress:
-    """Call it with each round's record."""
+    """Progress display of one run; call it with the record of each round."""
 
     def __init__(self, title: str, rounds: int, console: Console):
         self.title, self.rounds, self.console = title, rounds, console
         self._start = self._last = monotonic()
-        self._before: int | None = None  # rounds of an earlier session
+        self._before: int | None = None  # rounds completed before this run was resumed
         self._bar: Progress | None = None
         if console.is_terminal:
             self._bar = Progress(
@@ -31,7 +31,7 @@ class RunProgress:
             self._bar.start()
 
     def __call__(self, record: RoundRecord) -> None:
-        """One more round."""
+        """Show a finished round."""
         done = record["round"]
         text = accuracies(record)
         if self._before is None:
@@ -50,13 +50,13 @@ class RunProgress:
             )
 
     def stop(self) -> None:
-        """Ends the live display, also after an error."""
+        """End the live display; call it after an error too."""
         if self._bar is not None:
             self._bar.stop()
 
 
 def accuracies(record: RoundRecord) -> str:
-    """Loss and accuracies of a round, as far as they are known."""
+    """Format the loss and accuracies of a round; values that were not measured are left out."""
     shown = []
     if record.get("loss") is not None:
         shown.append(f"loss {record['loss']:.3f}")

@@ -1,4 +1,4 @@
-"""What a sweep found: the table, and a picture (a curve over one field, a heat map over two)."""
+"""Results of a sweep: a table and a plot (a curve for one field, a heat map for two)."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,24 +13,24 @@ from fedloom.report.table import percent
 
 SCORES = {"personal_accuracy": "clients %", "global_accuracy": "global %"}
 NOTE = (
-    "these are accuracies on test data, and there is no validation split: a setting chosen by them is chosen on test "
-    "data. Report all of them, or choose by other runs (another data.seed) than those you report"
+    "these are accuracies on test data, without a validation split: choosing a setting by them means choosing it on "
+    "test data. Report all settings, or choose by separate runs (with another data.seed) from those you report"
 )
 
 
 Setting = dict[str, Any]
-"""A value for each field that is swept."""
+"""A value for each swept field."""
 
 
 def short_names(paths: Iterable[str]) -> dict[str, str]:
-    """`training.optimizer.lr` → `lr`, where no other path ends so."""
+    """Map each field path to its last component (`training.optimizer.lr` → `lr`) where that is unambiguous."""
     paths = list(paths)
     leaves = {path: path.removesuffix(".name").rpartition(".")[2] for path in paths}
     return {path: leaf if list(leaves.values()).count(leaf) == 1 else path for path, leaf in leaves.items()}
 
 
 def by_setting(runs: Sequence[Summary]) -> list[tuple[Setting, list[Summary]]]:
-    """The runs of each setting, one per seed."""
+    """Group runs by setting; a group has one run per seed."""
     groups: dict[str, list[Summary]] = {}
     for run in runs:
         groups.setdefault(repr(run["setting"]), []).append(run)
@@ -38,7 +38,7 @@ def by_setting(runs: Sequence[Summary]) -> list[tuple[Setting, list[Summary]]]:
 
 
 def sweep_table(runs: Sequence[Summary]) -> Table:
-    """A row per setting. Percent; ± is over seeds."""
+    """Return the table of a sweep, one row per setting; accuracies in percent, ± over seeds."""
     seeds = len({run["seed"] for run in runs})
     caption = f"clients: mean accuracy over clients · spread: std over clients · ±: std over {seeds} seeds"
     table = Table(caption=caption if seeds > 1 else caption.rpartition(" · ")[0])
@@ -59,7 +59,11 @@ def sweep_table(runs: Sequence[Summary]) -> Table:
 
 
 def plot_sweep(runs: Sequence[Summary], path: Path | str) -> None:
-    """One field: a curve. Two: a heat map, or dots where not all combinations were run. More: dots over each field."""
+    """Write a PNG of a sweep.
+
+    One field gives a curve. Two fields give a heat map, or coloured dots if not all combinations were run. More fields
+    give one scatter plot per field.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -142,7 +146,7 @@ def _draw_dots(figure: Any, axes: Any, found: Found, fields: list[str], names: d
 
 
 def _positions(values: list[Any]) -> tuple[np.ndarray, list[str] | None]:
-    """Numbers as they are; anything else side by side, with names."""
+    """Return positions on an axis: numbers unchanged; other values as indices, with their tick labels."""
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return np.array(values, float), None
     distinct = _distinct(values)

@@ -1,4 +1,4 @@
-"""The table of a comparison: methods in rows, means over seeds."""
+"""Table of a comparison: one row per method, means over seeds."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,25 @@ from fedloom.experiment.records import Summary
 
 
 def comparison_table(summaries: Iterable[Summary], title: str = "") -> Table:
-    """Mean client accuracy, its spread over clients, global accuracy, MB sent, seconds. Percent; ± is over seeds."""
+    """Return a table that compares methods.
+
+    Columns: the mean accuracy over clients, its standard deviation over clients, the mean of the worst 10% of the
+    clients, the accuracy of the global model (all in percent), MB that a client sends per round, and seconds per run.
+    Values are means over runs with the same label or method; ± is the standard deviation over these runs (seeds).
+
+    Args:
+        summaries: Summaries of runs, as `run` and `compare` return them.
+        title: Title above the table; empty for none.
+
+    Returns:
+        A `rich` table.
+
+    Example:
+        >>> import fedloom
+        >>> from rich.console import Console
+        >>> summaries = fedloom.compare("recipe.yaml", methods=["local", "fedavg"], seeds=[0, 1])
+        >>> Console().print(comparison_table(summaries, title="Digits"))
+    """
     caption = "clients: mean accuracy over clients · spread: std over clients · MB up: per client and round"
     table = Table(title=title or None, caption=caption)
     table.add_column("method", style="bold", overflow="fold")
@@ -32,7 +50,7 @@ def comparison_table(summaries: Iterable[Summary], title: str = "") -> Table:
 
 
 def percent(values: list[float | None], *, spread: bool = True) -> str:
-    """`87.3 ± 0.4`, or a dash where there is nothing."""
+    """Format fractions as percent, such as `87.3 ± 0.4`; return a dash if no value is known."""
     known = [100 * value for value in values if value is not None]
     if not known:
         return "–"

@@ -1,1 +1,1 @@
-"""The papers' tables: recipes with the papers' own figures, what was run of them, and a report of both side by side."""
+"""Reproduction of the papers' tables: recipes with the papers' figures, stored results, and a report of both."""

@@ -1,4 +1,4 @@
-"""The papers' figures beside ours: means over seeds, what was changed, and a two-sided count of what agrees."""
+"""Comparison of the papers' figures with ours: means over seeds, changed settings, and counts of agreement."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from fedloom.studies.results import CellResult
 from fedloom.studies.table import Cell
 
 TOLERANCE = 2.0
-"""Points by which a figure that agrees may differ from the paper's, to either side."""
+"""Percentage points by which a figure may differ from the paper's, in either direction, and still agree with it."""
 
 Verdict = Literal["agrees", "within 2 points", "above", "below"]
 Apart = Literal["shortened", "ours"]
@@ -17,33 +17,33 @@ Apart = Literal["shortened", "ours"]
 
 @dataclass(frozen=True)
 class Line:
-    """A cell with what was run of it: the paper's setting if it was, else the longest shortened run."""
+    """A cell with its results: those in the paper's setting if there are any, otherwise the longest shortened run."""
 
     cell: Cell
     results: tuple[CellResult, ...] = ()
-    """of the same changes, seed by seed"""
+    """Results with the same changes, one per seed."""
 
     @property
     def here(self) -> float | None:
-        """Our figure, in percent: the mean over seeds."""
+        """Our figure in percent, as the mean over seeds; None without results."""
         known = self.figures
         return mean(known) if known else None
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over seeds."""
+        """Standard deviation over seeds; None with fewer than two seeds."""
         return stdev(self.figures) if len(self.figures) > 1 else None
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's."""
+        """Our figure minus the paper's; None if one of them is missing."""
         return None if self.here is None or self.cell.printed is None else self.here - self.cell.printed
 
     @property
     def verdict(self) -> Verdict | None:
-        """How ours compares with the paper's figure, judged as printed, with two decimals.
+        """How our figure compares with the paper's, both rounded to two decimals.
 
-        Only a run in the paper's setting agrees with it; one that is counted apart is `within 2 points`.
+        Only a run in the paper's setting can agree. A run that is counted separately is `within 2 points` instead.
         """
         if self.difference is None:
             return None
@@ -54,54 +54,57 @@ class Line:
 
     @property
     def apart(self) -> Apart | None:
-        """Why the cell is counted apart from those in the paper's setting; a shortened run of ours is `shortened`."""
+        """Why the cell is counted separately from those in the paper's setting; None if it is not.
+
+        A shortened run in a setting of ours counts as `shortened`.
+        """
         return "shortened" if self.changes else "ours" if self.cell.ours else None
 
     @property
     def changes(self) -> Mapping[str, Any]:
-        """What differs from the paper's setting."""
+        """Fields that differ from the paper's setting."""
         return self.results[0].changes if self.results else {}
 
     @property
     def figures(self) -> list[float]:
-        """Our figure of each seed, in percent."""
+        """Our figure for each seed, in percent."""
         return [figure for r in self.results if (figure := r.figure(self.cell)) is not None]
 
 
 @dataclass(frozen=True)
 class Count:
-    """How many cells were run, and how their figures compare with the paper's."""
+    """Number of cells that were run, and how their figures compare with the paper's."""
 
     run: int
     within: int
-    """at most 2 points from the paper's figure: in the paper's setting, those that agree"""
+    """Figures at most 2 points from the paper's; in the paper's setting these are the ones that agree."""
     above: int
     below: int
 
     @property
     def judged(self) -> int:
-        """Cells that were run and whose figure the paper prints."""
+        """Number of cells that were run and for which the paper prints a figure."""
         return self.within + self.above + self.below
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Cells counted: in the paper's setting, and apart from them those in a setting of ours and the shortened ones."""
+    """Counts of cells: in the paper's setting, in settings of ours, and shortened."""
 
     cells: int
-    """of the paper's tables; where all are in a setting of ours, those"""
+    """Number of cells in the paper's setting; if there are none, of all cells."""
     paper: Count
     ours: Count
     shortened: Count
 
     @property
     def run(self) -> int:
-        """Cells of which anything was run, those in a setting of ours apart."""
+        """Number of cells that were run, completely or shortened, without those in a setting of ours."""
         return self.paper.run + self.shortened.run
 
     @property
     def any_run(self) -> bool:
-        """Whether anything was run."""
+        """Whether any cell was run."""
         return self.run + self.ours.run > 0
 
 
@@ -124,14 +127,14 @@ def _count(lines: Iterable[Line]) -> Count:
 
 
 def count_in_words(count: Count) -> str:
-    """Write a count of cells that stand apart: `14: 6 within 2 points, 5 above, 3 below`."""
+    """Format a count of separately counted cells: `14: 6 within 2 points, 5 above, 3 below`."""
     parts = {"within 2 points": count.within, "above": count.above, "below": count.below}
     words = ", ".join(f"{number} {word}" for word, number in parts.items() if number)
     return f"{count.run}: {words}" if words else f"{count.run}"
 
 
 def compared(cells: Iterable[Cell], results: Sequence[CellResult]) -> list[Line]:
-    """Cells with their results."""
+    """Match cells with their results."""
     return [Line(cell, _best([r for r in results if r.of == cell.key])) for cell in cells]
 
 
@@ -143,7 +146,7 @@ def with_other_seeds(line: Line, results: Iterable[CellResult]) -> Line:
 
 
 def _best(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
-    """Those in the paper's setting; else the longest of the shortened ones."""
+    """Return the results in the paper's setting; if there are none, those of the longest shortened run."""
     if not results:
         return ()
     best = min(results, key=lambda r: (bool(r.changes), -r.rounds))
@@ -152,13 +155,13 @@ def _best(results: Sequence[CellResult]) -> tuple[CellResult, ...]:
 
 
 def changes_in_words(changes: Mapping[str, Any], cell: Cell) -> str:
-    """`50 of 100 rounds, data.limit 6000`; nothing where nothing was changed."""
+    """Describe changes, such as `50 of 100 rounds, data.limit 6000`; empty without changes."""
     words = [f"{changes['training.rounds']} of {cell.rounds} rounds"] if "training.rounds" in changes else []
     return ", ".join(words + [f"{path} {value}" for path, value in changes.items() if path != "training.rounds"])
 
 
 def setting_in_words(line: Line) -> str:
-    """`the paper's`; `ours, 50 of 100 rounds`; `not run yet`."""
+    """Describe the setting of a line: `the paper's`, `ours, 50 of 100 rounds` or `not run yet`."""
     words = changes_in_words(line.changes, line.cell) if line.results else "not run yet"
     if line.cell.ours:
         return f"ours, {words}" if words else "ours"

@@ -1,4 +1,4 @@
-"""What a run costs: image-steps, and seconds where this machine's speed with the network is known from stored runs."""
+"""Cost of a run: image-steps, and seconds if stored runs show how fast a machine is with the network."""
 
 import os
 import tempfile
@@ -29,24 +29,24 @@ SIZES = {
     "cifar100": (50_000, 10_000), "cinic10": (180_000, 90_000), "emnist": (112_800, 18_800), "svhn": (73_257, 26_032),
     "usps": (7_291, 2_007), "office-home": (15_588, 0), "adaptiope": (36_900, 0), "digits": (1_797, 0),
 }  # fmt: skip
-"""Training and test images of the complete datasets."""
+"""Numbers of training and test images of the complete datasets."""
 FORWARD = 1 / 3
-"""A pass without its backward half, in passes with it."""
+"""Cost of a forward pass relative to a forward and backward pass."""
 SAMPLE = 8
-"""Images of the round in which passes are counted."""
+"""Number of images of the client whose passes are counted."""
 
 
 def passes(recipe: Recipe) -> tuple[float, float]:
-    """How often an image goes through the network in a round, and how often of that with a backward pass.
+    """Return how many passes an image makes through the network per round, and how many of them have a backward pass.
 
-    Counted, not reckoned, in an update of a client of few images: each view, each epoch of each fit, each pass of a
-    frozen network counts.
+    The passes are counted in an actual update of a client with a few images, so that each view, each epoch of each
+    `fit` and each pass of a frozen network is included.
     """
     method, objective = recipe.make_method(), recipe.make_objective()
     key = repr((method.name, sorted(vars(method).items()), objective, recipe.training.epochs))
     if key not in _counted:
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # for eight images, 10 times as fast as several threads on busy cores
+        torch.set_num_threads(1)  # for eight images, 10 times faster than several threads on busy cores
         try:
             _counted[key] = _count(recipe, method, objective)
         finally:
@@ -79,7 +79,7 @@ def _count(recipe: Recipe, method: Method, objective: Objective) -> tuple[float,
 
 
 def image_steps(recipe: Recipe) -> float:
-    """Images that go forward and backward through the network in a run; evaluation is not counted."""
+    """Return the number of forward and backward passes of images in a run, without evaluation."""
     data, training = recipe.data, recipe.training
     kind, kept = parse_split(data.split)
     sizes = []
@@ -94,21 +94,21 @@ def image_steps(recipe: Recipe) -> float:
 
 
 Workload = tuple[str, str, int | None]
-"""A machine, a network and the size to which images are brought."""
+"""A machine, a network, and the size to which images are resized."""
 
 
 def kind(recipe: Recipe, where: str | None = None) -> Workload:
-    """What decides over a run's speed, on this machine or on another."""
+    """Return what determines a run's speed, on this machine or on another."""
     return where or machine(recipe), recipe.model.name, recipe.data.size
 
 
 def speeds(results: Iterable[CellResult], shared: bool = False) -> dict[Workload, float]:
-    """Image-steps a second: the median of stored runs that had the machine to themselves.
+    """Return image-steps per second for each workload: the median of stored runs that had the machine to themselves.
 
     Args:
         results: Stored runs.
-        shared: Also take runs that shared the machine, each with its share of the machine's time: the speeds are those
-            of a machine that is kept busy with several runs.
+        shared: Also use runs that shared the machine, multiplied by the number of concurrent runs. The speeds are then
+            those of a machine that is kept busy with several runs.
     """
     found: dict[Workload, list[float]] = {}
     for result in results:
@@ -120,13 +120,13 @@ def speeds(results: Iterable[CellResult], shared: bool = False) -> dict[Workload
 
 
 def seconds(recipe: Recipe, known: dict[Workload, float], where: str | None = None) -> float | None:
-    """What a run would take on this machine, or on another; nothing where no speed is known."""
+    """Estimate the seconds of a run on this machine or on another; None if the speed is unknown."""
     speed = known.get(kind(recipe, where))
     return image_steps(recipe) / speed if speed else None
 
 
 def in_words(seconds: float) -> str:
-    """`40 s`, `12 min`, `3.5 h`, `21 days`."""
+    """Format a duration: `40 s`, `12 min`, `3.5 h`, `21 days`."""
     for unit, length in (("days", 172_800), ("h", 7_200), ("min", 120)):
         if seconds >= length:
             return f"{seconds / (length / 2):.{int(unit == 'h')}f} {unit}"
@@ -134,15 +134,15 @@ def in_words(seconds: float) -> str:
 
 
 SHAPES = {"mnist": (1, 28), "fashion-mnist": (1, 28), "emnist": (1, 28), "usps": (1, 16), "digits": (1, 8)}
-"""Channels and sides of datasets that are not of CIFAR's shape, unless the recipe resizes them."""
+"""Channels and side length of datasets whose images differ from CIFAR's 3×32×32."""
 ENOUGH = 0.5
-"""Seconds of a round that can be believed."""
+"""Seconds that a round must take for a reliable measurement."""
 MOST = 2048
-"""Images of a client, whatever a round takes."""
+"""Largest number of images per client in a measurement, however short the round."""
 
 
 def measured(recipe: Recipe) -> float:
-    """Image-steps a second: images are added until a round takes long enough."""
+    """Measure image-steps per second; images are added until a round takes long enough."""
     gpu = engine_class(recipe.engine).gpu and torch.cuda.is_available() and recipe.engine.device != "cpu"
     clients = 8 if gpu else os.cpu_count() or 1
     each = 8
@@ -154,7 +154,7 @@ def measured(recipe: Recipe) -> float:
 
 
 def _round(recipe: Recipe, clients: int, each: int) -> float:
-    """What the second round takes; the first has what is done only once."""
+    """Return the seconds of the second round; the first includes one-time work."""
     channels, side = SHAPES.get(recipe.data.name, (3, 32))
     side, channels = recipe.data.size or side, recipe.data.channels or channels
     images = torch.randint(256, (clients * each, channels, side, side), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""The paper's order of methods, pair by pair: confirmed or contradicted only where intervals over seeds say so."""
+"""Whether our results confirm or contradict the paper's order of methods, by confidence intervals over seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from scipy.special import stdtrit  # scipy.stats takes seconds to import
 from fedloom.studies.comparison import Line
 
 LEVEL = 0.95
-"""Of the confidence intervals."""
+"""Level of the confidence intervals."""
 SHOWN = 4
-"""Contradicted pairs that are written out."""
+"""Number of contradicted pairs that are written out."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two methods of a column that differ in the paper."""
+    """Two methods of a column whose figures differ in the paper."""
 
     better: Line
-    """the one with the higher figure in the paper"""
+    """The method with the higher figure in the paper."""
     worse: Line
 
     @property
@@ -34,32 +34,32 @@ class Pair:
 
     @property
     def here(self) -> float:
-        """Our difference between the means over seeds: below 0 where the order is reversed."""
+        """Our difference between the means over seeds; negative if the order is reversed."""
         assert self.better.here is not None
         assert self.worse.here is not None
-        return round(self.better.here, 2) - round(self.worse.here, 2)  # as they are printed
+        return round(self.better.here, 2) - round(self.worse.here, 2)  # as printed in the report
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Where our difference lies, by seeds; nothing where one of the two has a single seed."""
+        """Confidence interval of our difference over seeds; None if one of the methods has a single seed."""
         return welch(self.better.figures, self.worse.figures)
 
     @property
     def verdict(self) -> Literal["confirmed", "contradicted", "open"]:
-        """Confirmed or contradicted where the interval excludes 0, on the paper's side or on the other."""
+        """`confirmed` if the whole interval is above 0, `contradicted` if it is below 0, otherwise `open`."""
         low, high = self.interval or (0.0, 0.0)
         return "confirmed" if low > 0 else "contradicted" if high < 0 else "open"
 
 
 def welch(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float] | None:
-    """Student-t interval of the difference between two means, for unequal variances.
+    """Return Welch's confidence interval of the difference between two means (Student's t, unequal variances).
 
     Args:
-        ones: Figures of one method, seed by seed.
-        others: Those of the other.
+        ones: Figures of the first method, one per seed.
+        others: Figures of the second method, one per seed.
 
     Returns:
-        The interval's ends, or None where a sample has fewer than two figures.
+        The lower and upper end, or None if a method has fewer than two figures.
     """
     if len(ones) < 2 or len(others) < 2:
         return None
@@ -74,7 +74,7 @@ def welch(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float]
 
 
 def pairs(lines: Sequence[Line]) -> list[Pair]:
-    """All pairs of a column's methods that ran with the same changes and differ in the paper."""
+    """Return all pairs of a column's methods that ran with the same changes and differ in the paper."""
     known = [line for line in lines if line.difference is not None]
     found = (Pair(*sorted(two, key=_printed, reverse=True)) for two in combinations(known, 2))
     return [pair for pair in found if pair.printed > 0 and pair.better.changes == pair.worse.changes]
@@ -85,7 +85,7 @@ def _printed(line: Line) -> float:
 
 
 def in_words(found: Sequence[Pair]) -> str:
-    """The verdicts on a column's pairs; nothing where there are none."""
+    """Summarise the verdicts on a column's pairs; empty without pairs."""
     if not found:
         return ""
     alone = sum(pair.interval is None for pair in found)

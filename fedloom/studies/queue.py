@@ -1,4 +1,4 @@
-"""Queues: ordered lists of cells to run with several seeds, and what has become of each run."""
+"""Queues: ordered lists of cells to run with several seeds, and the state of each run."""
 
 import json
 import socket
@@ -28,7 +28,7 @@ LOGS = RUNS / "logs"
 
 
 def _as_texts(value: Any) -> Any:
-    """Read `a`, `a,b` and `[a, 0.5]` as lists of texts, as the command line does."""
+    """Read `a`, `a,b` and `[a, 0.5]` as lists of strings, as the command line does."""
     if isinstance(value, str):
         return value.split(",")
     if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -40,21 +40,23 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_as_texts), Field(min_length=
 
 
 class Entry(Section):
-    """Cells to run, selected as on the command line, each with every seed."""
+    """A queue entry: cells to run, selected as on the command line, each with every seed."""
 
     name: str
-    what: str = Field("", description="what the runs are to show")
+    what: str = Field("", description="the question that the runs answer")
     table: Texts = Field(description="fedcrc/table1, or a paper, or a list of them")
-    only: Texts | None = Field(None, description="columns that have one of these: [cifar10, mnist]")
-    at: dict[str, Texts] = Field({}, description="columns at a place: {dataset: cifar10, beta: [0.1, 0.5]}")
+    only: Texts | None = Field(None, description="columns with one of these values: [cifar10, mnist]")
+    at: dict[str, Texts] = Field(
+        {}, description="columns with these values on the axes: {dataset: cifar10, beta: [0.1, 0.5]}"
+    )
     methods: Texts | None = Field(None, description="rows; all by default")
-    first: bool = Field(False, description="only what is to be run before everything else")
+    first: bool = Field(False, description="only cells marked to be run first")
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
-    scale: float = Field(1.0, gt=0, le=1, description="share of the rounds; results say so")
-    reduced: bool = Field(False, description="the table's smaller setting; results say so")
+    scale: float = Field(1.0, gt=0, le=1, description="fraction of the rounds; stored with the results")
+    reduced: bool = Field(False, description="use the table's smaller setting; stored with the results")
 
     def runs(self, plan: StudyPlan) -> list["QueuedRun"]:
-        """All runs: of all cells with the first seed, then with the next."""
+        """Return all runs: all cells with the first seed, then all cells with the next seed, and so on."""
         selection = Selection(self.table, self.only, self.at, self.methods, self.first, dashes="")
         runs = runs_of(selection.cells())
         return [QueuedRun(tuple(run), self._plan(plan, run[0], seed)) for seed in self.seeds for run in runs]
@@ -66,41 +68,41 @@ class Entry(Section):
 
 @dataclass(frozen=True)
 class QueuedRun:
-    """One run of a queue: the cells whose figures it gives, and how it is run."""
+    """One run of a queue: the cells that it provides figures for, and the plan it is run with."""
 
     cells: tuple[Cell, ...]
     plan: StudyPlan
 
     @cached_property
     def recipe(self) -> Recipe:
-        """Its recipe, with the run folder."""
+        """The recipe of the run, including the run folder."""
         return recipe_of(self.cells[0], self.plan)[0]
 
     @cached_property
     def result(self) -> Path:
-        """Where its result is stored; two runs with the same path are the same."""
+        """The file of the run's result; two runs with the same path are the same run."""
         return result_path(self.cells[0], self.plan)
 
     @property
     def log(self) -> Path:
-        """What its process prints while it runs."""
+        """The file for the output of the run's process while it runs."""
         return LOGS / f"{self.cells[0].paper}-{self.result.stem}.log"
 
     @property
     def failure(self) -> Path:
-        """What it had printed when it failed; removed when it is started again."""
+        """The file for the output of a failed run; removed when the run is started again."""
         return self.log.with_suffix(".failed.log")
 
     @property
     def round(self) -> int:
-        """The round of the last checkpoint; 0 without one."""
+        """The round of the last checkpoint; 0 without a checkpoint."""
         assert self.recipe.out is not None
         names = [path.stem.removeprefix("round-") for path in self.recipe.out.glob("checkpoints/round-*.json")]
         return max((int(name) for name in names if name.isdigit()), default=0)
 
     @property
     def state(self) -> State:
-        """What has become of it, by the files that it wrote."""
+        """The state of the run, according to the files that it wrote."""
         if self.result.exists():
             return "done"
         if self._is_running():
@@ -110,7 +112,7 @@ class QueuedRun:
         return "stopped" if self.round else "waiting"
 
     def _is_running(self) -> bool:
-        """Whether a process of this machine holds the run folder; one of another machine cannot be asked."""
+        """Whether a process on this machine holds the run folder; processes on other machines cannot be checked."""
         assert self.recipe.out is not None
         try:
             owner = json.loads((self.recipe.out / LOCK).read_text(encoding="utf-8"))
@@ -121,16 +123,16 @@ class QueuedRun:
 
 @dataclass(frozen=True)
 class Queue:
-    """Entries in the order in which they are run."""
+    """A queue: entries in the order in which they are run."""
 
     name: str
     entries: tuple[Entry, ...]
 
     def runs(self, plan: StudyPlan) -> list[tuple[Entry, list[QueuedRun]]]:
-        """The runs of each entry.
+        """Return the runs of each entry.
 
         Raises:
-            UserError: An entry selects nothing, or has an unknown table or method.
+            UserError: If an entry selects no cells, or names an unknown table or method.
         """
         found = []
         for number, entry in enumerate(self.entries, 1):
@@ -142,7 +144,7 @@ class Queue:
 
 
 def distinct(entries: Iterable[tuple[Entry, Sequence[QueuedRun]]]) -> list[QueuedRun]:
-    """All runs in order; one that several entries select stands where the first of them has it."""
+    """Return all runs in order; a run that several entries select appears only in its first position."""
     found: dict[Path, QueuedRun] = {}
     for run in (run for _, runs in entries for run in runs):
         found.setdefault(run.result, run)
@@ -150,7 +152,7 @@ def distinct(entries: Iterable[tuple[Entry, Sequence[QueuedRun]]]) -> list[Queue
 
 
 def shipped_queues() -> dict[str, Traversable]:
-    """Queues that come with the package, by name."""
+    """Return the queues that are part of the package, by name."""
     folder = files("fedloom") / "studies" / "queues"
     found = [entry for entry in folder.iterdir() if entry.name.endswith(".yaml")]
     return {entry.name.removesuffix(".yaml"): entry for entry in sorted(found, key=lambda entry: entry.name)}
@@ -163,7 +165,7 @@ def load_queue(source: str) -> Queue:
         source: A file, or the name of a shipped queue: `decisive`, `tables`.
 
     Raises:
-        UserError: It cannot be read, or is not a list of entries.
+        UserError: If the file cannot be read, or is not a list of entries.
     """
     known = shipped_queues()
     path: Path | Traversable = known[source] if source in known and not Path(source).is_file() else Path(source)

@@ -1,4 +1,4 @@
-"""Runs a queue: each run in its own process with a log, several at once, and what a queue's rest would take."""
+"""Execution of a queue, with one process and log per run, and estimates of the remaining time."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,12 +17,12 @@ from fedloom.studies.running import SAME, StudyPlan
 from fedloom.studies.table import PAPERS, Cell
 
 LAST_LINES = 5
-"""Of a failed run's log, in the report of failures."""
+"""Number of lines of a failed run's log that are shown."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that failed, with the end of its log."""
+    """A failed run and its log."""
 
     command: str
     exit_code: int
@@ -36,7 +36,7 @@ class Failure:
 
 
 def arguments_of(cells: Sequence[Cell], plan: StudyPlan) -> list[str]:
-    """The arguments of `fedloom` that make this run in another process, and store its result."""
+    """Return the arguments of the `fedloom` command that executes a run and stores its result."""
     line = [*command(cells[0])[1:], "--seed", str(plan.seed), "--scale", f"{plan.scale}"]
     line += ["--results", str(plan.results)] + ["--reduced"] * bool(plan.shortened) + ["--again"] * plan.again
     return line + [f"--set={path}={value}" for path, value in plan.trial.items()]
@@ -45,22 +45,23 @@ def arguments_of(cells: Sequence[Cell], plan: StudyPlan) -> list[str]:
 def run_queue(
     runs: Sequence[QueuedRun], many: int, plan: StudyPlan, interrupts: Interrupts, tell: Callable[[str], None]
 ) -> list[Failure]:
-    """Run what is not stored, in order, `many` at a time. None is started after the plan's deadline.
+    """Run a queue: all runs without a stored result, in order, `many` at a time.
 
-    A run stores its result when it is finished; one that fails does not stop the others.
+    A run stores its result when it has finished. A failed run does not stop the others. No run is started after the
+    plan's deadline.
 
     Args:
         runs: The queue's runs.
-        many: Processes at a time.
-        plan: Has the deadline.
-        interrupts: A signal is passed on: each run stops with a checkpoint.
+        many: Number of concurrent processes.
+        plan: The plan with the deadline.
+        interrupts: Received signals. They are forwarded to the runs, which stop with a checkpoint.
         tell: Called with a line of text for each run that has ended.
 
     Returns:
         The runs that failed.
 
     Raises:
-        Interrupted: A signal came; all runs have stopped.
+        Interrupted: After a signal, when all runs have stopped.
     """
     waiting = deque(run for run in runs if run.state not in ("done", "running"))
     total, ended = len(waiting), 0
@@ -104,40 +105,41 @@ def run_queue(
 
 
 def described(run: QueuedRun) -> str:
-    """`fedcrc/table1 cifar10-beta0.1 fedavg, seed 0`"""
+    """Describe a run: `fedcrc/table1 cifar10-beta0.1 fedavg, seed 0`."""
     cell = run.cells[0]
     return f"{cell.table} {cell.place} {cell.row}, seed {run.plan.seed}"
 
 
 @dataclass(frozen=True)
 class EntryStatus:
-    """What has become of an entry's runs, and what the rest would take."""
+    """States of an entry's runs, and the cost of those that remain."""
 
     entry: Entry
     runs: tuple[tuple[QueuedRun, State], ...]
     steps: float
-    """image-steps that are left"""
+    """Remaining image-steps."""
     seconds: float
-    """that these take, as far as speeds are known"""
+    """Remaining seconds of the runs whose speed is known."""
     unknown: int
-    """runs that are left and whose speed is not known"""
+    """Number of remaining runs whose speed is unknown."""
 
     def count(self, state: State) -> int:
-        """How many runs are in this state."""
+        """Return the number of runs in a state."""
         return sum(other == state for _, other in self.runs)
 
 
 def _machine(left: Sequence[QueuedRun], known: dict[cost.Workload, float]) -> str:
     here = machine(Recipe.parse({"method": "fedavg"}))
     of = {name: sum(cost.kind(run.recipe, name) in known for run in left) for name in {name for name, _, _ in known}}
-    return max([here, *sorted(of)], key=lambda name: of.get(name, 0))  # the first of several
+    return max([here, *sorted(of)], key=lambda name: of.get(name, 0))  # in a tie, the first: this machine
 
 
 def status(entries: Sequence[tuple[Entry, list[QueuedRun]]], results: Path) -> tuple[list[EntryStatus], str]:
-    """The state of each entry, and the machine whose speed the times are of.
+    """Return the status of each entry, and the machine whose speeds the estimates use.
 
-    That is the machine on which most of what is left has a known speed, this one if it is among several. Times are of a
-    machine that is kept busy with several runs. A run that two entries have is in both, and its cost in the first.
+    That is the machine with known speeds for most of the remaining runs; in a tie, this machine. Times assume a machine
+    that is kept busy with several runs. A run that two entries share is listed in both; its cost is counted in the
+    first.
     """
     known = cost.speeds((result for paper in PAPERS for result in stored(results, paper)), shared=True)
     where = _machine([run for _, runs in entries for run in runs if run.state != "done"], known)

@@ -1,4 +1,4 @@
-"""What was run: a small JSON file for each run, with its figures, a thinned curve, where and how long."""
+"""Stored results: one small JSON file per run with its figures, a thinned curve, the machine and the time."""
 
 import json
 import os
@@ -22,28 +22,28 @@ from fedloom.studies.table import Cell
 
 RESULTS = Path("docs") / "reproduction"
 BESIDE = "FEDLOOM_BESIDE"
-"""Environment variable that tells a run how many share the machine with it, itself included."""
+"""Environment variable with the number of runs that share the machine, including the run that reads it."""
 MACHINES = "machines.txt"
 CURVE_POINTS = 40
 PATTERN = ("_accuracy", "_std", "_weighted", "_worst", "distance")
-"""Ends of the names of metrics that are kept."""
+"""Endings of the names of the metrics that are stored."""
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """A finished run of a cell's recipe, or of one that differs from it by `changes`."""
+    """Result of a finished run of a cell's recipe, possibly with `changes`."""
 
     of: str
-    """key of the cell's recipe"""
+    """Key of the cell's recipe."""
     seed: int
     rounds: int
     figures: dict[str, float]
-    """by measure, or measure@round; shares of one"""
+    """Figures by `measure` or `measure@round`, as fractions."""
     changes: dict[str, Any] = field(default_factory=dict)
     curve: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     seconds: float = 0.0
     beside: int = 1
-    """runs that shared the machine"""
+    """Number of runs that shared the machine, including this one."""
     machine: str = ""
     engine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -51,14 +51,21 @@ class CellResult:
     recipe: dict[str, Any] = field(default_factory=dict)
 
     def figure(self, cell: Cell) -> float | None:
-        """What stands in the cell, in percent; a distance as it is."""
+        """Return the figure of a cell in percent (a distance unscaled); None if it was not measured."""
         name = cell.measure if cell.column.round in (None, self.rounds) else f"{cell.measure}@{cell.column.round}"
         share = self.figures.get(name)
         return None if share is None else share * (1 if cell.measure == "distance" else 100)
 
 
 def result_of(folder: Path, cells: Sequence[Cell], recipe: Recipe, changes: Mapping[str, Any]) -> CellResult:
-    """Reads a finished run folder; `cells` are those whose figures the run has."""
+    """Read the result of a finished run folder.
+
+    Args:
+        folder: The run folder.
+        cells: The cells that the run provides figures for.
+        recipe: The recipe of the run.
+        changes: Fields that differ from the cells' recipe.
+    """
     records, summary = read_rounds(folder), finished(folder)
     assert summary is not None
     curves = curves_of(records)
@@ -87,7 +94,7 @@ def result_of(folder: Path, cells: Sequence[Cell], recipe: Recipe, changes: Mapp
 
 
 def curves_of(records: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Every kept metric over the rounds that were evaluated; those of styles as `styles.mnist`."""
+    """Return each stored metric over the evaluated rounds; metrics per style are named like `styles.mnist`."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for record in records:
         for name, value in _metrics(record):
@@ -104,20 +111,20 @@ def _metrics(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def thinned(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most so many points, the first and the last among them."""
+    """Thin a curve to at most `CURVE_POINTS` points, including the first and the last."""
     kept = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), CURVE_POINTS)).round().astype(int))
     return [(curve[i][0], round(curve[i][1], 4)) for i in kept]
 
 
 def machine(recipe: Recipe) -> str:
-    """What a recipe runs on here, in words."""
+    """Describe the hardware that a recipe runs on here."""
     if torch.cuda.is_available() and recipe.engine.device != "cpu" and engine_class(recipe.engine).gpu:
         return torch.cuda.get_device_name()
     return f"{os.cpu_count()} CPU cores, {platform.machine()}"
 
 
 def note_machine(folder: Path, recipe: Recipe) -> None:
-    """Adds this machine to those that a run folder has been on."""
+    """Add this machine to the list of machines in a run folder."""
     known = _read_machines(folder)
     if machine(recipe) not in known:
         write_whole(folder / MACHINES, ", then ".join(filter(None, [known, machine(recipe)])).encode())
@@ -129,7 +136,7 @@ def _read_machines(folder: Path) -> str:
 
 
 def commit() -> str | None:
-    """The commit that this code is of, if that can be told; `+` where files were changed since."""
+    """Return the git commit of this code, with `+` if files have changed since; None outside a repository."""
     here = Path(__file__).parent
     try:
         asked = [["git", "rev-parse", "--short=10", "HEAD"], ["git", "status", "--porcelain", "-uno", "."]]
@@ -140,7 +147,7 @@ def commit() -> str | None:
 
 
 def store(result: CellResult, path: Path) -> None:
-    """Writes it; an earlier result of the same run is replaced."""
+    """Write a result; an earlier result of the same run is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     values = {name: value for name, value in asdict(result).items() if value not in ({}, None, "")}
     curves = values.pop("curve", {})
@@ -150,10 +157,10 @@ def store(result: CellResult, path: Path) -> None:
 
 
 def stored(folder: Path, paper: str) -> list[CellResult]:
-    """All results of a paper's runs."""
+    """Return all stored results of a paper."""
     return [read(path) for path in sorted((folder / paper).glob("*.json"))]
 
 
 def read(path: Path) -> CellResult:
-    """One of them."""
-    return read_json(path, CellResult, "remove it, and the run is repeated")
+    """Read one stored result."""
+    return read_json(path, CellResult, "remove it and repeat the run")

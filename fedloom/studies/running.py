@@ -1,4 +1,4 @@
-"""Runs cells: resumable run folders, a time limit that ends between two rounds with a checkpoint, several at once."""
+"""Execution of cells: resumable, with a time limit that stops runs with a checkpoint, and several at once."""
 
 import shlex
 import signal
@@ -23,33 +23,33 @@ from fedloom.studies.table import Cell, cells_of, load_table, recipe_key, run_na
 
 RUNS = Path("runs") / "reproduce"
 KEPT: dict[str, Any] = {"storage.personal_models": False, "storage.checkpoint_every": 25}
-"""Models are not what is wanted; stopping writes a checkpoint anyway, and so does the clock."""
+"""Personal models are not needed. Few checkpoints suffice, since stopping a run always writes one."""
 
 SAME = "the same command"
-"""Resumes what was stopped, and stores its result."""
+"""How to resume a stopped run, for messages."""
 
 Watch = Callable[[Recipe], Callable[[RoundRecord], None]]
 
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """How cells are to be run."""
+    """How cells are run: seed, shortening, deadline and where results are stored."""
 
     seed: int = 0
     shortened: Mapping[str, Any] = field(default_factory=dict)
-    """fields of a smaller setting; results say so"""
+    """Fields of a smaller setting, by path; stored with the results."""
     scale: float = 1.0
-    """share of the rounds"""
+    """Fraction of the rounds."""
     trial: Mapping[str, Any] = field(default_factory=dict)
-    """fields for a trial: what differs from the paper's setting is not stored"""
+    """Fields of a trial, by path. Results of a trial are not stored if these fields affect the figures."""
     results: Path = RESULTS
     deadline: float | None = None
-    """monotonic time"""
+    """Time of `monotonic()` after which no run is started or continued."""
     again: bool = False
-    """also run what is stored already, and anew what is finished"""
+    """Whether to run cells again whose result is stored; a finished run folder is renamed first."""
 
     def changes(self, cell: Cell) -> dict[str, Any]:
-        """What differs from the cell's recipe."""
+        """Return the fields that differ from the cell's recipe."""
         changes = dict(self.shortened)
         if self.scale != 1:
             rounds = changes.get("training.rounds", cell.rounds)
@@ -64,7 +64,7 @@ class StudyPlan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run: a result, or the round it was stopped after."""
+    """Outcome of a run: a result, or the round after which it was stopped."""
 
     result: CellResult | None
     round: int
@@ -74,7 +74,7 @@ class Outcome:
 
 
 def runs_of(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """Cells by the run that gives their figures."""
+    """Group cells by the run that provides their figures."""
     runs: dict[str, list[Cell]] = {}
     for cell in cells:
         runs.setdefault(cell.key, []).append(cell)
@@ -82,7 +82,19 @@ def runs_of(cells: Iterable[Cell]) -> list[list[Cell]]:
 
 
 def run_cells(cells: list[Cell], plan: StudyPlan, watch: Watch | None = None) -> Outcome:
-    """One run, begun or gone on with; its result is stored when it is finished, unless it is a trial."""
+    """Start or resume one run, and store its result when it has finished, unless it is a trial.
+
+    Args:
+        cells: The cells that the run provides figures for.
+        plan: How to run them.
+        watch: Called with the recipe; returns a function that is called with the record of each round.
+
+    Returns:
+        The result, or the round after which the run was stopped by the plan's deadline.
+
+    Raises:
+        Interrupted: After a signal; the run has written a checkpoint.
+    """
     cell = cells[0]
     recipe, is_trial = recipe_of(cell, plan)
     kept = result_path(cell, plan)
@@ -108,12 +120,15 @@ def run_cells(cells: list[Cell], plan: StudyPlan, watch: Watch | None = None) ->
 
 
 def result_path(cell: Cell, plan: StudyPlan) -> Path:
-    """Where the result of a cell's run is stored."""
+    """Return the file that the result of a cell's run is stored in."""
     return plan.results / cell.paper / f"{run_name(cell.changed(plan.changes(cell)), plan.seed)}.json"
 
 
 def recipe_of(cell: Cell, plan: StudyPlan) -> tuple[Recipe, bool]:
-    """With its run folder; and whether it is a trial: fields were set that the cell's figures depend on."""
+    """Return the recipe of a cell with its run folder, and whether it is a trial.
+
+    It is a trial if the plan sets fields that the cell's figures depend on.
+    """
     values = cell.changed(plan.changes(cell))
     key = recipe_key(values)
     for path, value in (KEPT | dict(plan.trial)).items():
@@ -124,19 +139,19 @@ def recipe_of(cell: Cell, plan: StudyPlan) -> tuple[Recipe, bool]:
 
 
 def _set_aside(folder: Path) -> None:
-    """Under a name that is free: `….1`."""
+    """Rename a folder to the first free name of `….1`, `….2` and so on."""
     folder.rename(next(place for n in count(1) if not (place := folder.with_name(f"{folder.name}.{n}")).exists()))
 
 
 class _Rounds:
-    """Called after each round: notes which machine it was, and asks the run to stop when another would end too late."""
+    """Callback for each round: records the machine, and stops the run if the next round would miss the deadline."""
 
     def __init__(self, plan: StudyPlan, recipe: Recipe, on_round: Callable[[RoundRecord], None] | None):
         self.plan, self.recipe, self.on_round = plan, recipe, on_round
         self.round, self.is_up, self._last = 0, False, monotonic()
 
     def __call__(self, record: RoundRecord) -> None:
-        """One more round."""
+        """Handle a finished round."""
         if self.round == 0 and self.recipe.out:
             note_machine(self.recipe.out, self.recipe)
         if self.on_round:
@@ -145,11 +160,11 @@ class _Rounds:
         self.round = record["round"]
         if self.plan.left < took and not self.is_up and self.round < self.recipe.training.rounds:
             self.is_up = True
-            signal.raise_signal(signal.SIGTERM)  # as if asked from outside: a checkpoint, then the end
+            signal.raise_signal(signal.SIGTERM)  # the run writes a checkpoint and stops
 
 
 def _sharing(cell: Cell) -> list[Cell]:
-    """Cells of all the paper's tables that have the same run, this one first."""
+    """Return the cells of all the paper's tables that share a cell's run, this cell first."""
     tables = (name for name in table_names() if name.startswith(f"{cell.paper}/"))
     others = [other for name in tables for other in cells_of(name, load_table(name)) if other.key == cell.key]
     return [cell, *others]
@@ -158,10 +173,20 @@ def _sharing(cell: Cell) -> list[Cell]:
 def run_side_by_side(
     commands: Sequence[Sequence[str]], many: int, plan: StudyPlan, interrupts: Interrupts, tell: Callable[[str], None]
 ) -> int:
-    """Run commands of `fedloom`, each in its own process, `many` at a time; none is started after the deadline.
+    """Run `fedloom` commands in separate processes, `many` at a time; none is started after the deadline.
+
+    Args:
+        commands: The arguments of each command.
+        many: Number of concurrent processes.
+        plan: The plan with the deadline.
+        interrupts: Received signals, forwarded to the processes.
+        tell: Called with each message.
 
     Returns:
-        The exit code of the first that failed, or 0.
+        The exit code of the first command that failed, or 0.
+
+    Raises:
+        Interrupted: After a signal, when all processes have stopped.
     """
     waiting, ended = deque(commands), list[int]()
     many = min(many, len(waiting))
@@ -184,7 +209,7 @@ def run_side_by_side(
     if interrupts.asked is not None and (waiting or any(ended)):
         raise Interrupted("stopped", SAME, interrupts.asked)
     failed = next(filter(None, ended), 0)
-    return failed if failed >= 0 else 128 - failed  # by a signal: as a shell has it
+    return failed if failed >= 0 else 128 - failed  # ended by a signal: the exit code that a shell reports
 
 
 def _field(values: Mapping[str, Any], path: str) -> Any:

@@ -1,4 +1,4 @@
-"""Selects cells of the papers' tables, for the command line and for entries of a queue."""
+"""Selection of cells of the papers' tables, for the command line and for queue entries."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,26 +9,26 @@ from fedloom.studies.table import PAPERS, Cell, Table, cells_of, load_table, tab
 
 @dataclass(frozen=True)
 class Selection:
-    """Which cells: all conditions must hold, and None means no condition."""
+    """Conditions that select cells; all must hold, and None means no condition."""
 
     tables: Sequence[str]
-    """names; a paper's name stands for all its tables, `all` for all papers"""
+    """Names of tables; a paper's name selects all its tables, `all` selects all papers."""
     only: Collection[str] | None = None
-    """columns that have one of these values on any axis"""
+    """Values of which a column must have one, on any axis."""
     at: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """values of an axis, one of which a column must have"""
+    """For each axis, the values of which a column must have one."""
     methods: Collection[str] | None = None
-    """rows"""
+    """Rows."""
     first: bool = False
-    """only what is to be run before everything else"""
+    """Whether to select only cells that are marked to be run first."""
     dashes: str = "--"
-    """what precedes a field's name in messages"""
+    """Prefix of field names in error messages."""
 
     def load(self) -> dict[str, Table]:
         """Load the tables.
 
         Raises:
-            UserError: One of them is unknown.
+            UserError: If a table is unknown.
         """
         known = table_names()
         found: dict[str, Table] = {}
@@ -43,7 +43,7 @@ class Selection:
         """Select the cells, in the order of the tables.
 
         Raises:
-            UserError: A table or a method is unknown, or no cell meets all conditions.
+            UserError: If a table or a method is unknown, or no cell meets all conditions.
         """
         every = [cell for name, table in self.load().items() for cell in cells_of(name, table)]
         rows = {cell.row for cell in every}
@@ -53,7 +53,7 @@ class Selection:
             return found
         columns = "; ".join(dict.fromkeys(cell.place for cell in every[:200]))
         fields = ", ".join(f"{self.dashes}{name}" for name in ("only", "at", "methods"))
-        raise UserError(f"{fields}: no cell has all of that; columns are {columns}")
+        raise UserError(f"{fields}: no cell meets all these conditions; columns are {columns}")
 
     def _has(self, cell: Cell) -> bool:
         at = {axis: str(value) for axis, value in cell.column.at.items()}

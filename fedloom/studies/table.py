@@ -1,6 +1,7 @@
-"""A paper's table as data: one setting, columns, rows of methods, the paper's figures; each cell is a recipe.
+"""Tables of papers as data: a setting, columns, rows of methods and the paper's figures; each cell is a recipe.
 
-The files are `fedloom/recipes/<paper>/<table>.yaml`; `setting.yaml` beside them is the paper's common recipe.
+The files are `fedloom/studies/recipes/<paper>/<table>.yaml`. The file `setting.yaml` in the same folder is the recipe
+that all tables of the paper have in common.
 """
 
 import json
@@ -22,9 +23,9 @@ from fedloom.core.errors import UserError, nearest
 from fedloom.experiment.resume import flat, is_free
 
 PAPERS = ("fedintr", "fedcrc", "fedcrl", "repper", "fedstyle")
-"""In the order in which they are run: cheap ones first."""
+"""The papers in the order in which they are run: the cheapest first."""
 NO_CELL = "-"
-"""Stands among a row's figures where the paper's table has no such cell."""
+"""Placeholder in a row's figures for a cell that the paper's table does not have."""
 
 Axis = str | list[str] | dict[str, dict[str, Any]]
 Figure = float | Literal["-"] | None
@@ -33,22 +34,22 @@ Figure = float | Literal["-"] | None
 class Column(Section):
     """A column of the paper's table."""
 
-    at: dict[str, str | int | float] = Field(description="its place on each axis: {dataset: cifar10, beta: 0.5}")
-    measure: str | None = Field(None, description="what is compared; the table's by default")
-    round: int | None = Field(None, ge=1, description="the figure is of this round; the last by default")
-    first: bool = Field(False, description="to be run before the others")
+    at: dict[str, str | int | float] = Field(description="its value on each axis: {dataset: cifar10, beta: 0.5}")
+    measure: str | None = Field(None, description="the metric to compare; by default the table's")
+    round: int | None = Field(None, ge=1, description="the round of the figure; by default the last")
+    first: bool = Field(False, description="whether to run it before the other columns")
 
 
 class Row(Section):
-    """A method of the paper's table, with its figures in the order of the columns (null: the paper prints none)."""
+    """A row of the paper's table: a method with its figures in the order of the columns (null: not printed)."""
 
     name: str
     method: str | dict[str, Any]
     each: dict[str, list[Any]] = Field({}, description="hyperparameters that differ from column to column")
     recipe: dict[str, Any] = Field({}, description="fields that differ for this method, by path")
-    measure: str | None = Field(None, description="what is compared; the column's by default")
-    first: bool = Field(True, description="whether it is among the first where the column is")
-    ours: bool = Field(False, description="not in the paper: it shows what a choice is worth")
+    measure: str | None = Field(None, description="the metric to compare; by default the column's")
+    first: bool = Field(True, description="whether it is run first in columns that are run first")
+    ours: bool = Field(False, description="not in the paper: a variant that shows the effect of a choice")
     figures: list[Figure]
 
 
@@ -57,16 +58,16 @@ class Table(Section):
 
     title: str
     setting: str = Field(description="the setting in words")
-    recipe: dict[str, Any] = Field({}, description="fields over the paper's setting.yaml, by path")
-    ours: bool = Field(False, description="the setting is not the paper's, though its figures stand beside ours")
-    reduced: dict[str, Any] = Field({}, description="a smaller setting for little time, by path; told in the report")
-    axes: dict[str, Axis] = Field(description="what a place on an axis sets: a template, or fields for each value")
+    recipe: dict[str, Any] = Field({}, description="fields that override the paper's setting.yaml, by path")
+    ours: bool = Field(False, description="the setting is not the paper's, but the figures are compared with it")
+    reduced: dict[str, Any] = Field({}, description="a smaller, faster setting, by path; named in the report")
+    axes: dict[str, Axis] = Field(description="what a value on an axis sets: a template, or fields for each value")
     measure: str = "global_accuracy"
     unit: Literal["percent", "share"] = "percent"
     columns: list[Column] = Field(min_length=1)
-    rows: dict[str, Row] = Field(min_length=1, description="or the name of a table that has them")
-    deviations: list[str] = Field([], description="what the paper leaves open or we do not have, and what we do")
-    notes: list[str] = Field([], description="what was found out; shown in the report")
+    rows: dict[str, Row] = Field(min_length=1, description="or the name of a table with the same rows")
+    deviations: list[str] = Field([], description="what the paper leaves open or is not available, and what we do")
+    notes: list[str] = Field([], description="findings, shown in the report")
 
     @model_validator(mode="after")
     def _whole(self) -> "Table":
@@ -76,49 +77,49 @@ class Table(Section):
                     raise refusal(f"rows.{key}.{name}: {len(values)} values for {len(self.columns)} columns")
         for column in self.columns:
             if stray := set(column.at) - set(self.axes):
-                raise refusal(f"columns.at: there is no axis '{min(stray)}'")
+                raise refusal(f"columns.at: the axis '{min(stray)}' is not defined in axes")
         return self
 
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One figure of a table: where it stands, its recipe, what is compared, and what the paper has (in percent)."""
+    """One figure of a table: its position, its recipe, the metric and the paper's figure in percent."""
 
     table: str
     column: Column
     row: str
     name: str
     values: Mapping[str, Any]
-    """the recipe before it is checked"""
+    """The recipe before validation."""
     measure: str
     printed: float | None
-    """the paper's figure"""
+    """The paper's figure; None if the paper prints none."""
     first: bool
     ours: bool
-    """the setting is not the paper's"""
+    """Whether the setting differs from the paper's."""
 
     @property
     def paper(self) -> str:
-        """`fedintr`"""
+        """The paper's name, such as `fedintr`."""
         return self.table.partition("/")[0]
 
     @property
     def place(self) -> str:
-        """`cifar10-beta0.5`"""
+        """The column's name, such as `cifar10-beta0.5`."""
         return place(self.column)
 
     @cached_property
     def key(self) -> str:
-        """Of the recipe: cells with the same key are figures of the same run, also across tables."""
+        """Key of the recipe; cells with the same key are figures of the same run, also across tables."""
         return recipe_key(self.values)
 
     @property
     def rounds(self) -> int:
-        """Of its run."""
+        """Number of rounds of the cell's run."""
         return int(self.values["training"]["rounds"])
 
     def changed(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """The recipe's values with fields changed by path; fewer rounds bring the steps of the schedule forward."""
+        """Return the recipe's values with fields changed by path; a step schedule is scaled to the rounds."""
         values = deepcopy(dict(self.values))
         for path, value in changes.items():
             assign(values, path, deepcopy(value))
@@ -128,28 +129,31 @@ class Cell:
         return values
 
     def recipe(self, changes: Mapping[str, Any] | None = None) -> Recipe:
-        """Checked."""
+        """Return the validated recipe, with fields changed by path."""
         return Recipe.parse(self.changed(changes or {}))
 
 
 def place(column: Column) -> str:
-    """A column's name: values that speak for themselves, others with their axis."""
+    """Return a column's name: strings as they are, numbers with the name of their axis."""
     return "-".join(v if isinstance(v, str) else f"{axis}{v:g}" for axis, v in column.at.items())
 
 
 def recipe_key(values: Mapping[str, Any]) -> str:
-    """Of what was set, apart from the seed, place and speed; fields that fedloom gets later do not change it."""
+    """Return a hash of the given values, without the seed and fields about output and speed.
+
+    Only fields that were set are hashed, so that fields added to fedloom later do not change the key.
+    """
     settings = {path: value for path, value in sorted(flat(values)) if not is_free(path) and path != "seed"}
     return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def run_name(values: Mapping[str, Any], seed: int) -> str:
-    """Names a run: readable, and one for each recipe and seed."""
+    """Return a readable name of a run, unique for each recipe and seed."""
     return f"{values['data']['name']}-{values['method']['name']}-{recipe_key(values)}-s{seed}".replace("/", "-")
 
 
 def _scaled(schedule: str, factor: float) -> str:
-    """`step:50=0.2` at a tenth of the rounds is `step:5=0.2`."""
+    """Scale a step schedule to the rounds: at a tenth of the rounds, `step:50=0.2` becomes `step:5=0.2`."""
     kind, _, rest = schedule.partition(":")
     if kind != "step" or factor == 1:
         return schedule
@@ -158,14 +162,21 @@ def _scaled(schedule: str, factor: float) -> str:
 
 
 def table_names() -> list[str]:
-    """All of them, a paper's figures after its tables: `fedintr/table1`, …"""
+    """Return the names of all tables (`fedintr/table1`, …), with a paper's figures after its tables."""
     in_order = lambda name: (not name.startswith("table"), name)  # noqa: E731
     return [f"{paper}/{name}" for paper in PAPERS for name in sorted(_files(paper), key=in_order)]
 
 
 @cache
 def load_table(name: str) -> Table:
-    """By its name."""
+    """Load a table.
+
+    Args:
+        name: Name of the table, such as `fedintr/table1`.
+
+    Raises:
+        UserError: If the table is unknown or invalid.
+    """
     known = table_names()
     if name not in known:
         raise UserError(f"table '{name}' is unknown: {nearest(name, known)}; `fedloom reproduce --list` shows all")
@@ -177,7 +188,7 @@ def load_table(name: str) -> Table:
 
 
 def _with_rows(values: dict[str, Any]) -> dict[str, Any]:
-    """`rows: fedcrl/table2` are that table's rows, with its figures at the same places."""
+    """Replace `rows: fedcrl/table2` by that table's rows, with the figures of the same columns."""
     if not isinstance(values.get("rows"), str):
         return values
     other = load_table(values["rows"])
@@ -192,7 +203,7 @@ def _with_rows(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def cells_of(name: str, table: Table) -> list[Cell]:
-    """Row by row within a column."""
+    """Return the cells of a table, column by column."""
     setting = read_yaml(f"{name.partition('/')[0]}/setting")
     return [
         Cell(
@@ -221,17 +232,17 @@ def _values(setting: Mapping[str, Any], table: Table, column: Column, row: Row, 
     fields |= {f"method.{name}": each[index] for name, each in row.each.items()}
     for path, value in (fields | row.recipe).items():
         assign(values, path, deepcopy(value))
-    for section in ("model", "objective"):  # the short form, `model: cnn4`, is the same recipe
+    for section in ("model", "objective"):  # the short form, `model: cnn4`, must give the same key
         if isinstance(values.get(section), str):
             values[section] = {"name": values[section]}
     return values
 
 
 def _fields(axis: str, rule: Axis, at: str | float) -> dict[str, Any]:
-    """What a place on an axis sets."""
+    """Return the fields that a value on an axis sets."""
     if isinstance(rule, dict):
         if str(at) not in rule:
-            raise UserError(f"axes.{axis}: has nothing for '{at}'; {nearest(str(at), rule)}")
+            raise UserError(f"axes.{axis}: has no entry for '{at}'; {nearest(str(at), rule)}")
         return rule[str(at)]
     templates = [rule] if isinstance(rule, str) else rule
     return dict(read_assignment(template.format(at)) for template in templates)

@@ -163,8 +163,8 @@ def test_a_shipped_method_beside_a_strangers_is_reported_wholly(stranger):
     done = invoke("report", stranger / "compared", "--out", "report.html", "--points", 40)
     assert not (stranger / "marker").exists()
     page = Path("report.html").read_text()
-    assert "looking at the representations of fedper" in done.stderr
-    for part in ("holdings-0", "class-head-tail", "representations-1-fedper", "Some are not shown"):
+    assert "computing the representations of fedper" in done.stderr
+    for part in ("holdings-0", "class-head-tail", "representations-1-fedper", "Some runs are not shown"):
         assert part in page
 
 

@@ -69,9 +69,9 @@ def test_the_servers_certificate_is_for_its_name_and_signed_by_the_ca():
     ("arguments", "why"),
     [
         (INIT, "--data-like: give it, or both --classes and --shape"),
-        ((*INIT, "--classes", "a,b", "--shape", "3x32"), "--shape 3x32: write channels x height x width"),
+        ((*INIT, "--classes", "a,b", "--shape", "3x32"), "--shape 3x32: must be channels x height x width"),
         ((*INIT[:5], *INIT[5:6], "../x", *INIT[7:], *LIKE), "--organisations ../x: must be letters"),
-        ((*INIT[:6], "a,a", *INIT[7:], *LIKE), "a name stands there twice"),
+        ((*INIT[:6], "a,a", *INIT[7:], *LIKE), "a name occurs twice"),
         ((*INIT, *LIKE, "--set", "method={name: centralized}"), "pools all data in one place"),
         (("deploy", "server"), "has no federation.yaml"),
         (("deploy", "status"), "has no federation.yaml"),
@@ -86,16 +86,16 @@ def test_what_cannot_be_is_refused_in_one_sentence(arguments, why):
 
 def test_a_client_needs_its_own_folder_not_the_servers():
     call(*INIT, *LIKE)
-    with pytest.raises(UserError, match="'fed/server' is no organisation's folder"):
+    with pytest.raises(UserError, match="'fed/server' is not an organisation's folder"):
         call("deploy", "client", "--folder", "fed/server", "--data", "x.npz")
     Path("fed/organisations/north/organisation").write_text("east\n")
-    with pytest.raises(UserError, match="'east' is none of the federation's organisations"):
+    with pytest.raises(UserError, match="'east' is not one of the federation's organisations"):
         call("deploy", "client", "--folder", "fed/organisations/north", "--data", "x.npz")
 
 
 def test_keys_are_never_overwritten():
     call(*INIT, *LIKE)
-    with pytest.raises(UserError, match="'fed' is there already"):
+    with pytest.raises(UserError, match="'fed' already exists"):
         call(*INIT, *LIKE)
 
 
@@ -125,7 +125,7 @@ def test_a_client_is_shown_what_leaves_and_may_say_no(tmp_path):
 def test_images_that_do_not_fit_are_refused(tmp_path):
     make_federation(tmp_path / "digits", small_recipe("fedrep"))
     call(*INIT, *LIKE)
-    with pytest.raises(UserError, match="the class '0' is none of the federation's \\(cat, dog\\)"):
+    with pytest.raises(UserError, match="the class '0' is not one of the federation's \\(cat, dog\\)"):
         call("deploy", "client", "--folder", "fed/organisations/north", "--data", "digits/data/north.npz")
 
 
@@ -133,7 +133,7 @@ def test_a_key_that_others_can_read_is_refused():
     call(*INIT, *LIKE)
     path = Path("fed/organisations/north/node.key")
     path.chmod(0o644)
-    with pytest.raises(UserError, match="can be read by others: chmod 600"):
+    with pytest.raises(UserError, match="can be read by other users: run chmod 600"):
         read_key(path)
 
 

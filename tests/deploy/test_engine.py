@@ -32,7 +32,7 @@ from fedloom.deploy.certificates import new_key
 from fedloom.deploy.consent import RefusalError
 from fedloom.deploy.sealing import RECORD, opened, sealed
 from fedloom.deploy.tasks import task_elsewhere
-from fedloom.deploy.terms import FederationTerms, deployable, fingerprint, language
+from fedloom.deploy.terms import FederationTerms, deployable, fingerprint, protocol_versions
 from fedloom.deploy.worker import reply_to
 from fedloom.experiment.loop import Experiment
 
@@ -40,7 +40,7 @@ from fedloom.experiment.loop import Experiment
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch):
     monkeypatch.setattr(fleet_module, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(fleet_module, "ROLL_CALL_SECONDS", 0.05)
+    monkeypatch.setattr(fleet_module, "REFRESH_SECONDS", 0.05)
 
 
 class Set:
@@ -232,7 +232,7 @@ def test_a_request_that_is_sent_again_is_not_obeyed_again(tmp_path):
     for again in (federation.members[100], member(tmp_path / "fed", "north")):  # at once, and after a restart
         for parcel in federation.grid.sent:
             if parcel.metadata.dst_node_id == 100:
-                assert "it has come before" in reply_to(again, parcel).error.reason
+                assert "it was received before" in reply_to(again, parcel).error.reason
     place = tmp_path / "fed" / "organisations" / "north"
     assert json.loads((place / "answered.json").read_text()) == {"updates": 2}
     assert len(list((place / "runs" / "one" / "memory").iterdir())) == 2
@@ -262,25 +262,25 @@ def agreed(tmp_path):
     experiment = make_experiment(federation.fleet, federation.recipe)
     with experiment._make_engine(experiment.setup, federation.recipe.engine) as engine:
         federation.fleet_state = engine.server_workspace.downward()
-    federation.language = language()
+    federation.language = protocol_versions()
     return federation
 
 
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ({"kind": "generalise"}, "a client does update, evaluate, global"),
+        ({"kind": "generalise"}, "a client does jobs of kind update, evaluate, global"),
         ({"client": 1}, "it is about another client's data"),
         ({"round": 3}, "round 3 of 2"),
-        ({"run": "../../etc"}, "it names no run"),
-        ({"run": ".."}, "it names no run"),
-        ({"run": ".ssh"}, "it names no run"),
+        ({"run": "../../etc"}, "it has no valid run name"),
+        ({"run": ".."}, "it has no valid run name"),
+        ({"run": ".ssh"}, "it has no valid run name"),
         ({"attempt": -1}, "attempt = -1"),
         ({"recipe": "0" * 64}, "this recipe was not agreed on"),
-        ({"accepted": 1}, "there is no memory of it"),
+        ({"accepted": 1}, "its memory is missing"),
         ({"to": 1}, "it is for client 1"),
-        ({"extra": {"model.extra": torch.zeros(1)}}, "'model.extra' is not what this method sends"),
-        ({"extra": {"model.head.weight": torch.zeros(1)}}, "'model.head.weight' is not what this method sends"),
+        ({"extra": {"model.extra": torch.zeros(1)}}, "'model.extra' does not match what this method sends"),
+        ({"extra": {"model.head.weight": torch.zeros(1)}}, "'model.head.weight' does not match what this method sends"),
         ({"versions": {"protocol": "1"}}, "install the same version"),
     ],
 )
@@ -310,9 +310,9 @@ def test_consent_has_limits(tmp_path):
     limited.check(recipe.with_("method.name=fedrep", "training.epochs=9"), federation, answered=3)
     with pytest.raises(RefusalError, match="only fedavg, fedrep may run here"):
         limited.check(recipe.with_("method.name=fedprox"), federation, answered=0)
-    with pytest.raises(RefusalError, match="training.rounds = 5: this organisation answers 4 at most"):
+    with pytest.raises(RefusalError, match="training.rounds = 5: this organisation allows at most 4"):
         limited.check(recipe.with_("training.rounds=5"), federation, answered=0)
-    with pytest.raises(RefusalError, match="--max-rounds 4: all of them have been answered"):
+    with pytest.raises(RefusalError, match="--max-rounds 4: all these updates have already been sent"):
         limited.check(recipe, federation, answered=4)
     with pytest.raises(UserError, match="fedavgg"):
         member(tmp_path / "fed", "north", methods=("fedavgg",))
@@ -356,8 +356,8 @@ def test_the_hash_covers_what_is_computed_and_not_where(tmp_path):
         ("method.name=centralized", "pools all data in one place"),
         ("method.name=fedstyle", "gathers several clients' data"),
         ("data.normalise=channels", "measured over all clients' images"),
-        ("attack={kind: noise, share: 0.3}", "attack: is for study"),
-        ("faults.drop=0.3", "faults: are for study"),
+        ("attack={kind: noise, share: 0.3}", "attack: is only for simulations"),
+        ("faults.drop=0.3", "faults: are only for simulations"),
     ],
 )
 def test_recipes_that_no_federation_can_follow(change, why):
@@ -379,7 +379,7 @@ def test_sealed_bytes_open_only_with_the_right_key_and_unchanged():
             opened(RecordDict({RECORD: ConfigRecord(record | {name: value})}), key.public_key())
     with pytest.raises(MessageError, match="must have about, body and signature"):
         opened(RecordDict({RECORD: ConfigRecord({"body": b""})}), key.public_key())
-    with pytest.raises(MessageError, match="none of fedloom's"):
+    with pytest.raises(MessageError, match="not a message of fedloom"):
         opened(RecordDict({}), key.public_key())
 
 
@@ -435,7 +435,7 @@ def test_a_newcomer_cannot_make_the_server_allocate(agreed, count):
     if failure is None:
         assert task_elsewhere(agreed.recipe, fleet.federation, fleet.train, fleet.test).largest_client == count
     else:
-        assert f"it says it has {count}" in failure.why
+        assert f"the organisation declares {count}" in failure.why
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**17
 
 

@@ -17,7 +17,7 @@ from fedloom.core.message import Message
 from fedloom.core.scores import Scores
 from fedloom.deploy import evaluation
 from fedloom.deploy.evaluation import EvaluationLog, EvaluationRequest, EvaluationTerms, evaluations_of
-from fedloom.deploy.terms import fingerprint, language
+from fedloom.deploy.terms import fingerprint, protocol_versions
 from fedloom.trust.ledger_file import read_ledger
 
 
@@ -36,7 +36,7 @@ class Asking:
         self.folder, self.consent = folder / "fed", consent
         self.restart()
         self.header = {
-            "to": 0, "run": "one", "accepted": None, "versions": language(),
+            "to": 0, "run": "one", "accepted": None, "versions": protocol_versions(),
             "recipe": fingerprint(self.recipe, self.north.federation),
         }  # fmt: skip
         about, _ = self.north.answer(self.header | {"what": "join"}, json.dumps(self.recipe.resolved()).encode())
@@ -148,7 +148,7 @@ def test_evaluation_can_be_declined_and_small_test_sets_give_no_figure(tmp_path,
     assert not own.exists()  # once in a run
     assert asking.north._evaluations.count == 0
     text = "\n".join(_lines(asking.north))
-    assert "no answer leaves" in text and why in text
+    assert "no results leave" in text and why in text
 
 
 def _lines(north):

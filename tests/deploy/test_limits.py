@@ -13,7 +13,7 @@ from federated import NAMES, LoopGrid, make_experiment, make_federation, make_fl
 from fedloom.core.job import Job, Result
 from fedloom.core.message import Message
 from fedloom.deploy.limits import JobLimits
-from fedloom.deploy.terms import fingerprint, language
+from fedloom.deploy.terms import fingerprint, protocol_versions
 from fedloom.experiment.build import make_task
 from fedloom.experiment.sampling import Sampling
 from fedloom.trust.privacy import seeded_normals
@@ -29,7 +29,7 @@ class Joining:
 
     def header(self, recipe, **more):
         agreed = fingerprint(recipe, self.north.federation)
-        return {"to": 0, "run": "one", "recipe": agreed, "versions": language(), "accepted": None} | more
+        return {"to": 0, "run": "one", "recipe": agreed, "versions": protocol_versions(), "accepted": None} | more
 
     def join(self, *changes):
         recipe = self.recipe.with_(*changes)
@@ -50,14 +50,14 @@ def test_a_network_over_the_limit_is_refused_before_it_is_built(tmp_path):
     joining = Joining(tmp_path)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     why = joining.refusal("model={name: mlp, hidden: 20000000}")
-    assert "holds 2,580,000,714 parameters" in why and "--max-parameters" in why
+    assert "has 2,580,000,714 parameters" in why and "--max-parameters" in why
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (["training.epochs=1000000000"], "training.epochs = 1000000000: this organisation allows 100"),
+        (["training.epochs=1000000000"], "training.epochs = 1000000000: this organisation allows at most 100"),
         (["method={name: fedrep, personal_epochs: 101}"], "method.personal_epochs = 101"),
         (["model={name: mlp, hidden: 1000}"], "--max-message-mb"),
     ],
@@ -77,7 +77,7 @@ def test_hyperparameters_that_count_steps_have_limits(tmp_path, change, why):
     make_federation(tmp_path / "fed", small_recipe("fedavg"))
     north = member(tmp_path / "fed", "north", methods=("fedavg+linear", "pfedme"))
     recipe = small_recipe("fedavg").with_(change)
-    header = {"to": 0, "run": "one", "recipe": fingerprint(recipe, north.federation), "versions": language()}
+    header = {"to": 0, "run": "one", "recipe": fingerprint(recipe, north.federation), "versions": protocol_versions()}
     body = json.dumps(recipe.resolved()).encode()
     assert why in Result.from_bytes(north.answer(header | {"what": "join"}, body)[1]).error.why
 
@@ -108,13 +108,13 @@ def test_an_update_is_counted_before_it_is_computed(tmp_path, monkeypatch):
     monkeypatch.setattr(joining.north, "_run", lambda *_: 1 / 0)
     for _ in range(2):
         assert "ZeroDivisionError" in joining.update(joining.recipe).error.why
-    assert "--max-rounds 2: all of them have been answered" in joining.update(joining.recipe).error.why
+    assert "--max-rounds 2: all these updates have already been sent" in joining.update(joining.recipe).error.why
 
 
 def test_all_networks_of_a_method_count(tmp_path):
     joining = Joining(tmp_path, limits=JobLimits(parameters=30_000))
     assert joining.join()[0]["what"] == "joined"
-    assert "ditto holds" in joining.refusal("method=ditto")
+    assert "ditto has" in joining.refusal("method=ditto")
 
 
 def test_a_job_that_takes_too_long_is_ended(tmp_path):

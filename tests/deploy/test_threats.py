@@ -62,7 +62,7 @@ def test_of_two_organisations_each_can_compute_the_others_update(tmp_path):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("update --batch 512", "training images: 449; read within one grey level: "),
+        ("update --batch 512", "training images: 449; reconstructed within one grey level: "),
         ("evaluation --consent --rounds 2", "answered: 2\n"),
     ],
 )

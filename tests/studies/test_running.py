@@ -194,7 +194,7 @@ def test_the_plan_of_a_cell_is_its_command_and_its_recipe() -> None:
         ([], "say which table"),
         (["repper/table9"], "table 'repper/table9' is unknown"),
         (["repper/table2", "--methods", "repperr"], "--methods repperr: did you mean 'repper'"),
-        (["repper/table2", "--only", "mnist"], "no cell has all of that"),
+        (["repper/table2", "--only", "mnist"], "no cell meets all these conditions"),
         (["repper/table2", "--at", "alpha"], "--at alpha: write axis=value"),
         (["repper/table2", "--scale", "2"], "--scale 2: must be above 0 and at most 1"),
     ],

@@ -109,7 +109,7 @@ def test_a_table_with_a_figure_too_few_is_refused() -> None:
     table = {"title": "t", "setting": "s", "axes": {"beta": "data.partition=dirichlet:{}"}, "columns": columns}
     with pytest.raises(UserError, match=r"rows\.fedavg\.figures: 1 values for 2 columns"):
         checked(Table, table | {"rows": rows})
-    with pytest.raises(UserError, match="there is no axis 'alpha'"):
+    with pytest.raises(UserError, match="the axis 'alpha' is not defined in axes"):
         checked(Table, table | {"rows": rows, "columns": [{"at": {"alpha": 1}}]})
 
 
@@ -159,4 +159,4 @@ def test_what_is_not_the_papers_setting_does_not_pass_for_it(table: str, row: st
 def test_a_table_again_is_in_a_setting_of_ours() -> None:
     tables = {name: load_table(name) for name in table_names()}
     ours = {name for name, table in tables.items() if table.ours}
-    assert ours == {name for name, table in tables.items() if " again: " in table.title}
+    assert ours == {name for name, table in tables.items() if ", variant: " in table.title}

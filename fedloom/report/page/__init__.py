@@ -1,1 +1,1 @@
-"""The page of a run or a comparison: figures are described once, then drawn by a browser or as PNG files."""
+"""HTML report of runs: figures are described as data, then drawn by a browser or written as PNG files."""

@@ -1,4 +1,4 @@
-"""Accuracy per class, with a client's head and tail classes apart (RepPer's Fig. 5)."""
+"""Report section with accuracy per class, separately for each client's head and tail classes (RepPer's Fig. 5)."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,31 +14,31 @@ from fedloom.report.page.runs import Entry, Run
 
 KINDS = ("head", "tail", "not held")
 SHOWN = 2
-"""Clients that are shown one by one."""
+"""Number of clients that get a separate figure."""
 Insights = Mapping[Path, Insight]
 Tally = Mapping[int, tuple[float, float]]
 
 
 def classes(entries: Sequence[Entry], insights: Insights) -> PageSection:
-    """Over all clients; head against tail; and for clients that hold many classes."""
+    """Return the section "Classes": accuracy over all clients, head against tail, and for some single clients."""
     section = PageSection("classes", "Classes")
     rows = [row for entry in entries for run in entry.runs for row in run.clients]
     known = [(i, e) for i, e in enumerate(entries) if any(per_class(row) for run in e.runs for row in run.clients)]
     if not known:
-        alone = "These organisations share accuracy over all classes together."
-        section.missing = alone if rows else "Accuracy per class is known when a run ends."
+        alone = "These organisations share only the accuracy over all classes together."
+        section.missing = alone if rows else "Accuracy per class is available when a run has finished."
         return section
     held = next((found for _, entry in known if (found := _held(entry.first, insights))), None)
     section.figures.append(_over_all(known, held))
     if held is None:
-        section.missing = "Head and tail need the data: " + why_missing(entries, insights)
+        section.missing = "Head and tail cannot be shown without the data: " + why_missing(entries, insights)
         return section
     section.text = (
-        "A client's head: its largest classes, which together hold half of its training samples. "
-        "Its tail: the other classes that it holds."
+        "A client's head: its largest classes, which together have at least half of its training samples. "
+        "Its tail: the other classes of which it has training samples."
     )
     if any(_held(entry.first, insights) is None for _, entry in known):
-        section.missing = "Some are not shown: " + why_missing(entries, insights)
+        section.missing = "Some runs are not shown: " + why_missing(entries, insights)
     section.figures.append(_head_and_tail(known, insights))
     section.figures += _chosen_clients(known, insights, held)
     return section
@@ -50,9 +50,9 @@ def _held(run: Run, insights: Insights) -> Holdings | None:
 
 
 def why_missing(entries: Sequence[Entry], insights: Insights) -> str:
-    """Why a section that needs data or models does not have them."""
+    """Return the reason why the data or models that a section needs are missing."""
     problems = [found.problem for entry in entries if (found := insights.get(entry.first.path)) and found.problem]
-    return problems[0] if problems else "they are looked at when a run has ended."
+    return problems[0] if problems else "data and models are read when a run has finished."
 
 
 def _over_all(known: list[tuple[int, Entry]], held: Holdings | None) -> Figure:
@@ -64,12 +64,12 @@ def _over_all(known: list[tuple[int, Entry]], held: Holdings | None) -> Figure:
     sizes = held.totals if held else tested
     order = sorted(tested, key=lambda label: (-sizes.get(label, 0), label))
     what = "training" if held else "test"
-    note = f"Over all clients and seeds. Classes with the most {what} samples first."
-    return _by_class("class-all", "Every class", tallies, order, known[0][1].first.classes, note)
+    note = f"Over all clients and seeds. Classes are sorted by their number of {what} samples, largest first."
+    return _by_class("class-all", "All classes", tallies, order, known[0][1].first.classes, note)
 
 
 def _tally(runs: Sequence[Run]) -> Tally:
-    """Right answers and test samples by class."""
+    """Return the number of correct predictions and of test samples for each class."""
     found: dict[int, tuple[float, float]] = {}
     for run in runs:
         for row in run.clients:
@@ -80,7 +80,7 @@ def _tally(runs: Sequence[Run]) -> Tally:
 
 
 def per_class(row: ClientRow) -> bool:
-    """Whether a client's results are known class by class: organisations need not share them."""
+    """Whether a client's results are known per class; organisations may share only the total."""
     return len(row["total"]) > 1
 
 
@@ -95,7 +95,7 @@ def _by_class(
     name: str, title: str, tallies: Sequence[tuple[int, Entry, Tally]], order: Sequence[int], classes: Sequence[str],
     note: str, *, bars: bool = False,
 ) -> Figure:  # fmt: skip
-    """Methods side by side above each class: bars where few samples give 0% and 100%, else dots."""
+    """Draw methods next to each other for each class, as bars (where a few samples give 0% or 100%) or as dots."""
     names = [classes[label] if label < len(classes) else str(label) for label in order]
     marks = []
     for place, (i, entry, tally) in enumerate(tallies):
@@ -145,7 +145,11 @@ def _by_kind(run: Run, held: Holdings) -> dict[str, tuple[int, int]]:
 
 
 def kinds_of(counts: Sequence[int]) -> list[str]:
-    """Head: the largest classes, until half of the samples are among them. Tail: what else is there."""
+    """Return the kind of each class of a client, from its training samples per class.
+
+    The head is the smallest set of largest classes with at least half of the samples. The tail is all other classes
+    of which the client has samples.
+    """
     kinds = [KINDS[1] if count else KINDS[2] for count in counts]
     half, so_far = sum(counts) / 2, 0
     for label in sorted(range(len(counts)), key=lambda label: (-counts[label], label)):
@@ -157,7 +161,7 @@ def kinds_of(counts: Sequence[int]) -> list[str]:
 
 
 def _chosen_clients(known: list[tuple[int, Entry]], insights: Insights, held: Holdings) -> list[Figure]:
-    """Those that are tested on the most classes, class by class, in every run on the same federation."""
+    """Draw accuracy per class for the clients tested on the most classes, with every run on the same federation."""
     same = [(i, entry) for i, entry in known if _held(entry.first, insights) == held]
     results = {i: {row["client"]: _tally_of(row) for row in entry.first.clients} for i, entry in same}
     tested = {c: max(len(rows.get(c, {})) for rows in results.values()) for c in range(len(held.counts))}
@@ -168,8 +172,8 @@ def _chosen_clients(known: list[tuple[int, Entry]], insights: Insights, held: Ho
         order = sorted({k for _, _, tally in tallies for k in tally if counts[k]}, key=lambda k: (-counts[k], k))
         heads = sum(kinds_of(counts)[k] == KINDS[0] for k in order)
         note = (
-            f"Its largest classes first; {heads} of these {len(order)} are its head. Classes without test samples are "
-            f"left out. Seed {same[0][1].first.seed}."
+            f"The client's largest classes first; {heads} of these {len(order)} classes are its head. Classes without "
+            f"test samples are left out. Seed {same[0][1].first.seed}."
         )
         title = f"Client {client} ({sum(counts):,} training samples)"
         figures.append(_by_class(f"class-client-{client}", title, tallies, order, held.classes, note, bars=True))

@@ -1,4 +1,4 @@
-"""How accuracy spreads over clients: who is left behind, and whether size explains it."""
+"""Report section with the distribution of accuracy over clients, also against the clients' sizes."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,16 @@ from fedloom.report.page.figure import Axis, Figure, Marks, PageSection, colour,
 from fedloom.report.page.runs import Entry
 
 BARS = 400
-"""Clients that a figure of bars has room for; of more, an even selection."""
+"""Largest number of bars in a figure; of more clients, an evenly spaced selection is drawn."""
 Numbered = list[tuple[int, Entry]]
 
 
 def clients(entries: Sequence[Entry]) -> PageSection:
-    """Every client as a dot, as a bar, and against its size."""
-    section = PageSection("clients", "Clients", "Who is left behind?")
+    """Return the section "Clients": each client's accuracy as a dot, as a bar, and against its size."""
+    section = PageSection("clients", "Clients", "How accuracy is distributed over clients, and which clients do worst.")
     known = [(i, entry) for i, entry in enumerate(entries) if _rows(entry)]
     if not known:
-        section.missing = "Clients' results are written when a run ends."
+        section.missing = "Results per client are available when a run has finished."
         return section
     section.figures = [
         _strips(known),
@@ -29,12 +29,12 @@ def clients(entries: Sequence[Entry]) -> PageSection:
 
 
 def _rows(entry: Entry) -> list[tuple[int, ClientRow]]:
-    """Seed and result of every client that was tested."""
+    """Return the seed and the result of every client that was tested."""
     return [(run.seed, row) for run in entry.runs for row in run.clients if row["accuracy"] is not None]
 
 
 def _strips(known: Numbered) -> Figure:
-    """A row of dots per method; the mean and the worst tenth stand out."""
+    """Draw a row of dots per method, with the mean and the worst tenth highlighted."""
     marks: list[Marks] = []
     rows = known[::-1]
     for height, (i, entry) in enumerate(rows):
@@ -47,9 +47,9 @@ def _strips(known: Numbered) -> Figure:
         marks += _large(i, entry, height, "personal_worst", "mean of the worst tenth", hollow=True)
         marks += _large(i, entry, height, "personal_accuracy", "mean over clients")
     return Figure(
-        "clients-spread", "Every client", Axis("accuracy", percent=True),
+        "clients-spread", "Accuracy of each client", Axis("accuracy", percent=True),
         Axis(labels=[entry.label for _, entry in rows]), marks,
-        "Small dots are clients (of all seeds). Large dot: their mean. Ring: the mean of the worst tenth.",
+        "Small dots: clients of all seeds. Large dot: mean over clients. Ring: mean of the worst tenth of the clients.",
         height=max(240, 110 + 44 * len(rows)),
     )  # fmt: skip
 
@@ -79,12 +79,12 @@ def _against_size(known: Numbered) -> Figure:
         marks.append(Marks("dots", entry.label, x, y, colour(i), [entry.group], sizes=[7], text=text))
     return Figure(
         "clients-size", "Accuracy against size", Axis("training samples of the client", log=True),
-        Axis("accuracy", percent=True), marks, "Every client of every seed.", height=max(300, 110 + 44 * len(known)),
+        Axis("accuracy", percent=True), marks, "All clients of all seeds.", height=max(300, 110 + 44 * len(known)),
     )  # fmt: skip
 
 
 def _bars(i: int, entry: Entry, *, wide: bool) -> Figure:
-    """One seed's clients, the worst first."""
+    """Draw the clients of one seed as bars, lowest accuracy first."""
     seed = _rows(entry)[0][0]
     rows = sorted((row for other, row in _rows(entry) if other == seed), key=lambda row: float(row["accuracy"]))
     behind = max(1, len(rows) // 10)
@@ -94,6 +94,6 @@ def _bars(i: int, entry: Entry, *, wide: bool) -> Figure:
         "bars", entry.label, [float(x) for x in range(len(shown))], [100 * rows[r]["accuracy"] for r in shown],
         colour(i), [entry.group], text=[_hover(entry, seed, rows[r]) for r in shown], pale=[r >= behind for r in shown],
     )  # fmt: skip
-    note = f"Clients of seed {seed}, the worst first{some}; the worst tenth stands out."
+    note = f"Clients of seed {seed}, lowest accuracy first{some}; the worst tenth is highlighted."
     x, y = Axis("client", labels=[str(rows[r]["client"]) for r in shown]), Axis("accuracy", percent=True)
     return Figure(slug("clients", str(i), entry.label), entry.label, x, y, [marks], note, 250, wide)

@@ -1,4 +1,4 @@
-"""What it costs: bytes against accuracy, time per round."""
+"""Report section with costs: transferred bytes against accuracy, and time per round."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from fedloom.report.page.runs import Entry
 
 
 def costs(entries: Sequence[Entry]) -> PageSection:
-    """Traffic of one client, and seconds."""
+    """Return the section "Cost": traffic per client against accuracy, and seconds per round."""
     traffic = [_traffic(i, entry) for i, entry in enumerate(entries)]
     seconds = [
         Marks("line", entry.label, *mean_by_round(entry, "train_seconds"), colour(i), [entry.group], dashed=i >= 10)
@@ -18,21 +18,21 @@ def costs(entries: Sequence[Entry]) -> PageSection:
     ]
     figures = [
         Figure(
-            "cost-bytes", "Bytes against accuracy", Axis("MB up and down, per client, so far"),
-            Axis("accuracy of clients' own models", percent=True), [m for m in traffic if m.x],
-            "A client that takes part in every round; a method without traffic stays at 0.",
+            "cost-bytes", "Accuracy against bytes", Axis("cumulative MB per client, up and down"),
+            Axis("accuracy of personal models", percent=True), [m for m in traffic if m.x],
+            "For a client that takes part in every round. A method that sends no messages stays at 0.",
         ),
         Figure(
             "cost-time", "Time per round", Axis("round", whole=True), Axis("seconds"), [m for m in seconds if m.x],
-            "Training and combining, without evaluation. The first round includes starting up.",
+            "Training and aggregation, without evaluation. The first round includes start-up.",
         ),
     ]  # fmt: skip
     figures = [figure for figure in figures if figure.marks]
-    return PageSection("costs", "Cost", figures=figures, missing="" if figures else "No round has ended yet.")
+    return PageSection("costs", "Cost", figures=figures, missing="" if figures else "No round has finished yet.")
 
 
 def _traffic(i: int, entry: Entry) -> Marks:
-    """Accuracy over the bytes that went before it, means over seeds."""
+    """Return the line of accuracy over the bytes transferred up to that round, as means over seeds."""
     up, down = mean_by_round(entry, "up_bytes", 1e-6), mean_by_round(entry, "down_bytes", 1e-6)
     total = np.cumsum(np.array(up[1], float) + np.array(down[1], float)).tolist()
     sent = dict(zip(up[0], total, strict=True))

@@ -1,4 +1,4 @@
-"""Learning curves: clients' own models with the band over clients, the global model, the training loss."""
+"""Report section with learning curves: personal models with a band over clients, global model, training loss."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,31 +10,32 @@ from fedloom.report.page.figure import Axis, Figure, Marks, Numbers, PageSection
 from fedloom.report.page.runs import Entry
 
 BANDS_SHOWN = 3
-"""With more methods, bands hide each other: they wait for a click."""
+"""With more methods than this, bands would cover each other: they are hidden until the user switches them on."""
 
 
 def curves(entries: Sequence[Entry]) -> PageSection:
-    """Means over seeds, round by round."""
+    """Return the section "Learning curves": means over seeds for each round."""
     rounds = Axis("round", whole=True)
     figures = [
         Figure(
-            "curve-clients", "Clients' own models", rounds, Axis("accuracy", percent=True),
+            "curve-clients", "Personal models", rounds, Axis("accuracy", percent=True),
             [_line(entry, i, "personal_accuracy", "personal_std") for i, entry in enumerate(entries)],
-            "Mean over clients; the band is one standard deviation over clients.",
+            "Mean over clients, each with its personal model. The band is one standard deviation over clients.",
         ),
         Figure(
             "curve-global", "Global model", rounds, Axis("accuracy", percent=True),
-            [_line(entry, i, "global_accuracy") for i, entry in enumerate(entries)], "Over all test samples.",
+            [_line(entry, i, "global_accuracy") for i, entry in enumerate(entries)],
+            "Over the test samples of all clients.",
         ),
         Figure(
             "curve-worst", "Worst tenth of the clients", rounds, Axis("accuracy", percent=True),
             [_line(entry, i, "personal_worst") for i, entry in enumerate(entries)],
-            "Mean accuracy of those that are served worst.",
+            "Mean accuracy of the 10% of the clients with the lowest accuracy.",
         ),
         Figure(
             "curve-loss", "Training loss", rounds, Axis("loss"),
             [_line(entry, i, "loss", scale=1) for i, entry in enumerate(entries)],
-            "As each method defines it: compare shapes, not levels.",
+            "Each method defines its own loss: compare the shapes of the curves, not their levels.",
         ),
     ]  # fmt: skip
     for figure in figures:
@@ -44,12 +45,12 @@ def curves(entries: Sequence[Entry]) -> PageSection:
     return PageSection(
         "curves", "Learning curves", figures=figures, legend=[Switch("band", "band over clients")],
         hidden=["band"] if len(entries) > BANDS_SHOWN else [],
-        missing="" if figures else "No round has ended yet.",
+        missing="" if figures else "No round has finished yet.",
     )  # fmt: skip
 
 
 def _coinciding(marks: Sequence[Marks]) -> str:
-    """Lines that lie on each other look like one."""
+    """Return a note that names identical lines, since they look like a single line."""
     same: dict[tuple[float | None, ...], list[str]] = defaultdict(list)
     for line in marks:
         same[(*line.x, *line.y)].append(line.name)
@@ -68,7 +69,7 @@ def _line(entry: Entry, index: int, name: str, spread: str = "", scale: float = 
 
 
 def mean_by_round(entry: Entry, name: str, scale: float = 1) -> tuple[Numbers, Numbers]:
-    """Rounds in which this is known, and its mean over seeds."""
+    """Return the rounds in which a value was measured, and its mean over seeds in each."""
     found: dict[int, list[float]] = defaultdict(list)
     for run in entry.runs:
         for record in run.history:

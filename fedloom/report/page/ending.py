@@ -1,4 +1,4 @@
-"""What went wrong, and exactly what was run."""
+"""Report sections with failures, logs and recipes."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from fedloom.report.page.runs import Entry
 
 
 def failures(entries: Sequence[Entry]) -> PageSection:
-    """Clients that were left out of rounds, notes, and logs."""
+    """Return the section "Failures and notes": clients left out of rounds, notes and logs."""
     runs = [(entry, run) for entry in entries for run in entry.runs]
     rows, notes = [], []
     for entry, run in runs:
@@ -18,7 +18,7 @@ def failures(entries: Sequence[Entry]) -> PageSection:
             where = [Cell(entry.label, entry.label), Cell(str(run.seed), run.seed)]
             rows.append([*where, Cell(kind.replace("_", " "), kind), Cell(f"{count:,}", count)])
         notes += [note for note in summary.get("notes", []) if note not in notes]
-    head = [Column("method"), Column("seed"), Column("what happened"), Column("times")]
+    head = [Column("method"), Column("seed"), Column("failure"), Column("count")]
     caption = "Clients that were left out of a round." if rows else "No client failed."
     return PageSection(
         "failures", "Failures and notes", " ".join([caption, *(f"Note: {note}." for note in notes)]),
@@ -28,7 +28,7 @@ def failures(entries: Sequence[Entry]) -> PageSection:
 
 
 def recipes(entries: Sequence[Entry]) -> PageSection:
-    """Every field of every run; what repeats one."""
+    """Return the section "Recipe": the recipes with all fields, and the versions of the software."""
     texts = []
     for entry in entries:
         text = yaml.safe_dump(entry.first.recipe, sort_keys=False, allow_unicode=True, width=100)
@@ -37,5 +37,8 @@ def recipes(entries: Sequence[Entry]) -> PageSection:
     found = {name: version for entry in entries for run in entry.runs for name, version in run.versions.items()}
     versions = ", ".join(f"{name} {version}" for name, version in found.items())
     return PageSection(
-        "recipes", "Recipe", f"Saved as a file, `fedloom run FILE` repeats the run. Versions: {versions}.", texts=texts
+        "recipes",
+        "Recipe",
+        f"To repeat a run, save its recipe as a file and call `fedloom run FILE`. Versions: {versions}.",
+        texts=texts,
     )

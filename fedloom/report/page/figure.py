@@ -1,4 +1,4 @@
-"""What is on the page: sections with figures, tables and texts, as plain data that JSON can hold."""
+"""Data model of the page: sections with figures, tables and texts, as plain data for JSON."""
 
 import re
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Numbers = Sequence[float | None]
-# Okabe and Ito's colours, which colour-blind readers tell apart, and two of Paul Tol's.
+# Okabe and Ito's colours, which colour-blind readers can distinguish, and two of Paul Tol's.
 COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f5aa8", "#882255", "#999933",
 )  # fmt: skip
@@ -14,33 +14,33 @@ GREY = "#8a96a1"
 
 
 def colour(index: int) -> str:
-    """One per method, class or client, over and over."""
+    """Return the colour of a method, class or client; colours repeat after ten."""
     return COLOURS[index % len(COLOURS)]
 
 
 def slug(*words: str) -> str:
-    """A name for a figure and its file."""
+    """Return a name for a figure and its file: lower case, with dashes."""
     return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
 
 
 @dataclass
 class Axis:
-    """An axis: what it shows, and how."""
+    """An axis of a figure: its title, scale and tick labels."""
 
     title: str = ""
     percent: bool = False
     log: bool = False
     whole: bool = False
-    """Whole numbers only (rounds)."""
+    """Integer ticks only (rounds)."""
     labels: list[str] | None = None
-    """Names of the positions 0, 1, …"""
+    """Tick labels of the positions 0, 1, …"""
     bare: bool = False
-    """Nothing to read on it (t-SNE)."""
+    """Without ticks, labels and grid (t-SNE)."""
 
 
 @dataclass
 class Marks:
-    """One series. It is hidden when one of its groups is switched off in a legend."""
+    """One series of a figure; it is hidden when one of its groups is switched off in a legend."""
 
     kind: Literal["line", "bars", "dots"]
     name: str
@@ -49,12 +49,12 @@ class Marks:
     colour: str = GREY
     groups: list[str] = field(default_factory=list)
     low: Numbers | None = None
-    """With `high`: a band around a line, the reach of a bar's error."""
+    """With `high`: a band around a line, or the error bar of a bar."""
     high: Numbers | None = None
     sizes: list[float] | None = None
-    """Diameters in pixels; one for all where there is a single one."""
+    """Diameters in pixels; a single value applies to all dots."""
     text: list[str] | None = None
-    """What hovering says of each point."""
+    """Hover text of each point."""
     pale: list[bool] | None = None
     hollow: bool = False
     dashed: bool = False
@@ -62,7 +62,7 @@ class Marks:
 
 @dataclass
 class Figure:
-    """One set of axes."""
+    """A figure: one set of axes with its series."""
 
     name: str
     title: str
@@ -85,7 +85,7 @@ class Column:
 
 @dataclass
 class Cell:
-    """What stands in a table, and by what it is sorted."""
+    """A table cell: the displayed text and the value to sort by."""
 
     text: str
     value: float | str | None = None
@@ -94,7 +94,7 @@ class Cell:
 
 @dataclass
 class Table:
-    """Rows that can be sorted; `groups` are the rows', for legends."""
+    """A sortable table; `groups` has the legend group of each row."""
 
     name: str
     columns: list[Column]
@@ -106,7 +106,7 @@ class Table:
 
 @dataclass
 class Switch:
-    """A legend's entry, which switches a group on and off."""
+    """A legend entry that switches a group on and off."""
 
     group: str
     name: str
@@ -115,7 +115,7 @@ class Switch:
 
 @dataclass
 class PageSection:
-    """A part of the page."""
+    """A section of the page."""
 
     name: str
     title: str
@@ -123,17 +123,17 @@ class PageSection:
     figures: list[Figure] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     texts: list[tuple[str, str]] = field(default_factory=list)
-    """A title, and text as it is: recipes, logs."""
+    """Titles and preformatted texts: recipes, logs."""
     legend: list[Switch] = field(default_factory=list)
     hidden: list[str] = field(default_factory=list)
-    """Groups that are switched off at first."""
+    """Groups that are initially switched off."""
     missing: str = ""
-    """Why something is not shown."""
+    """The reason why content of this section is not shown."""
 
 
 @dataclass
 class Page:
-    """Everything."""
+    """The whole page."""
 
     title: str
     facts: list[tuple[str, str]]
@@ -143,7 +143,7 @@ class Page:
     sections: list[PageSection]
 
     def to_json(self) -> dict[str, Any]:
-        """As the browser gets it; what is not set is left out."""
+        """Return the data for the browser, without unset and empty fields."""
         slim = _slim(asdict(self))
         assert isinstance(slim, dict)
         return slim

@@ -1,4 +1,4 @@
-"""Who holds what: a dot per client and class, its area the number of training samples (RepPer's Fig. 3)."""
+"""Report section with the data of each client: one dot per client and class, sized by samples (RepPer's Fig. 3)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,26 +12,26 @@ from fedloom.report.page.runs import Entry
 
 SHOWN = 120
 FEDERATIONS = 4
-"""Different ones that are drawn."""
+"""Largest number of different federations that are drawn."""
 WIDTH = 1080
 """Pixels between the first and the last client on a large screen."""
 
 
 def holdings(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> PageSection:
-    """Every federation that the first seeds have, once."""
-    section = PageSection("holdings", "Who holds what")
+    """Return the section "Data of the clients": each distinct federation among the entries' first seeds."""
+    section = PageSection("holdings", "Data of the clients")
     distinct: list[tuple[Entry, Holdings]] = []
     for entry in entries:
         found = insights.get(entry.first.path)
         if found and found.holdings and all(found.holdings != other for _, other in distinct):
             distinct.append((entry, found.holdings))
     if not distinct:
-        section.missing = "This needs the data: " + why_missing(entries, insights)
+        section.missing = "This cannot be shown without the data: " + why_missing(entries, insights)
         return section
     for number, (entry, held) in enumerate(distinct[:FEDERATIONS]):
         section.figures.append(_dots(number, entry, held, several=len(distinct) > 1))
     if len(distinct) > FEDERATIONS:
-        section.text = f"{FEDERATIONS} of {len(distinct)} federations."
+        section.text = f"{FEDERATIONS} of {len(distinct)} federations are shown."
     return section
 
 
@@ -72,7 +72,8 @@ def _dots(number: int, entry: Entry, held: Holdings, several: bool) -> Figure:
     rings = "; newcomers are rings" if held.newcomers else ""
     note = (
         f"{sizes_of.sum():,} training samples of {len(counts):,} clients ({some}smallest {sizes_of.min():,}, median "
-        f"{np.median(sizes_of):,.0f}, largest {sizes_of.max():,}); the largest dot is {largest:,} samples{rings}. "
+        f"{np.median(sizes_of):,.0f}, largest {sizes_of.max():,}); the largest dot stands for {largest:,} "
+        f"samples{rings}. "
         f"Seed {entry.first.seed}."
     )
     title = held.name + (f" ({entry.label})" if several else "")

@@ -1,4 +1,4 @@
-"""What a run's records do not tell: who holds what, and how its models see the data."""
+"""Information about runs beyond their records: the clients' data, and representations of their models."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -18,31 +18,31 @@ from fedloom.report.page.maps import Map, Viewer
 from fedloom.report.page.runs import Entry, Run
 
 POINTS = 400
-"""Of a t-SNE, unless said otherwise."""
+"""Default number of points of a t-SNE."""
 GROUPS = 10
-"""Styles or domains that colours can tell apart."""
+"""Largest number of styles or domains that colours can distinguish."""
 
 
 @dataclass
 class Holdings:
-    """Training samples by client and class."""
+    """Numbers of training samples by client and class."""
 
     name: str
     classes: list[str]
     counts: list[list[int]]
     newcomers: list[int]
     groups: list[str] = field(default_factory=list)
-    """The style or domain of each client, where there are some."""
+    """The style or domain of each client; empty if the dataset has none."""
 
     @property
     def totals(self) -> dict[int, int]:
-        """Training samples by class."""
+        """Numbers of training samples by class."""
         return dict(enumerate(np.array(self.counts).sum(0).tolist()))
 
 
 @dataclass
 class Insight:
-    """What was found out about a run, and why not more."""
+    """What was read from a run's data and models, and the reason if something is missing."""
 
     holdings: Holdings | None = None
     maps: list[Map] = field(default_factory=list)
@@ -51,13 +51,18 @@ class Insight:
 
 
 Key = tuple[Path, bool, bool, bool]
-"""A run's folder; whether it is finished, its entry's first, and of the only method."""
+"""A run's folder; whether the run is finished, the first of its entry, and whether there is only one entry."""
 
 
 class Insights:
-    """Looks into runs, into each once; data that several runs have in common are loaded once.
+    """Reads the data and models of runs, each once; a dataset that several runs share is loaded once.
 
-    Runs that name Python files without the user's consent are left out: a report runs nobody's code.
+    Runs that name Python files which the user has not allowed are skipped: a report never runs such code.
+
+    Args:
+        points: Number of points of a t-SNE; 0 for none.
+        unfinished: Whether to read unfinished runs too.
+        tell: Called with each progress message.
     """
 
     def __init__(
@@ -69,17 +74,21 @@ class Insights:
         self._found: dict[Key, Insight] = {}
 
     def of(self, entries: Sequence[Entry]) -> dict[Path, Insight]:
-        """By run folder. Models are looked at of the first seed; clients one by one where there is one method."""
+        """Read what is not known yet, and return the insights by run folder.
+
+        Models are read only for the first seed of each entry. Single clients are looked at only if there is just one
+        entry.
+        """
         for key, run, label in self.missing(entries):
             self._found[key] = self._look(run, label, models=key[2], alone=key[3])
         return self.known(entries)
 
     def known(self, entries: Sequence[Entry]) -> dict[Path, Insight]:
-        """What was found out before."""
+        """Return the insights read so far, by run folder."""
         return {run.path: self._found[key] for key, run, _ in _wanted(entries) if key in self._found}
 
     def missing(self, entries: Sequence[Entry]) -> list[tuple[Key, Run, str]]:
-        """What there is still to find out."""
+        """Return the runs whose insights have not been read yet."""
         wanted = [item for item in _wanted(entries) if item[0] not in self._found]
         return [item for item in wanted if self.unfinished or item[1].done is not None]
 
@@ -87,8 +96,8 @@ class Insights:
         insight = Insight()
         if files := trusted_code.not_allowed(run.recipe):
             insight.problem = (
-                f"the run of {label} names the Python file {files[0]}, and a report does not import such files: what "
-                "needs the network or the data is left out."
+                f"the run of {label} names the Python file {files[0]}, and a report does not import such files. "
+                "Figures that need the network or the data are left out."
             )
             if insight.problem not in (known.problem for known in self._found.values()):
                 self._tell(insight.problem)
@@ -99,12 +108,12 @@ class Insights:
             if not models:
                 return insight
             if run.done is None:
-                raise UserError("the run is not finished, and models are written at its end.")
+                raise UserError("the run is not finished, and models are saved at its end.")
             if not self.points:
-                raise UserError("none was asked for (--points 0).")
-            self._tell(f"looking at the representations of {label}")
+                raise UserError("t-SNE is switched off (--points 0).")
+            self._tell(f"computing the representations of {label}")
             viewer = Viewer(trained, [row["client"] for row in run.clients if row["accuracy"] is not None], self.points)
-            for found in viewer.together():  # what was found before something is missing stays
+            for found in viewer.together():  # one by one, so that an error keeps the maps computed before it
                 insight.maps.append(found)
             insight.styles = viewer.styles()
             if alone:

@@ -1,4 +1,4 @@
-"""Representations of a run's models, brought into the plane by t-SNE, and how well they separate classes."""
+"""Representations of a run's models, projected by t-SNE, with scores of how well they separate classes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,37 +15,46 @@ from fedloom.inference.trained_model import TrainedModel
 from fedloom.inference.trained_run import TrainedRun
 
 CLASSES = 10
-"""Classes of a picture: more cannot be told apart by colour."""
+"""Largest number of classes in a map: more cannot be distinguished by colour."""
 CLIENTS = 40
-"""Clients whose networks are looked through in one picture."""
+"""Largest number of clients whose networks contribute to one map."""
 EACH = 200
-"""Samples of one client."""
+"""Largest number of samples of one client."""
 CHOSEN = 6
-"""Clients with a picture of their own."""
+"""Number of clients that get a separate map."""
 LEAST = 12
-"""Samples without which a picture says nothing."""
+"""Smallest number of samples in a map."""
 STYLE = "style"
-"""A part of this name is a client's style network (FedStyle)."""
+"""Name of the part that is a client's style network (FedStyle)."""
 
 
 @dataclass
 class Map:
-    """Representations in the plane."""
+    """Representations projected to two dimensions."""
 
     what: str
     x: list[float]
     y: list[float]
     labels: list[int]
     names: dict[int, str]
-    """Of the labels."""
+    """Names of the labels."""
     separation: float | None
-    """Silhouette of the labels in the representation itself, by cosine distance; not in the plane."""
+    """Silhouette of the labels, with cosine distance, in the representation itself (not in the projection)."""
     within: float | None = None
-    """The same inside each client's own space: the mean over samples. A global network may be everybody's own."""
+    """The same score computed within each client, as the mean over samples.
+
+    A global map has this score too if the clients' networks equal the global network.
+    """
 
 
 class Viewer:
-    """Looks at test samples through the global network and through clients' own."""
+    """Maps of test samples as represented by the global network and by personal networks.
+
+    Args:
+        trained: The run.
+        evaluated: Clients that have test results.
+        points: Largest number of points of a map.
+    """
 
     def __init__(self, trained: TrainedRun, evaluated: Sequence[int], points: int):
         self.trained, self.task, self.points = trained, trained.task, points
@@ -61,7 +70,7 @@ class Viewer:
         self.samples = {client: s[np.isin(self._labels[s], kept)] for client, s in drawn.items()}
 
     def together(self) -> Iterator[Map]:
-        """Samples of all clients: as the global network sees them, and each as its client's own does."""
+        """Yield maps of all clients' samples: through the global network, and each through its client's network."""
         mine = [np.full(len(s), client) for client, s in self.samples.items()]
         if not mine:
             return
@@ -72,19 +81,19 @@ class Viewer:
         z = None if shared is None else self._features(shared.features, positions)
         try:
             own = np.concatenate([self._features(self._own(c).features, s) for c, s in self.samples.items()])
-        except UserError:  # no personal models were kept
+        except UserError:  # no personal models were saved
             if z is not None:
                 yield from self._map("global", z, labels, shown)
             raise
         within = _within(own, labels, owners)
-        same = z is not None and np.allclose(z, own, rtol=1e-3, atol=1e-5)  # personal heads on one network
+        same = z is not None and np.allclose(z, own, rtol=1e-3, atol=1e-5)  # personal heads on a shared extractor
         if z is not None:
             yield from self._map("global", z, labels, shown, within if same else None)
         if not same:
             yield from self._map("clients' own", own, labels, shown, within)
 
     def one_by_one(self) -> list[Map]:
-        """Some clients' local data through their own network, from many classes to few (RepPer's Fig. 4)."""
+        """Return maps of some clients' local data through their networks, most classes first (RepPer's Fig. 4)."""
         federation = self.task.federation
         local = {c: np.concatenate([federation.train[c], federation.test[c]]) for c in self.clients}
         rich = sorted(
@@ -99,7 +108,10 @@ class Viewer:
         return maps
 
     def styles(self) -> list[Map]:
-        """What each client's style network says, where a method has one (FedStyle's Fig. 4): labels are clients."""
+        """Return a map of style features, if the method has style networks (FedStyle's Fig. 4).
+
+        Labels are styles if the dataset has several, otherwise clients.
+        """
         if not self.clients or not hasattr(self._own(self.clients[0]).parts, STYLE):
             return []
         names = self.task.dataset.group_names
@@ -124,7 +136,7 @@ class Viewer:
         style = trained.styles[0] if trained.method.has_global and trained.method.overrides("generalise") else None
         try:
             return trained.global_model(style)
-        except UserError:  # it shares no representation
+        except UserError:  # the method shares no representation
             return None
 
     def _own(self, client: int) -> TrainedModel:
@@ -148,7 +160,7 @@ class Viewer:
         self, what: str, z: np.ndarray, labels: np.ndarray, shown: np.ndarray, within: float | None = None,
         names: dict[int, str] | None = None,
     ) -> Iterator[Map]:  # fmt: skip
-        """Nothing where there is nothing to see: too few samples, a network that diverged or says the same of all."""
+        """Yield one map, or none: with too few samples, for a diverged network or for constant features."""
         if len(shown) < LEAST or not np.isfinite(z).all() or np.ptp(z[shown], axis=0).max() < 1e-9:
             return
         plane = in_the_plane(z[shown])
@@ -158,26 +170,30 @@ class Viewer:
 
 
 def _within(z: np.ndarray, labels: np.ndarray, owners: np.ndarray) -> float | None:
-    """Each client's separation in its own space, weighted by its samples."""
+    """Return the mean of the clients' separation scores, weighted by their samples."""
     scores = [(silhouette(z[owners == c], labels[owners == c]), int((owners == c).sum())) for c in np.unique(owners)]
     known = [(score, count) for score, count in scores if score is not None]
     return sum(score * count for score, count in known) / sum(count for _, count in known) if known else None
 
 
 def in_the_plane(z: np.ndarray) -> np.ndarray:
-    """t-SNE of directions: lengths differ between clients and say little."""
+    """Project to two dimensions by t-SNE of the normalised vectors; norms differ between clients and mean little."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
     directions = z / np.maximum(np.linalg.norm(z, axis=1, keepdims=True), 1e-12)
     tsne = TSNE(perplexity=min(30, (len(z) - 1) / 3), init="pca", random_state=0)
-    with threadpool_limits(1):  # a few hundred points; on a busy machine many threads took minutes for them
+    with threadpool_limits(1):  # with many threads on a busy machine, a few hundred points took minutes
         plane = tsne.fit_transform(directions)
     return np.asarray(plane, float)
 
 
 def silhouette(z: np.ndarray, labels: np.ndarray) -> float | None:
-    """From −1 to 1: how much nearer samples are to their own class than to the next; None where there is no next."""
+    """Return the silhouette score (−1 to 1, cosine distance); None unless there are at least two classes.
+
+    It measures how much closer samples are to their own class than to the nearest other class. It is None too if every
+    sample has a class to itself.
+    """
     from sklearn.metrics import silhouette_score
 
     if not 1 < len(np.unique(labels)) < len(labels):

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the page out of its data: embedded in a report, fetched again and again while a run is watched.
+// Draws the page from its data: embedded in a report, or fetched from the server of a live page.
 const byId = (id) => document.getElementById(id);
 const make = (tag, attributes = {}, ...children) => {
   const element = document.createElement(tag);
@@ -8,12 +8,12 @@ const make = (tag, attributes = {}, ...children) => {
   return element;
 };
 const hidden = new Set();
-const known = new Set(); // sections whose first choice of what is hidden was taken
+const known = new Set(); // sections whose initially hidden groups have been applied
 const figures = new Map(); // name → {element, figure}
 const sorted = new Map(); // table → [column, direction]
 let shown = "";
 
-// Light and dark: the system's, until the button says otherwise.
+// Light or dark: the system's preference until the button is used.
 const system = matchMedia("(prefers-color-scheme: dark)");
 let chosen = null;
 const theme = () => chosen ?? (system.matches ? "dark" : "light");
@@ -29,7 +29,7 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 const visible = (groups = []) => !groups.some((group) => hidden.has(group));
 const faint = (colour, alpha) => colour + Math.round(alpha * 255).toString(16).padStart(2, "0");
 const channels = (colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
-const mixed = (colour, share) => `rgb(${channels(colour).map((c, i) => Math.round(share * c + (1 - share) * channels(css("--paper"))[i]))})`; // on paper, so that the grid does not shine through
+const mixed = (colour, share) => `rgb(${channels(colour).map((c, i) => Math.round(share * c + (1 - share) * channels(css("--paper"))[i]))})`; // opaque, so that the grid does not show through
 
 function traces(marks, figure, scale) {
   const hover = { hovertemplate: marks.text ? "%{text}<extra></extra>" : `${marks.name}<br>%{x}: %{y:.4~g}${figure.y.percent ? "%" : ""}<extra></extra>` };
@@ -51,7 +51,7 @@ function traces(marks, figure, scale) {
   return [{ ...edge, y: marks.low }, { ...edge, y: marks.high, fill: "tonexty", fillcolor: faint(marks.colour, 0.16) }, line];
 }
 
-// 1, 2, 5, 10, 20, … as far as the values go, written out.
+// Ticks of a logarithmic axis: 1, 2, 5, 10, 20, … over the range of the values.
 function decades(values) {
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const all = [];
@@ -71,27 +71,27 @@ function axis(described, length, values) {
   return { ...base, tickvals: at, ticktext: at.map((i) => described.labels[i]), range: [-0.6, described.labels.length - 0.4], showgrid: described.labels.length < 60, tickangle: 0 };
 }
 
-const TOOLS = 22; // pixels more above the plot area, for Plotly's buttons: they would cover data
+const TOOLS = 22; // extra pixels above the plot area for Plotly's buttons, which would otherwise cover data
 
 function draw(element, figure) {
   const narrow = element.clientWidth < 420;
   const layout = {
     height: (figure.square ? Math.min(element.clientWidth, 320) : figure.height) + TOOLS, margin: { l: 8, r: 10, t: 8 + TOOLS, b: 8 }, hovermode: "closest", barmode: "group", bargap: 0.25,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: "zoom",
-    modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") }, // Plotly's own choice is a dark box
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--ink") }, // Plotly's default is a dark box
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: css("--soft") },
     hoverlabel: { bgcolor: css("--paper"), bordercolor: css("--line"), font: { color: css("--ink"), size: 12 }, align: "left" },
     xaxis: axis(figure.x, narrow ? 10 : 22, figure.marks.flatMap((marks) => marks.x)), yaxis: axis(figure.y, 34),
   };
   if (figure.marks.some((marks) => marks.kind === "bars")) layout.xaxis.showgrid = false;
   const largest = Math.max(1, ...figure.marks.flatMap((marks) => marks.sizes ?? []));
-  const scale = Math.min(1, (0.85 * element.clientWidth) / (figure.x.labels?.length ?? 1) / largest); // dots of neighbours do not touch
+  const scale = Math.min(1, (0.85 * element.clientWidth) / (figure.x.labels?.length ?? 1) / largest); // so that neighbouring dots do not touch
   Plotly.react(element, figure.marks.flatMap((marks) => traces(marks, figure, scale)), layout, { displaylogo: false, responsive: true, displayModeBar: "hover", modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"] });
 }
 
 function switches(entries) {
   return entries.map((entry) => {
-    const button = make("button", { type: "button", class: "switch", "data-group": entry.group, "aria-pressed": String(!hidden.has(entry.group)), style: `--colour: ${entry.colour}`, title: "click: hide or show; double click: only this one" }, entry.name);
+    const button = make("button", { type: "button", class: "switch", "data-group": entry.group, "aria-pressed": String(!hidden.has(entry.group)), style: `--colour: ${entry.colour}`, title: "click: hide or show; double-click: show only this one" }, entry.name);
     button.addEventListener("click", () => { hidden.has(entry.group) ? hidden.delete(entry.group) : hidden.add(entry.group); refresh([entry.group]); });
     button.addEventListener("dblclick", () => {
       const others = entries.filter((other) => other !== entry).map((other) => other.group);
@@ -189,7 +189,7 @@ function say(text, kind) {
   byId("state").className = kind;
 }
 
-// The browser reconnects by itself; whatever was shown last stays.
+// The browser reconnects automatically; the page keeps showing the last data until then.
 function listen() {
   let busy = false, again = false;
   async function load() {
@@ -198,14 +198,14 @@ function listen() {
     try {
       const answer = await fetch("data.json");
       if (answer.ok) show(await answer.json());
-    } catch { say(`${shown} · connection lost, trying again`, "lost"); }
+    } catch { say(`${shown} · connection lost, reconnecting`, "lost"); }
     busy = false;
     if (again) { again = false; load(); }
   }
   const events = new EventSource("events");
   events.onmessage = load;
   events.onerror = () => {
-    say(`${shown} · connection lost, trying again`, "lost");
+    say(`${shown} · connection lost, reconnecting`, "lost");
     if (events.readyState === EventSource.CLOSED) setTimeout(listen, 2000);
   };
 }

@@ -1,4 +1,4 @@
-"""Puts the page together out of run folders, and writes it as one file."""
+"""Assembly of the report page from runs, as one HTML file."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,22 @@ from fedloom.report.page.runs import Entry
 
 
 def page_of(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Page:
-    """All sections, for one method or several."""
+    """Build the report page of one or more methods.
+
+    Args:
+        entries: Runs grouped by settings, as `entries_of` returns them; at least one.
+        insights: What `Insights` read from the runs' data and models, by run folder. For runs without an entry, the
+            sections that need data or models say why they are empty.
+
+    Returns:
+        The page as data; `write` makes an HTML file of it, `write_pngs` image files.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fedloom.report.page.runs import entries_of, read_runs
+        >>> entries = entries_of(read_runs([Path("runs/demo")]))
+        >>> write(page_of(entries, {}), Path("report.html"))
+    """
     runs = [run for entry in entries for run in entry.runs]
     several = len(entries) > 1
     running = [run for run in runs if run.done is None]
@@ -48,7 +63,7 @@ def page_of(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Page:
 
 
 def _facts(entries: Sequence[Entry]) -> list[tuple[str, str]]:
-    """What the runs have in common; where they differ, all values."""
+    """Return the main settings; where the runs differ, all their values."""
     recipes = [run.recipe for entry in entries for run in entry.runs]
     paths = {
         "data": ("data", "name"), "clients": ("data", "clients"), "partition": ("data", "partition"),
@@ -64,7 +79,16 @@ def _facts(entries: Sequence[Entry]) -> list[tuple[str, str]]:
 
 
 def html(page: Page | None, *, title: str = "fedloom") -> str:
-    """The page as one file that asks nobody for anything; without data, one that asks its own server for them."""
+    """Return the page as a single HTML document.
+
+    Args:
+        page: The page. Its data, scripts and styles are embedded, so that the document makes no requests. None gives
+            the live page, which fetches its data from the server that it came from.
+        title: Title of the document if `page` is None.
+
+    Returns:
+        The text of the HTML document.
+    """
     here = files("fedloom.report.page")
     parts = {
         "connect": "'self'" if page is None else "'none'",
@@ -81,24 +105,40 @@ def html(page: Page | None, *, title: str = "fedloom") -> str:
 
 
 def as_json(page: Page) -> str:
-    """The page's data."""
+    """Return the page's data as JSON."""
     return json.dumps(without_nan(page.to_json()), ensure_ascii=False, separators=(",", ":"))
 
 
 def _inside_script(text: str) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Escape JSON so that it cannot end the script element that contains it."""
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Before anything takes long."""
-    why = "it is a folder" if path.is_dir() else "" if path.parent.is_dir() else f"there is no folder '{path.parent}'"
+    """Raise UserError if the report cannot be written; call it before anything slow.
+
+    Args:
+        path: The file to be written.
+
+    Raises:
+        UserError: If the path is a folder, or its parent folder does not exist.
+    """
+    missing = f"the folder '{path.parent}' does not exist"
+    why = "it is a folder" if path.is_dir() else "" if path.parent.is_dir() else missing
     if why:
         raise UserError(f"--out {path}: cannot be written: {why}; for example --out report.html")
 
 
 def write(page: Page, path: Path) -> None:
-    """Writes the file."""
+    """Write the page as one HTML file.
+
+    Args:
+        page: The page.
+        path: The file to write; an existing file is overwritten.
+
+    Raises:
+        UserError: If the file cannot be written.
+    """
     try:
         path.write_text(html(page), encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The page's figures as PNG files, for papers."""
+"""Figures of the page as PNG files, for papers."""
 
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,22 @@ from fedloom.report.page.figure import Axis, Figure, Marks, Page, PageSection, S
 
 INK, SOFT, GRID = "#1d2730", "#5b6873", "#e3e8eb"
 PIXELS = 96
-"""Of a screen, per inch: sizes and heights of the page are in them."""
+"""Screen pixels per inch: sizes and heights of the page are in pixels."""
 
 
 def write_pngs(page: Page, folder: Path) -> list[Path]:
-    """One file per figure, named after it."""
+    """Write each figure of the page as a PNG file.
+
+    Args:
+        page: The page.
+        folder: The folder to write to; it is created if it does not exist.
+
+    Returns:
+        The written files, named after the figures.
+
+    Raises:
+        UserError: If the folder or a file cannot be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [_write(figure, section, page, folder) for section in page.sections for figure in section.figures]
@@ -77,7 +88,7 @@ def _mixed(colour: str, share: float) -> tuple[float, ...]:
 
 
 def _dress(axis: Any, scale: Any, described: Axis, room: int) -> None:
-    """Titles, ticks and names of an axis."""
+    """Set the title, scale and ticks of an axis."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
     axis.set_label_text(described.title, fontsize=9, color=SOFT)
@@ -98,7 +109,7 @@ def _dress(axis: Any, scale: Any, described: Axis, room: int) -> None:
 
 
 def _legend(canvas: Any, figure: Figure, section: PageSection, page: Page) -> None:
-    """What colours mean, beside the figure, where there are several."""
+    """Draw a legend next to the figure if it has several colours."""
     from matplotlib.lines import Line2D
 
     used = {group for marks in figure.marks for group in marks.groups}

@@ -1,4 +1,4 @@
-"""How models see the data: t-SNE of representations with a separation score beside (RepPer's Fig. 1 and 4)."""
+"""Report sections with t-SNE maps of representations and their separation scores (RepPer's Fig. 1 and 4)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,19 +11,22 @@ from fedloom.report.page.insight import Insight
 from fedloom.report.page.maps import Map
 from fedloom.report.page.runs import Entry
 
-SCORE = "silhouette, from −1 to 1: how much nearer a sample is to its own class than to the next (cosine distance)"
+SCORE = (
+    "silhouette, from −1 to 1: how much closer a sample is to its own class than to the nearest other class (cosine "
+    "distance)"
+)
 
 
 def representations(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> PageSection:
-    """A picture per network, a colour per class."""
+    """Return the section "Representations": one map per network, one colour per class."""
     section = PageSection("representations", "Representations")
     maps = [(i, entry, found) for i, entry in enumerate(entries) for found in _of(entry, insights).maps]
     if not maps:
-        section.missing = "There is no t-SNE: " + why_missing(entries, insights)
+        section.missing = "There are no t-SNE maps: " + why_missing(entries, insights)
         return section
     section.text = (
-        "t-SNE of test samples (client by client: of all its data). The separation score is measured on the "
-        "representation itself, not in the plane."
+        "t-SNE of test samples (in maps of a single client: of all its data). The separation score is measured on the "
+        "representation itself, not on its two-dimensional projection."
     )
     order = sorted({label for _, _, found in maps for label in found.labels})
     names = {label: name for _, _, found in maps for label, name in found.names.items()}
@@ -31,16 +34,16 @@ def representations(entries: Sequence[Entry], insights: Mapping[Path, Insight]) 
     section.figures = [_figure(i, entry, found, order, "class") for i, entry, found in maps]
     section.tables = [_scores(entries, insights)]
     if problem := next((p for entry in entries if (p := _of(entry, insights).problem)), ""):
-        section.missing = "Some are not shown: " + problem
+        section.missing = "Some maps are not shown: " + problem
     return section
 
 
 def styles(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> PageSection | None:
-    """What style networks have learnt, coloured by client or style."""
+    """Return the section "Styles": maps of style features, coloured by style or client; None without any."""
     maps = [(i, entry, found) for i, entry in enumerate(entries) for found in _of(entry, insights).styles]
     if not maps:
         return None
-    section = PageSection("styles", "Styles", "t-SNE of style features of test samples: who has the same style?")
+    section = PageSection("styles", "Styles", "t-SNE of the style features of test samples.")
     order = sorted({label for _, _, found in maps for label in found.labels})
     names = {label: name for _, _, found in maps for label, name in found.names.items()}
     section.legend = [Switch(f"style:{label}", names[label], colour(n)) for n, label in enumerate(order)]
@@ -69,7 +72,7 @@ def _figure(i: int, entry: Entry, found: Map, order: Sequence[int], kind: str) -
 
 
 def _scores(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Table:
-    """A row per method: global, clients' own together, within clients."""
+    """Return a table of separation scores: global network, personal networks, within clients."""
     rows, groups, colours = [], [], []
     for i, entry in enumerate(entries):
         by_name = {found.what: found for found in _of(entry, insights).maps}
@@ -84,10 +87,10 @@ def _scores(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Table
     columns = [
         Column("separation of classes"),
         Column("global network", SCORE),
-        Column("clients' own, together", SCORE + "; all clients' samples, each through its own network"),
-        Column("clients' own, within", SCORE + "; inside each client, then the mean over samples"),
+        Column("personal networks", SCORE + "; all clients' samples together, each through its client's network"),
+        Column("within clients", SCORE + "; within each client, then the mean over samples"),
     ]
-    return Table("separation", columns, rows, groups, colours, f"The {SCORE}. Of the first seed.")
+    return Table("separation", columns, rows, groups, colours, f"The {SCORE}. For the first seed.")
 
 
 def _separation(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The table: mean and standard deviation over seeds, and over clients."""
+"""Report section with the results table: means and standard deviations over seeds and over clients."""
 
 from collections.abc import Sequence
 
@@ -8,16 +8,16 @@ from fedloom.report.page.figure import Cell, Column, PageSection, Table, colour
 from fedloom.report.page.runs import Entry
 
 COLUMNS = (
-    ("personal_accuracy", "clients %", "mean accuracy over clients, each with its own model; ± over seeds"),
-    ("personal_std", "spread", "standard deviation over clients, in points"),
+    ("personal_accuracy", "clients %", "mean accuracy over clients, each with its personal model; ± over seeds"),
+    ("personal_std", "spread", "standard deviation over clients, in percentage points"),
     ("personal_worst", "worst tenth %", "mean accuracy of the worst tenth of the clients"),
-    ("global_accuracy", "global %", "accuracy of the one model for all, over all test samples; ± over seeds"),
-    ("newcomer_accuracy", "newcomers %", "mean accuracy over clients that took no part in training"),
+    ("global_accuracy", "global %", "accuracy of the global model on all clients' test samples; ± over seeds"),
+    ("newcomer_accuracy", "newcomers %", "mean accuracy over clients held out of training"),
 )
 
 
 def results(entries: Sequence[Entry]) -> PageSection:
-    """A row per method; columns that nobody has are left out."""
+    """Return the section "Results": a table with one row per method, without columns that no method has."""
     columns = [c for c in COLUMNS if any(entry.known(c[0]) for entry in entries) or c[0] == "personal_accuracy"]
     rows = [
         [
@@ -33,18 +33,18 @@ def results(entries: Sequence[Entry]) -> PageSection:
     ]
     head = [
         Column("method"),
-        Column("seeds", "how many runs with different seeds"),
+        Column("seeds", "number of runs with different seeds"),
         *(Column(name, help) for _, name, help in columns),
-        Column("MB up", "sent by a client in a round"),
-        Column("MB down", "received by a client in a round"),
-        Column("rounds", "done so far"),
-        Column("seconds", "of a whole run"),
+        Column("MB up", "sent by a client per round"),
+        Column("MB down", "received by a client per round"),
+        Column("rounds", "finished rounds"),
+        Column("seconds", "duration of a run"),
     ]
     rules = sorted({str(run.recipe["evaluation"]["summary"]) for entry in entries for run in entry.runs})
     table = Table(
         "results", head, rows, [entry.group for entry in entries], [colour(i) for i in range(len(entries))],
-        note=f"Accuracies are those of: {', '.join(rules)} (evaluation.summary). None is chosen on test data. "
-        "Click a column to sort.",
+        note=f"Evaluations that count for the accuracies (evaluation.summary): {', '.join(rules)}. They are not chosen "
+        "by test accuracy. Click a column header to sort.",
     )  # fmt: skip
     return PageSection("results", "Results", tables=[table])
 

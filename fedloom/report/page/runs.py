@@ -1,4 +1,4 @@
-"""Reads run folders: what was asked for, every round, every client, the summary; finished or not."""
+"""Reader of run folders, finished or not: recipe, rounds, results per client, summary, log."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -44,7 +44,7 @@ class _Evaluation(TypedDict):
 
 @with_config(CHECKED)
 class StoredRecipe(TypedDict):
-    """As much of a run's recipe as a report needs; files of code that it names are not imported for that."""
+    """The fields of a run's recipe that a report needs; Python files named in the recipe are not imported."""
 
     method: Named
     model: Named
@@ -56,43 +56,43 @@ class StoredRecipe(TypedDict):
 
 @dataclass(frozen=True)
 class Run:
-    """One run's folder, as far as it has come."""
+    """Content of a run folder, of a finished or unfinished run."""
 
     path: Path
     recipe: dict[str, Any]
     history: list[RoundRecord]
     clients: list[ClientRow]
-    """A line per client of the last evaluation; empty before the end."""
+    """Results of each client in the last evaluation; empty until the run has finished."""
     done: Summary | None
-    """The summary of a finished run."""
+    """The summary of a finished run; None while it is unfinished."""
     log: list[str]
     versions: dict[str, str]
     classes: list[str]
-    """Their names, where they are known."""
+    """Names of the classes; empty if they are unknown."""
 
     @property
     def seed(self) -> int:
-        """Of everything random."""
+        """The seed of the recipe."""
         return int(self.recipe["seed"])
 
     @property
     def method(self) -> str:
-        """Its name."""
+        """The name of the method."""
         return str(self.recipe["method"]["name"])
 
     @property
     def rounds(self) -> int:
-        """That were asked for."""
+        """The number of rounds in the recipe."""
         return int(self.recipe["training"]["rounds"])
 
     @cached_property
     def tested(self) -> list[RoundRecord]:
-        """Rounds with an evaluation."""
+        """The records of rounds with an evaluation."""
         return [record for record in self.history if "evaluated" in record]
 
     @cached_property
     def summary(self) -> Figures | Summary:
-        """The run's figures; those so far while it is not finished; none before the first round."""
+        """The run's summary; of the rounds so far if it is unfinished, empty before the first round."""
         if self.done is not None or not self.history:
             return self.done or Figures()
         figures = summary_of(self.history, self.recipe["evaluation"]["summary"], ())
@@ -102,42 +102,62 @@ class Run:
 
 @dataclass
 class Entry:
-    """Runs that differ in nothing but the seed."""
+    """Runs that differ only in the seed."""
 
     label: str
     runs: list[Run] = field(default_factory=list)
 
     @property
     def first(self) -> Run:
-        """The one that stands for all where there is room for one."""
+        """The run with the smallest seed, used where only one run can be shown."""
         return self.runs[0]
 
     def known(self, name: str) -> list[float]:
-        """This figure of every run that has it."""
+        """Return a value of the summary of every run that has it."""
         return [value for run in self.runs if (value := measure(run.summary, name)) is not None]
 
     @property
     def group(self) -> str:
-        """Its name in legends."""
+        """The name of this entry's legend group."""
         return f"method:{self.label}"
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """The runs in these folders: a run's own, or those below a comparison's or a sweep's."""
+    """Read the runs in some folders.
+
+    Args:
+        paths: Folders of single runs, or folders with runs below them (of a comparison or a sweep).
+
+    Returns:
+        The runs, each once.
+
+    Raises:
+        UserError: If a folder holds no run, or a file in it cannot be read.
+    """
     found: dict[Path, Run] = {}
     for path in paths:
         folders = [path] if holds_run(path) else sorted(file.parent for file in path.glob(f"**/{RECIPE}"))
         if not folders:
             raise UserError(
-                f"'{path}' holds no run (there is no {RECIPE} in it or below it): give the folder that `fedloom run` "
-                "or `fedloom compare` named, such as runs/20250101-120000-compare"
+                f"'{path}' holds no run (no {RECIPE} in it or in a subfolder): give the folder that `fedloom run` or "
+                "`fedloom compare` printed, such as runs/20250101-120000-compare"
             )
         found |= {folder.resolve(): read_run(folder) for folder in folders}
     return list(found.values())
 
 
 def read_run(path: Path) -> Run:
-    """One run."""
+    """Read one run folder.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        The run.
+
+    Raises:
+        UserError: If a file cannot be read, or files contradict each other.
+    """
     recipe: dict[str, Any] = {**conforming(stored_values(path), StoredRecipe, f"'{path / RECIPE}'", REPEAT)}
     facts = read_facts(path) if (path / TASK).exists() else None
     classes = facts["classes"] if facts else []
@@ -145,15 +165,15 @@ def read_run(path: Path) -> Run:
     for row in clients if facts else ():
         if facts and (row["client"] >= facts["clients"] or len(row["total"]) not in (1, len(classes))):
             raise UserError(
-                f"'{path}': clients.jsonl has client {row['client']} with {len(row['total'])} classes, and task.json "
-                f"{facts['clients']} clients and {len(classes)} classes; {REPEAT}"
+                f"'{path}': clients.jsonl has client {row['client']} with {len(row['total'])} classes, but task.json "
+                f"has {facts['clients']} clients and {len(classes)} classes; {REPEAT}"
             )
     versions = {name: str(version) for name, version in stored_versions(path).items()}
     return Run(path, recipe, read_rounds(path), clients, finished(path), _log(path), versions, classes)
 
 
 def _log(folder: Path) -> list[str]:
-    """The end of a run's log."""
+    """Return the last lines of a run's log."""
     path = folder / "log.txt"
     if not path.is_file():
         return []
@@ -163,7 +183,15 @@ def _log(folder: Path) -> list[str]:
 
 
 def entries_of(runs: Iterable[Run]) -> list[Entry]:
-    """Runs with the same settings together, named by the method and by what else tells them apart."""
+    """Group runs that differ only in the seed.
+
+    Args:
+        runs: The runs.
+
+    Returns:
+        The groups, sorted by seed inside. A group is labelled with its method; if a method occurs with several
+        settings, with the settings that differ too.
+    """
     same: dict[str, list[Run]] = defaultdict(list)
     settings: dict[str, dict[str, Any]] = {}
     for run in runs:

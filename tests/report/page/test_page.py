@@ -94,7 +94,7 @@ def test_without_data_the_rest_is_shown_and_the_reason_told(runs):
 def test_failures_and_notes_are_at_the_end(runs):
     page = page_of(runs, {})
     assert [s.name for s in page.sections][-2:] == ["failures", "recipes"]
-    assert [row["what happened"] for row in rows(page, "failures")] == ["timed out", "timed out"]
+    assert [row["failure"] for row in rows(page, "failures")] == ["timed out", "timed out"]
     assert "be careful" in page.sections[-2].text
     assert (page.state, page.running) == ("2 of 3 runs finished", True)
 
