@@ -150,7 +150,7 @@ class Segment:
         self._said.seek(0)
         said = self._said.read().decode()
         self._said.close()
-        if code not in codes or "Traceback" in said or (code > 0 and "go on with: fedloom resume" not in said):
+        if code not in codes or "Traceback" in said or (code > 0 and "resume with: fedloom resume" not in said):
             sys.exit(f"exit code {code}:\n{said[-4000:]}")
 
 

@@ -1,4 +1,4 @@
-"""Memory limits: what does not fit into memory is refused before it is allocated."""
+"""Memory limits: objects that do not fit into memory are rejected before they are allocated."""
 
 import os
 from pathlib import Path
@@ -10,14 +10,24 @@ from fedloom.core.task import Task
 
 
 def refuse_without_room(size: int, what: str, remedy: str = "use fewer pixels", thing: str = "the images") -> None:
-    """Raises a UserError if `size` bytes are not free; call it before they are read or allocated."""
+    """Check that `size` bytes of memory are free; call it before they are read or allocated.
+
+    Args:
+        size: Bytes needed.
+        what: The field or file; start of the error message.
+        remedy: What the user can do; end of the error message.
+        thing: What needs the memory.
+
+    Raises:
+        UserError: There is too little memory.
+    """
     room = free_memory()
     if room is not None and size > room:
-        raise UserError(f"{what}: {thing} would take {gigabytes(size)}, and {gigabytes(room)} are free; {remedy}")
+        raise UserError(f"{what}: {thing} would take {gigabytes(size)}, but only {gigabytes(room)} are free; {remedy}")
 
 
 def free_memory() -> int | None:
-    """Bytes that this process can still get: the least that the machine, its cgroup and its resource limits allow."""
+    """Return the bytes that this process can still allocate, limited by the machine, its cgroup and resource limits."""
     known = [size for size in (_of_machine(), _of_cgroup(), _of_process()) if size is not None]
     return min(known, default=None)
 
@@ -35,7 +45,7 @@ def _of_machine() -> int | None:
 
 
 def _of_cgroup() -> int | None:
-    """What a container (cgroup v2) has left; pages of files that the kernel can drop count as free."""
+    """Return the free memory of a container (cgroup v2). Page cache that the kernel can drop counts as free."""
     folder = Path("/sys/fs/cgroup")
     try:
         most = int((folder / "memory.max").read_text())
@@ -48,7 +58,7 @@ def _of_cgroup() -> int | None:
 
 
 def _of_process() -> int | None:
-    """What `ulimit -v` and `ulimit -d` leave."""
+    """Return the memory that `ulimit -v` and `ulimit -d` leave."""
     try:
         import resource
 
@@ -63,25 +73,28 @@ def _of_process() -> int | None:
 
 
 def gigabytes(size: int) -> str:
-    """For messages."""
+    """Format a number of bytes for messages."""
     return f"{size / 1e9:,.1f} GB"
 
 
 COPIES = 4
-"""Of a network, at the least: at the server, at work, as it was received, and as it began."""
+"""Minimum number of copies of a network: server state, client's parts, received parts, initial values."""
 
 
 def refuse_model_without_room(task: Task) -> None:
-    """Counts the network's bytes on torch's meta device, where nothing is allocated."""
+    """Check that the network fits into memory, by building it on torch's meta device, where nothing is allocated.
+
+    Raises:
+        UserError: The network is too large.
+    """
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             tensors = list(task.model().state_dict().values())
     except (RuntimeError, TypeError, OverflowError) as error:
         if "overflow" not in str(error).lower():
-            return  # building it in earnest will show what is wrong
+            return  # the error is reported when the network is built on a real device
         raise UserError(
-            f"model.name = '{task.network.name}': with {_options(task)} it is larger than can be counted; choose "
-            "smaller options"
+            f"model.name = '{task.network.name}': with {_options(task)} its size overflows; choose smaller options"
         ) from None
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     room = free_memory()
@@ -89,8 +102,8 @@ def refuse_model_without_room(task: Task) -> None:
         pixels = "×".join(map(str, task.shape))
         raise UserError(
             f"model.name = '{task.network.name}': with {_options(task)} and images of {pixels} it takes "
-            f"{gigabytes(size)}, {COPIES} times over; {gigabytes(room)} of memory are free: choose a smaller "
-            "model or data.size"
+            f"{gigabytes(size)}, {COPIES} times over, but only {gigabytes(room)} of memory are free; choose a "
+            "smaller model or data.size"
         )
 
 

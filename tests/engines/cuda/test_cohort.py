@@ -336,7 +336,7 @@ def test_a_step_of_one_client_that_raises_is_its_own_failure(clients):
         jobs = updates(setup, clients)
         for got, job in zip(cohort.launch(jobs), jobs, strict=True):
             if job.client == 1:
-                assert "no part is called 'no_such_part'" in got.error.why
+                assert "client.no_such_part: there is no such part" in got.error.why
             else:
                 close(got.message, perform(Workspace(setup), job).message)
 
