@@ -55,7 +55,7 @@ class Registry(dict[str, T], Generic[T]):
             thing: The object.
 
         Returns:
-            The object, so that the function can be used in decorators.
+            The object.
 
         Raises:
             UserError: The name belongs to a shipped object of another module.

@@ -286,7 +286,7 @@ def test_steps_that_cannot_be_vectorised_are_taken_one_by_one(of):
     Odd.odd = getattr(Odd, of)
     setup, recorder = setup_of(Odd), Recorder()
     cohort = lane_of(setup, 3, recorder)
-    with pytest.warns(UserWarning, match="taken one by one"):
+    with pytest.warns(UserWarning, match="not vectorised over clients"):
         check(setup, cohort, updates(setup, range(3)))
     check(setup, cohort, updates(setup, range(3), 2))
     assert recorder.replays > 0
