@@ -153,7 +153,7 @@ class Segment:
         self._output.seek(0)
         output = self._output.read().decode()
         self._output.close()
-        if code not in codes or "Traceback" in output or (code > 0 and "fedloom resume" not in output):
+        if code not in codes or "Traceback" in output or (code > 0 and "resume with: fedloom resume" not in output):
             sys.exit(f"exit code {code}:\n{output[-4000:]}")
 
 

@@ -166,7 +166,7 @@ FILES = {
     "npz: images of no known shape": (npz(x=X[..., None, None]), own(), ["x has shape", "expected [N, H, W]"]),
     "npz: fewer labels than images": (npz(y=Y[:5]), own(), ["y must be 24 whole numbers"]),
     "npz: halves for labels": (npz(y=Y / 2), own(), ["y must be 24 whole numbers"]),
-    "npz: no images": (npz(x=X[:0], y=Y[:0]), own(), ["there are no images in it"]),
+    "npz: no images": (npz(x=X[:0], y=Y[:0]), own(), ["it has no images"]),
     "npz: images without pixels": (npz(x=X[:, :0]), own(), ["own.npz", "x has shape [24, 0, 8]", "without pixels"]),
     "npz: groups that do not fit": (npz(groups=np.zeros(3)), own(), ["3 groups for 24 images"]),
     "npz: a group without a name": (

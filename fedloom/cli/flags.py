@@ -66,7 +66,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the
 
 
 def _report(file: trusted_code.CodeFile) -> bool:
-    say(f"importing {file.path} (SHA-256 {file.sha256}), named by {file.said}", err)
+    say(f"importing {file.path} (SHA-256 {file.sha256}), named by {file.named_by}", err)
     return True
 
 
@@ -77,7 +77,7 @@ def _asking() -> trusted_code.Decide:
     def ask(file: trusted_code.CodeFile) -> bool:
         if file.path in refused:
             return False
-        say(f"{file.said} names a Python file. Importing it runs it and the modules it imports.", err)
+        say(f"{file.named_by} names a Python file. Importing it runs it and the modules it imports.", err)
         say(f"  {file.path}\n  SHA-256 {file.sha256}", err)
         if typer.confirm("import it?", err=True):
             return True

@@ -1,1 +1,1 @@
-"""What a method file may import, and what travels: the lowest layer."""
+"""Building blocks of method files and the data types that clients and server exchange; the lowest layer."""

@@ -1,4 +1,4 @@
-"""Batches: which samples each step of a fit takes, and the tensors that a loss reads of them."""
+"""Batches: the samples that each training step uses, and the tensors that a loss reads."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -13,33 +13,36 @@ from torch import Tensor
 from fedloom.core.rng import Random, step_keys
 
 Augmentation = Callable[[Tensor, Random], Tensor]
-"""Images [B, C, H, W] in [0, 1] → the same, augmented with what is drawn. A false value changes nothing."""
+"""Maps images [B, C, H, W] in [0, 1] to augmented images of the same shape. A false value means no augmentation."""
 Row = Tensor
-"""What one step takes, int64: the key of its random numbers, then the positions of its samples, batch after batch."""
+"""Input of one training step, int64: the key of its random numbers, then the sample positions, batch after batch."""
 
 
 @dataclass
 class Plan:
-    """The steps of a fit: which samples each takes, in a random order given by the seed, and its random key."""
+    """The training steps of one `fit` call: the samples and the random key of each step.
+
+    The order of the samples and the keys are functions of `seed`.
+    """
 
     among: np.ndarray
-    """Positions of all samples, int64."""
+    """Positions of all samples to train on, int64."""
     sizes: list[int]
-    """Samples of each step."""
+    """Batch size of each step."""
     seed: int
     epochs: int = 1
     batches: int = 1
-    """Independent batches that each step gets."""
+    """Number of independent batches per step."""
     _drawn: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def index(self) -> np.ndarray:
-        """int64 [batches, samples of all steps]"""
+        """Sample positions of all steps, int64 [batches, samples of all steps]."""
         return self._draw()[0]
 
     @property
     def keys(self) -> np.ndarray:
-        """int64 [steps]"""
+        """Random key of each step, int64 [steps]."""
         return self._draw()[1]
 
     def _draw(self) -> tuple[np.ndarray, np.ndarray]:
@@ -50,16 +53,16 @@ class Plan:
 
     @property
     def samples(self) -> int:
-        """Samples of all steps, all batches counted."""
+        """Number of samples processed in all steps, counted once per batch."""
         return self.batches * self.epochs * len(self.among)
 
     @property
     def norms(self) -> bool:
-        """Whether batch-norm can learn: one sample has no variance."""
+        """Whether batch-norm layers can be trained, which needs a batch of at least two samples."""
         return max(self.sizes, default=0) > 1
 
     def part(self, start: int, size: int, count: int) -> np.ndarray:
-        """int64 [count, row]: the rows of `count` steps of one size, from step `start` on."""
+        """Return the rows of `count` consecutive equal steps, starting at step `start`, as int64 [count, row]."""
         first = sum(self.sizes[:start])
         taken = self.index[:, first : first + size * count].reshape(self.batches, count, size)
         rows = np.empty((count, 1 + self.batches * size), np.int64)
@@ -68,7 +71,7 @@ class Plan:
         return rows
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
-        """Consecutive steps of one size: (first step, size, steps)."""
+        """Yield runs of consecutive steps of equal size as (first step, batch size, number of steps)."""
         start = 0
         for size, run in groupby(self.sizes):
             count = len(list(run))
@@ -76,19 +79,19 @@ class Plan:
             start += count
 
     def steps(self, device: torch.device) -> Iterator[Row]:
-        """What each step takes, on this device."""
+        """Yield the row of each step as a tensor on `device`."""
         for run in self.runs():
             yield from torch.from_numpy(self.part(*run)).to(device)
 
 
 def draw(plans: Sequence[Plan]) -> None:
-    """Draws the orders and keys of several plans: of those of one shape in one go."""
+    """Draw the sample orders and step keys of several plans, vectorised over plans of equal shape."""
     alike: dict[tuple[int, int, int, int], list[Plan]] = {}
     for plan in plans:
         if plan._drawn is None:
             alike.setdefault((len(plan.sizes), plan.batches, plan.epochs, len(plan.among)), []).append(plan)
     for (steps, *shape), group in alike.items():
-        # the keys of the steps, then those that samples are sorted by
+        # the first keys are the steps' random keys; the samples are sorted by the others
         keys = step_keys(np.array([plan.seed for plan in group], np.uint64), steps + math.prod(shape))
         orders = np.argsort(keys[:, steps:].reshape(len(group), *shape), kind="stable")
         for plan, own, order in zip(group, keys, orders, strict=True):
@@ -96,12 +99,20 @@ def draw(plans: Sequence[Plan]) -> None:
 
 
 def shuffled(samples: np.ndarray, size: int, seed: int, *, epochs: int = 1, batches: int = 1) -> Plan:
-    """Every epoch in a new random order, cut into batches of exact sizes; `batches` independent ones a step."""
+    """Return a plan that visits the samples in a new random order in every epoch.
+
+    Args:
+        samples: Positions of the samples.
+        size: Batch size.
+        seed: Determines orders and step keys.
+        epochs: Number of passes over the samples.
+        batches: Number of independent batches per step.
+    """
     return Plan(samples, epochs * batch_sizes(len(samples), size), seed, epochs, batches)
 
 
 def batch_sizes(samples: int, size: int) -> list[int]:
-    """Exact sizes of an epoch's batches. A remainder of one joins the batch before it."""
+    """Return the batch sizes of one epoch. A remainder of one sample is added to the preceding batch."""
     sizes = [size] * (samples // size)
     rest = samples % size
     if rest == 1 and sizes:
@@ -113,7 +124,7 @@ def batch_sizes(samples: int, size: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Pixels:
-    """A dataset on one device, with the way from stored bytes to what a network sees."""
+    """A dataset on one device, and the conversion of its stored bytes to network inputs."""
 
     images: Tensor  # uint8 [N, C, H, W]
     labels: Tensor  # int64 [N]
@@ -124,46 +135,56 @@ class Pixels:
     layout: torch.memory_format = torch.contiguous_format
 
     def to(self, device: torch.device, layout: torch.memory_format | None = None) -> "Pixels":
-        """The same on another device, or for networks that want channels last."""
+        """Return a copy on another device, or in another memory layout."""
         layout = layout or self.layout
         images = self.images.to(device, memory_format=layout)
         labels, mean, std = (tensor.to(device) for tensor in (self.labels, self.mean, self.std))
         return replace(self, images=images, labels=labels, mean=mean, std=std, layout=layout)
 
     def image(self, index: Tensor) -> Tensor:
-        """Pixels in [0, 1]."""
+        """Return images as floats in [0, 1]."""
         return self._stored(index).to(self.mean.dtype).div(255)
 
     def normalise(self, image: Tensor) -> Tensor:
-        """(pixel − mean) / std, per channel."""
+        """Return (pixel − mean) / std, computed per channel."""
         return ((image - self.mean) / self.std).contiguous(memory_format=self.layout)
 
     def plain(self, index: Tensor) -> Tensor:
-        """What a network sees in evaluation: normalised straight from the stored bytes, in one operation."""
+        """Return the network's input without augmentation: stored bytes are normalised in one operation."""
         return torch.addcmul(self.shift, self._stored(index), self.scale)
 
     def _stored(self, index: Tensor) -> Tensor:
         if self.layout is torch.contiguous_format:
             return self.images[index]
-        return self.images.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)  # rows as they lie in memory
+        return self.images.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)  # index rows in memory order
 
     @cached_property
     def scale(self) -> Tensor:
-        """What a stored byte is multiplied by."""
+        """Factor applied to a stored byte."""
         return 1 / (255 * self.std)
 
     @cached_property
     def shift(self) -> Tensor:
-        """What is added to it."""
+        """Offset added to a scaled byte."""
         return -self.mean / self.std
 
     def tensors(self) -> list[Tensor]:
-        """All that a step may read."""
+        """Return all tensors that a training step may read."""
         return [self.images, self.labels, self.mean, self.std, self.scale, self.shift]
 
 
 class Batch:
-    """Images of one training step. Lazy: labels are never read unless a loss asks for them."""
+    """Images and labels of one training step.
+
+    All tensors are computed on first access: labels are not read unless the loss uses `batch.y`.
+
+    Attributes:
+        size: Number of samples.
+
+    Example:
+        >>> def loss(self, client, batch):
+        ...     return torch.nn.functional.cross_entropy(client.model(batch.x), batch.y)
+    """
 
     def __init__(self, pixels: Pixels, index: Tensor, random: Random, views: int = 2):
         self.size = len(index)
@@ -171,39 +192,46 @@ class Batch:
 
     @cached_property
     def image(self) -> Tensor:
-        """Pixels in [0, 1], not augmented."""
+        """Images in [0, 1], without augmentation."""
         return self._pixels.image(self._index)
 
     @cached_property
     def x(self) -> Tensor:
-        """The network's input: augmented as the recipe's `data.augment` says, normalised."""
+        """The network's input: augmented according to the recipe's `data.augment`, and normalised."""
         if not self._pixels.augment:
             return self.plain
         return self._pixels.normalise(self._pixels.augment(self.image, self._random))
 
     @cached_property
     def views(self) -> tuple[Tensor, ...]:
-        """Independently augmented copies, as `data.views` says, for contrastive losses."""
+        """Independently augmented and normalised copies according to `data.views`, for contrastive losses."""
         draw = self._pixels.views or (lambda image, random: image)
         return tuple(self._pixels.normalise(draw(self.image, self._random)) for _ in range(self._views))
 
     @cached_property
     def plain(self) -> Tensor:
-        """The input without augmentation."""
+        """The network's input without augmentation."""
         return self._pixels.plain(self._index)
 
     def normalise(self, image: Tensor) -> Tensor:
-        """What a network sees of pixels in [0, 1]."""
+        """Normalise images for the network.
+
+        Args:
+            image: Images with values in [0, 1].
+
+        Returns:
+            (pixel − mean) / std per channel, with the statistics of the dataset.
+        """
         return self._pixels.normalise(image)
 
     @cached_property
     def y(self) -> Tensor:
-        """Labels."""
+        """Class labels, int64 [B]."""
         return self._pixels.labels[self._index]
 
 
 class FeatureBatch:
-    """Rows of extracted features and their labels, for `fit(…, data=(z, y))`."""
+    """Rows of extracted features (`x`) and their labels (`y`), for `fit(…, data=(z, y))`."""
 
     def __init__(self, data: tuple[Tensor, Tensor], index: Tensor):
         self.size = len(index)

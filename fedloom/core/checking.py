@@ -1,4 +1,4 @@
-"""Checks values against a pydantic model and says what is wrong in our words: field, value, remedy."""
+"""Validation against pydantic models, with error messages of the form field, value, remedy."""
 
 import math
 import re
@@ -14,13 +14,22 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 
 class Section(BaseModel):
-    """A part of a recipe: unknown keys are refused."""
+    """Base class of the sections of a recipe. Unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def checked(kind: type[Checked], values: Any, path: str = "") -> Checked:
-    """The values as this part of a recipe, or all that is wrong with them, a sentence each."""
+    """Validate values as a section of a recipe.
+
+    Args:
+        kind: The section's class.
+        values: The values, usually a mapping read from YAML.
+        path: The section's name in error messages, such as `training`.
+
+    Raises:
+        UserError: Lists all invalid fields, one per line.
+    """
     try:
         section = kind.model_validate(values)
     except ValidationError as error:
@@ -31,7 +40,7 @@ def checked(kind: type[Checked], values: Any, path: str = "") -> Checked:
 
 
 def as_written(parse: Callable[[Any], object]) -> AfterValidator:
-    """Keeps a field as it was written, once it has been parsed without complaint."""
+    """Return a validator that keeps a field's original value if `parse` accepts it."""
 
     def check(value: Any) -> Any:
         try:
@@ -44,12 +53,12 @@ def as_written(parse: Callable[[Any], object]) -> AfterValidator:
 
 
 def refusal(sentence: str) -> PydanticCustomError:
-    """A complaint that names its field itself; pydantic collects it with the others."""
+    """Return an error whose message already names its field, for use in pydantic validators."""
     return PydanticCustomError("refusal", "{sentence}", {"sentence": sentence})
 
 
 def _sentence(kind: type[BaseModel], error: Any, path: str) -> str:
-    """What pydantic found, in our words: field, value, remedy."""
+    """Return one pydantic error as text: field, value, remedy."""
     if error["type"] == "refusal":
         return str(error["msg"])
     field = ".".join(str(part) for part in (path, *error["loc"]) if part != "")
@@ -77,7 +86,7 @@ _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false",
 
 
 def _remedy(kind: type[BaseModel], error: Any) -> str:
-    """What a value should have been, by pydantic's name of the error."""
+    """Return the values that are valid, given pydantic's error type."""
     what, context = error["type"], error.get("ctx", {})
     if what == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
@@ -89,7 +98,7 @@ def _remedy(kind: type[BaseModel], error: Any) -> str:
 
 
 def field_remedy(error: Any) -> str:
-    """What a value should have been, where that does not depend on the section it is in."""
+    """Return the values that are valid, for errors that do not depend on the enclosing section."""
     what, context = error["type"], error.get("ctx", {})
     if what in _BOUNDS:
         return f"must be {_BOUNDS[what].format(**context)}"
@@ -102,20 +111,20 @@ def field_remedy(error: Any) -> str:
 
 
 def _misread(values: Any, section: Any, path: str) -> Iterator[str]:
-    """Values that pydantic takes and nobody means: true as the number 1, infinity, not a number."""
+    """Yield errors for values that pydantic accepts but that are mistakes: booleans as numbers, infinity, NaN."""
     for name, value in values.items() if isinstance(values, Mapping) else ():
         field = f"{path}.{name}".lstrip(".")
         read = section.get(name) if isinstance(section, Mapping) else getattr(section, str(name), None)
         if isinstance(value, Mapping):
             yield from _misread(value, read, field)
         elif isinstance(value, bool) and not isinstance(read, bool):
-            yield f"{field} = {shown(value)}: must be a number, not a switch"
+            yield f"{field} = {shown(value)}: must be a number, not true or false"
         elif isinstance(read, float) and not math.isfinite(read):
             yield f"{field} = {shown(value)}: must be a finite number"
 
 
 def _fields(kind: type[BaseModel], path: Iterable[Any]) -> list[str]:
-    """Names of the fields of a section."""
+    """Return the names of the fields of a section."""
     section: Any = kind
     for name in path:
         section = section.model_fields[name].annotation

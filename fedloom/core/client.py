@@ -1,4 +1,4 @@
-"""One client at work: its parts, its samples, its memory, and ways to train. It does not know where it runs."""
+"""One client during a job: its parts, its samples, its memory, and the functions that train it."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -19,7 +19,17 @@ from fedloom.core.workspace import Steps, Workspace
 
 
 class Client:
-    """What a method's `update`, `personalise`, `predict` and losses get: parts by name (`client.model.head`)."""
+    """A client, as passed to a method's `update`, `personalise`, `predict` and to losses.
+
+    The parts that `build` returned are attributes: `client.model.head`. They are changed in place only, because their
+    memory is reused for every client. The same code runs on every engine: a client has no access to devices, processes
+    or other clients.
+
+    Example:
+        >>> def update(self, client):
+        ...     copy_(client.model.head, client.received.model.head)
+        ...     client.fit("model", self.loss)
+    """
 
     _workspace: Workspace
     _id: int
@@ -43,7 +53,7 @@ class Client:
         first: bool = False,
         optimizers: State | None = None,
     ):
-        vars(self).update(  # past __setattr__: a client is made for every job
+        vars(self).update(  # bypasses __setattr__ for speed: a client is created for every job
             _workspace=workspace, _id=id, _round=round, _job=job, _samples=samples, _first=first,
             _optimizers=dict(optimizers or {}), _uses={}, _step=_Step(), _loss=None,
         )  # fmt: skip
@@ -55,67 +65,69 @@ class Client:
             return getattr(self._workspace.parts, name)
         except AttributeError:
             known = ", ".join(dict.fromkeys(n.split(".")[0] for n in self._workspace.parts.named_tensors()))
-            raise AttributeError(f"no part is called '{name}'; build() made: {known}") from None
+            raise AttributeError(f"client.{name}: there is no such part; build() returned: {known}") from None
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_") and not hasattr(type(self), name):
-            raise AttributeError(f"client.{name} = … would rebind a part: write in place, copy_(client.{name}, …)")
+            raise AttributeError(
+                f"client.{name} = … would rebind a part; write in place instead: copy_(client.{name}, …)"
+            )
         super().__setattr__(name, value)
 
     @property
     def received(self) -> Any:
-        """The parts as the server sent them: frozen, in eval mode."""
+        """The shared parts as the server sent them: frozen and in eval mode."""
         return self._workspace.received
 
     @property
     def parts(self) -> Parts:
-        """The whole tree."""
+        """All parts as one module tree."""
         return self._workspace.parts
 
     @property
     def id(self) -> int:
-        """Which client this is."""
+        """The client's number. Not available inside a step."""
         return self._outside(self._id)
 
     @property
     def round(self) -> int:
-        """The communication round, from 1."""
+        """The communication round, counted from 1. Not available inside a step."""
         return self._outside(self._round)
 
     @property
     def size(self) -> int:
-        """Number of training samples."""
+        """Number of training samples. Not available inside a step."""
         return self._outside(len(self._samples))
 
     @property
     def first(self) -> bool:
-        """Whether this client takes part for the first time."""
+        """Whether the client takes part for the first time. Not available inside a step."""
         return bool(self._outside(self._first))
 
     @property
     def lr(self) -> Tensor:
-        """The learning rate in force, a 0-d tensor; inside a step only."""
-        return self._inside("client.lr is known inside a step; after a fit read result.lr").lr
+        """The current learning rate, a 0-d tensor. Available inside a step only."""
+        return self._inside("client.lr is available inside a training step only; after a fit read result.lr").lr
 
     @property
     def random(self) -> Random:
-        """Random numbers of the current step; inside a step only: `client.random.uniform((8,))`."""
-        self._inside("client.random is known inside a step")
+        """Random numbers of the current step, such as `client.random.uniform((8,))`. Available inside a step only."""
+        self._inside("client.random is available inside a training step only")
         return self._workspace.random
 
     @property
     def last_loss(self) -> Tensor | None:
-        """Mean training loss of the last fit."""
+        """Mean training loss of the last `fit`, or None before the first one."""
         return self._loss
 
     @property
     def optimizers(self) -> State:
-        """State of optimizers that is carried over to the client's next round."""
+        """Optimizer state that is stored until the client's next round."""
         return self._optimizers
 
     @property
     def objective(self) -> Any:
-        """What the recipe trains on, `objective(model, batch)`: cross-entropy with labels, or an unsupervised loss."""
+        """The objective of the recipe, called as `objective(model, batch)`: cross-entropy or an unsupervised loss."""
         return self._workspace.setup.task.objective
 
     def fit(
@@ -134,24 +146,32 @@ class Client:
         at_least: int = 0,
         purpose: str = "train",
     ) -> FitResult:
-        """Minimises `loss(client, batch)` over these parts; everything else stays frozen.
+        """Train parts by minimising `loss(client, batch)`. All other parts stay frozen.
 
         Args:
-            parts: What is trained: `"model"`, or several paths.
-            loss: A method of the method's class; its value is averaged if it has one entry per sample.
-            epochs: Passes over the samples; the recipe's unless given, as `lr` and `batch_size`.
-            lr: Learning rate.
-            views: Augmented views per sample, for losses that read `batch.views`.
-            data: Extracted features and labels to train on instead of images.
-            batch_size: Samples per step.
-            after: Called as `after(client)` after every optimizer step (an EMA target).
-            plain: Bare gradient descent instead of the recipe's optimizer.
-            keep_optimizer: Carry momentum and step count over to the client's next round.
-            at_least: Least number of steps; a small client takes more epochs to reach it.
-            purpose: Keys the randomness of this call.
+            parts: The parts to train, such as `"model"` or `("model.extractor", "gate")`.
+            loss: A method of the `Method` class. Losses with one entry per sample are averaged.
+            epochs: Passes over the samples. Default: `training.epochs` of the recipe.
+            lr: Learning rate. Default: the recipe's, including its schedule.
+            views: Number of augmented views per sample, for losses that read `batch.views`.
+            data: Extracted features and labels to train on instead of images, as returned by `features`.
+            batch_size: Samples per step. Default: `training.batch_size` of the recipe.
+            after: Called as `after(client)` after every optimizer step, for instance to update an EMA target.
+            keep_optimizer: Keep momentum and step count for the client's next round.
+            plain: Use gradient descent without momentum or weight decay instead of the recipe's optimizer.
+            at_least: Minimum number of steps. A small client trains for more epochs to reach it.
+            purpose: Key of the random numbers of this call, together with seed, round and client.
 
         Returns:
-            Means of what the loss noted, by name.
+            The sample-weighted mean of the loss (`result["loss"]`) and of everything passed to `note`.
+
+        Raises:
+            StaleValueError: `loss` or `after` is a closure.
+            RuntimeError: Called inside a training step.
+
+        Example:
+            >>> result = client.fit("model.head", self.loss, epochs=1, lr=0.1)
+            >>> result["loss"], result.steps
         """
         paths = as_paths(parts)
 
@@ -185,14 +205,32 @@ class Client:
         batch_size: int | None = None,
         purpose: str = "train",
     ) -> FitResult:
-        """Calls `step(client, batch, …)`, in-place tensor code of the method's own, for every batch.
+        """Call `step(client, batch, …)` once per batch. The step changes parts in place, usually with `descend`.
 
         Args:
-            step: A method of the method's class.
-            train: Parts that are in train mode and that `descend` may step.
-            batches: Independent batches per step.
-            fraction: Share of the samples, drawn for this call.
-            epochs, lr, views, batch_size, purpose: As in `fit`.
+            step: A method of the `Method` class, which receives the client and `batches` batches.
+            train: Parts that are in train mode and that `descend` may update, each with a separate optimizer.
+            epochs: Passes over the samples. Default: `training.epochs` of the recipe.
+            lr: Learning rate. Default: the recipe's, including its schedule.
+            views: Number of augmented views per sample, for steps that read `batch.views`.
+            batches: Number of independent batches per step.
+            fraction: Share of the samples to use, drawn at random for this call.
+            batch_size: Samples per batch. Default: `training.batch_size` of the recipe.
+            purpose: Key of the random numbers of this call, together with seed, round and client.
+
+        Returns:
+            The sample-weighted means of everything passed to `note`.
+
+        Raises:
+            StaleValueError: `step` is a closure.
+            RuntimeError: Called inside a training step.
+
+        Example:
+            >>> def step(self, client, batch):
+            ...     loss = self.loss(client, batch)
+            ...     client.note("loss", loss)
+            ...     client.descend("model", loss)
+            >>> client.steps(self.step, train="model")
         """
         paths = as_paths(train)
 
@@ -211,8 +249,15 @@ class Client:
     def descend(
         self, parts: str | tuple[str, ...], loss: Tensor, *, lr: float | None = None, plain: bool = False
     ) -> None:
-        """One optimizer step of these parts on this loss; `plain` is bare gradient descent without momentum."""
-        cache = self._inside("descend is called inside a step")
+        """Take one optimizer step on `loss` with respect to `parts`. For use inside a step of `steps`.
+
+        Args:
+            parts: The parts to update; one of the paths passed to `steps(train=…)`.
+            loss: The loss. Losses with one entry per sample are averaged.
+            lr: Learning rate. Default: that of the enclosing call.
+            plain: Use gradient descent without momentum or weight decay instead of the recipe's optimizer.
+        """
+        cache = self._inside("client.descend can be called inside a training step only")
         paths = as_paths(parts)
         parameters = self._workspace.parameters(paths)
         gradients = torch.autograd.grad(_mean(loss), parameters, allow_unused=True)
@@ -224,12 +269,31 @@ class Client:
             cache.optimizers[paths].step(gradients, rate)
 
     def note(self, name: str, value: Tensor) -> None:
-        """Adds to a statistic of this fit: `result[name]` is its sample-weighted mean."""
-        total = self._inside("note is called inside a step").total(name)
+        """Add a value to a statistic of the enclosing `fit` or `steps`. For use inside a step.
+
+        Args:
+            name: Name of the statistic: `result[name]` is its sample-weighted mean.
+            value: A scalar, or one entry per sample.
+
+        Raises:
+            UserError: The call has more than 32 statistics.
+        """
+        total = self._inside("client.note can be called inside a training step only").total(name)
         total.add_(_mean(value.detach()), alpha=self._step.size)
 
     def features(self, extract: Callable[..., Tensor] | None = None) -> Features:
-        """Representations and labels of all training samples, in eval mode; `extract(client, x)` or the extractor."""
+        """Extract representations of all training samples, in eval mode and without gradients.
+
+        Args:
+            extract: Called as `extract(client, x)`. Default: `client.model.extractor(x)`.
+
+        Returns:
+            Representations [N, k] in float32 and labels [N].
+
+        Example:
+            >>> z, y = client.features()
+            >>> client.fit("model.head", self.head_loss, data=(z, y))
+        """
         extract = extract or (lambda client, x: client.model.extractor(x))
         workspace = self._workspace
         index = torch.from_numpy(self._samples).to(workspace.device)
@@ -241,25 +305,25 @@ class Client:
 
     @property
     def _keeps(self) -> bool:
-        """Whether the recipe carries all optimizers' state over to the next round."""
+        """Whether the recipe keeps the state of all optimizers for the next round."""
         return self._workspace.setup.training.optimizer.keep
 
     def _outside(self, value: int) -> int:
         if self._step.active:
             raise StaleValueError(
-                "client.id, round, size and first are Python values: a recorded step would keep the first client's. "
-                "Put what changes into a part (a tensor) before the fit"
+                "client.id, round, size and first cannot be read inside a training step: they are Python values, and a "
+                "recorded step would reuse the first client's. Copy the value into a part (a tensor) before the fit"
             )
         return value
 
-    def _inside(self, otherwise: str) -> StepCache:
+    def _inside(self, message: str) -> StepCache:
         cache = self._step.cache
-        assert cache is not None, otherwise
+        assert cache is not None, message
         return cache
 
     @contextmanager
     def _stepping(self, row: Row, batches: int, views: int, features: bool) -> Iterator[list[Any]]:
-        """One training step: its batches, under the workspace's precision; then the objective's own bookkeeping."""
+        """Set up one training step and yield its batches; afterwards let the objective update its internal state."""
         workspace, step = self._workspace, self._step
         cache = self._inside("a step has a cache")
         workspace.random.begin(row[:1])
@@ -281,9 +345,11 @@ class Client:
             step.active = False
 
     def _run(self, spec: FitSpec) -> FitResult:
-        """Takes the steps of a fit: keys the randomness, readies optimizers and modes, plans the batches."""
+        """Run the steps of one call: derive the random key, plan the batches, prepare optimizers and modes."""
         if self._step.active:
-            raise RuntimeError("a step calls fit or steps, which no recorded step can hold: call descend inside it")
+            raise RuntimeError(
+                "fit and steps cannot be called inside a training step, which may be recorded; call client.descend"
+            )
         workspace, training = self._workspace, self._workspace.setup.training
         epochs = training.epochs if spec.epochs is None else spec.epochs
         size = spec.batch_size or training.batch_size
@@ -312,7 +378,7 @@ class Client:
 
 
 class _Step:
-    """What a client knows inside a step: the call's statistics and optimizers, the samples of the step."""
+    """State of the current training step: the call's statistics and optimizers, and the number of samples."""
 
     __slots__ = ("active", "cache", "size")
 

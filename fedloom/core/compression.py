@@ -1,9 +1,9 @@
-"""The `wire` section: messages made smaller on their way, the same on every engine.
+"""Compression of messages (the recipe's `wire` section), identical on every engine.
 
-What leaves a client is encoded there and decoded at the server, and the other way round; counters and the ledger see
-the encoded form. A client's numbers are encoded either as they are (fp16, bf16) or as their change since what it
-received (int8, topk), which is smaller. Whole numbers, row weights and what is summed travel as they are: a rounded
-count would be a wrong weight; so do tensors of fewer than 64 numbers in int8 and topk, where nothing is to be gained.
+Clients encode what they send and the server decodes it, and vice versa. Byte counters and the ledger see the encoded
+form. A client's tensors are encoded directly (fp16, bf16) or as the change since the received values (int8, topk),
+which is smaller in magnitude. Integer tensors, row weights and summed tensors are not encoded, because a rounded count
+would be a wrong weight. int8 and topk also leave tensors of fewer than 64 elements unchanged: they would save nothing.
 """
 
 from abc import ABC, abstractmethod
@@ -21,73 +21,73 @@ from fedloom.core.state import State, under
 
 MARK = "#"
 RESIDUAL = "wire/"
-"""Names in a client's memory: what topk has not sent yet."""
+"""Prefix of names in a client's memory: changes that topk has not sent yet."""
 SMALL = 64
 
 
 class Encoding(ABC):
-    """One tensor as one or more smaller ones, by suffix."""
+    """Represents one tensor by one or more smaller tensors, which are named by suffixes."""
 
     of_change: ClassVar[bool] = False
-    """Whether it encodes the change since what was received."""
+    """Whether the change since the received value is encoded, instead of the value."""
     feedback: ClassVar[bool] = False
-    """Whether what was lost is added to the next message."""
+    """Whether the encoding error is added to the client's next message."""
     least: ClassVar[int] = 1
 
     @abstractmethod
     def encode(self, tensor: Tensor) -> State:
-        """What travels."""
+        """Return the tensors that are sent."""
 
     @abstractmethod
     def decode(self, parts: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        """The tensor again, as nearly as may be, in the type and shape of `like`."""
+        """Return an approximation of the original tensor, in the dtype and shape of `like`."""
 
 
 class Half(Encoding):
-    """16 bits a number."""
+    """float16: 16 bits per element."""
 
     def encode(self, tensor: Tensor) -> State:
-        """10 bits of precision; beyond ±65504 it stays there, but infinity stays infinity."""
+        """Round to 10 bits of mantissa. Finite values beyond ±65504 are clamped; infinities are kept."""
         most = torch.finfo(torch.float16).max
         return {"fp16": torch.where(tensor.isinf(), tensor, tensor.clamp(-most, most)).to(torch.float16)}
 
     def decode(self, parts: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        """Exact for what it holds."""
+        """Convert to the original dtype, which is exact."""
         return parts["fp16"].to(like.dtype)
 
 
 class Brain(Encoding):
-    """16 bits a number, as many for its size as a float32 has; as int16, which every library carries."""
+    """bfloat16: 16 bits per element with the exponent range of float32. Sent as int16, which every library supports."""
 
     def encode(self, tensor: Tensor) -> State:
-        """7 bits of precision."""
+        """Round to 7 bits of mantissa."""
         return {"bf16": tensor.to(torch.bfloat16).view(torch.int16)}
 
     def decode(self, parts: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        """Exact for what it holds."""
+        """Convert to the original dtype, which is exact."""
         return parts["bf16"].view(torch.bfloat16).to(like.dtype)
 
 
 class Int8(Encoding):
-    """8 bits a number, and a scale for each row (the first dimension)."""
+    """8 bits per element and one scale per row (first dimension)."""
 
     of_change = True
     least = SMALL
 
     def encode(self, tensor: Tensor) -> State:
-        """To the nearest of 255 steps between a row's largest value and its negative."""
+        """Round to the nearest of 255 steps between a row's largest magnitude and its negative."""
         rows = _rows(tensor)
         scale = rows.abs().amax(1, keepdim=True) / 127
         steps = (rows / scale.clamp_min(torch.finfo(torch.float32).tiny)).round().nan_to_num(0)
         return {"int8": steps.clamp(-127, 127).to(torch.int8).reshape(tensor.shape), "scale": scale[:, 0].float()}
 
     def decode(self, parts: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        """Steps times scale."""
+        """Multiply the integers by their scales."""
         return (_rows(parts["int8"]).float() * parts["scale"][:, None]).reshape(like.shape).to(like.dtype)
 
 
 class TopK(Encoding):
-    """The largest changes alone, with their places; the rest waits at the client (error feedback)."""
+    """The elements of largest magnitude with their positions; the client keeps the others (error feedback)."""
 
     of_change = True
     feedback = True
@@ -97,16 +97,20 @@ class TopK(Encoding):
         self.share = share
 
     def encode(self, tensor: Tensor) -> State:
-        """So many of each tensor's numbers as the share says."""
+        """Select the share of elements with the largest magnitude."""
         flat = tensor.reshape(-1)
         place = flat.abs().topk(max(1, round(self.share * flat.numel()))).indices.sort().values
         return {"place": place.to(torch.int32), "value": flat[place].float()}
 
     def decode(self, parts: Mapping[str, Tensor], like: Tensor) -> Tensor:
-        """Zero elsewhere."""
+        """Restore the selected elements; all others are zero.
+
+        Raises:
+            MessageError: A position is out of range.
+        """
         place = parts["place"].long()
         if place.numel() and not 0 <= int(place.min()) <= int(place.max()) < like.numel():
-            raise MessageError("the message is refused: a place lies outside its tensor")
+            raise MessageError("the message is refused: a topk position is outside its tensor")
         flat = torch.zeros(like.numel(), dtype=like.dtype, device=place.device)
         return flat.index_put_((place,), parts["value"].to(like.dtype)).reshape(like.shape)
 
@@ -115,7 +119,15 @@ PLAIN: Mapping[str, Callable[[], Encoding | None]] = {"none": lambda: None, "fp1
 
 
 def parse_encoding(text: str, *, sparse: bool = True) -> Encoding | None:
-    """`fp16`, `bf16`, `int8`, `topk:0.01`, or `none`."""
+    """Return the encoding for `fp16`, `bf16`, `int8` or `topk:0.01`; None for `none`.
+
+    Args:
+        text: The encoding as written in a recipe.
+        sparse: Whether `topk` is allowed.
+
+    Raises:
+        ValueError: The text is not a known encoding.
+    """
     kind, _, rest = text.partition(":")
     if text in PLAIN:
         return PLAIN[text]()
@@ -126,23 +138,24 @@ def parse_encoding(text: str, *, sparse: bool = True) -> Encoding | None:
             share = 0.0
         if 0 < share <= 1:
             return TopK(share)
-        raise ValueError(f"'{text}': the share of numbers that travel must be above 0 and at most 1, as in topk:0.05")
+        raise ValueError(f"'{text}': the share of elements to send must be above 0 and at most 1, as in topk:0.05")
     raise ValueError(f"'{text}' is unknown; write {', '.join(PLAIN)}{' or topk:0.05' if sparse else ''}")
 
 
 class WireSettings(Section):
-    """How messages are made smaller; `none` changes no bit."""
+    """Compression of messages. `none` sends them unchanged."""
 
     up: Annotated[str, as_written(parse_encoding)] = Field(
-        "none", description="what clients send: none, fp16, bf16, int8 (of the change), topk:0.05 (its largest 5%)"
+        "none",
+        description="encoding of clients' messages: none, fp16, bf16, int8 (of changes), topk:0.05 (the largest 5%)",
     )
     down: Annotated[str, as_written(partial(parse_encoding, sparse=False))] = Field(
-        "none", description="what clients get: none, fp16, bf16, int8"
+        "none", description="encoding of the server's messages: none, fp16, bf16, int8"
     )
 
 
 class Codec:
-    """Both directions of one experiment."""
+    """Encodes and decodes the messages of one experiment, in both directions."""
 
     def __init__(self, settings: WireSettings, exact: tuple[str, ...] = ()):
         self.up, self.down = parse_encoding(settings.up), parse_encoding(settings.down, sparse=False)
@@ -150,19 +163,23 @@ class Codec:
         self._forms: dict[Hashable, Signature] = {}
 
     def encode_down(self, message: Message) -> Message:
-        """What the server sends."""
+        """Encode a message from the server to a client."""
         if self.down is None:
             return message
         return Message(self._encoded(message, self.down), client=message.client, samples=message.samples)
 
     def decode_down(self, message: Message, like: Mapping[str, Tensor]) -> Message:
-        """What a client makes of it; `like` are its own tensors."""
+        """Decode a message from the server; `like` are the client's tensors."""
         if self.down is None:
             return message
         return Message(self._decoded(message, self.down, _named(message, like)), client=message.client)
 
     def encode_up(self, message: Message, received: Mapping[str, Tensor], memory: State) -> tuple[Message, State]:
-        """What a client sends, and what it keeps of it for the next time."""
+        """Encode a message from a client to the server.
+
+        Returns:
+            The encoded message, and the tensors that the client must remember for its next message.
+        """
         if self.up is None:
             return message, {}
         state, residual = dict(message), {}
@@ -179,7 +196,11 @@ class Codec:
         return Message(encoded, client=message.client, samples=message.samples), residual
 
     def decode_up(self, message: Message, received: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Message:
-        """What the server makes of it; anything but an encoding of `like` is a MessageError."""
+        """Decode a message from a client.
+
+        Raises:
+            MessageError: The message is not an encoding of tensors like `like`.
+        """
         if self.up is None:
             return message
         state = self._decoded(message, self.up, like)
@@ -190,7 +211,7 @@ class Codec:
         return Message(state, client=message.client, samples=message.samples, carried=message.nbytes)
 
     def _form(self, encoding: Encoding, like: Mapping[str, Tensor]) -> Signature:
-        """What tensors like these look like when they are encoded."""
+        """Return the signature of tensors like these after encoding."""
         key = encoding, tuple(signature(like).items())
         if key not in self._forms:
             zeros = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in like.items()}
@@ -230,7 +251,7 @@ class Codec:
 
 
 def _named(message: Message, like: Mapping[str, Tensor]) -> State:
-    """Those of a client's tensors that a message speaks of."""
+    """Return the client's tensors that occur in a message."""
     names = {name.partition(MARK)[0] for name in message}
     return {name: tensor for name, tensor in like.items() if name in names}
 

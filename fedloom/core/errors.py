@@ -1,4 +1,4 @@
-"""Errors that a user can mend: the command line prints them without a traceback and exits with 2."""
+"""Error classes that the command line prints without a traceback, and helpers for their messages."""
 
 import reprlib
 from collections.abc import Iterable
@@ -7,15 +7,15 @@ from typing import Any
 
 
 class UserError(Exception):
-    """A mistake in what the user gave: the message names the field, the value and the remedy."""
+    """Invalid user input. The message names the field, the value and the remedy; the exit code is 2."""
 
 
 class RunError(Exception):
-    """A run that cannot go on, by nobody's mistake: the command line prints it without a traceback and exits with 1."""
+    """A run that cannot continue although its input was valid. The exit code is 1."""
 
 
 def nearest(value: object, choices: Iterable[str]) -> str:
-    """A sentence that offers the closest valid choice, then all of them.
+    """Return a hint with the closest valid choice, followed by all choices.
 
     >>> nearest("fedavgg", ["fedavg", "local"])
     "did you mean 'fedavg'? (choices: fedavg, local)"
@@ -27,7 +27,7 @@ def nearest(value: object, choices: Iterable[str]) -> str:
 
 
 def brief(error: BaseException) -> str:
-    """An exception in one short line."""
+    """Return an exception's message as one short line."""
     text = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
     return text if len(text) <= 200 else f"{text[:200]}…"
 
@@ -38,5 +38,5 @@ _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 200, 60, 200
 
 
 def shown(value: Any) -> str:
-    """A value for a message; a huge one in part (YAML can make one of a billion entries out of a few lines)."""
+    """Return a shortened `repr` for messages: a few lines of YAML can expand to a billion entries."""
     return _SHORT.repr(value)

@@ -1,4 +1,4 @@
-"""What can go wrong with one client in one round, and the errors that end a run because of it."""
+"""Failures of one client in one round, and the errors that end a run because of them."""
 
 import traceback
 from dataclasses import dataclass, field
@@ -7,42 +7,49 @@ from typing import Literal
 from fedloom.core.errors import RunError, UserError
 
 FailureKind = Literal["raised", "died", "timed_out", "invalid", "dropped"]
-"""It raised; its process died; it was later than `engine.client_timeout`; what it sent cannot be used; it is silent."""
+"""Kinds of failures.
+
+- `raised`: the client's code raised an exception.
+- `died`: the client's process died.
+- `timed_out`: the client exceeded `engine.client_timeout`.
+- `invalid`: the client's message cannot be used.
+- `dropped`: the client did not respond.
+"""
 
 
 class InjectedError(RuntimeError):
-    """Raised on purpose: the recipe's `faults` ask for it."""
+    """An error raised on purpose by the recipe's `faults` section."""
 
 
 class ClientError(RuntimeError):
-    """A client's job failed somewhere else, in a worker process; the message has its traceback."""
+    """A client's job failed in another process; the message contains the traceback."""
 
 
 class RoundError(RunError):
-    """Too few clients answered in a round, also after it was retried with others."""
+    """Too few clients responded in a round, including after retries with other clients."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a job has no result."""
+    """The reason why a job has no result."""
 
     kind: FailureKind
     why: str
-    """one line"""
+    """One-line description."""
     trace: str = ""
-    """where it was raised"""
+    """Traceback of the exception, if any."""
     injected: bool = False
-    """by the recipe's `faults`: not a mistake of anyone's"""
+    """Whether the recipe's `faults` section caused it on purpose."""
     mistake: bool = False
-    """it is the user's to mend: no traceback helps"""
+    """Whether it is a `UserError`, for which no traceback is shown."""
     reported: bool = False
-    """another party says so: its text came from there"""
+    """Whether the text was received from another organisation."""
     cause: BaseException | None = field(default=None, compare=False, repr=False)
-    """the exception itself, where it was raised in this process"""
+    """The exception, if it was raised in this process."""
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
-        """What a client raised."""
+        """Return the failure that describes an exception raised by a client."""
         return cls(
             "raised",
             f"{type(error).__name__}: {error}",
@@ -53,7 +60,7 @@ class Failure:
         )
 
     def error(self, client: int, round: int) -> BaseException:
-        """What to raise where a run cannot go on: the exception itself if it is at hand."""
+        """Return the exception that ends the run: the original exception if it is available."""
         if self.cause is not None:
             return self.cause
         if self.mistake:

@@ -1,4 +1,4 @@
-"""One call of `fit` or `steps`: what is trained, on which samples, for how long, and what comes out of it."""
+"""Arguments and results of one call of `fit` or `steps`."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -15,44 +15,55 @@ Features = tuple[Tensor, Tensor]
 
 
 class StaleValueError(RuntimeError):
-    """A step reads a Python value that a recorded step would keep from its first client."""
+    """A step reads a Python value, which a recorded step would reuse for all clients."""
 
 
 class CaptureError(RuntimeError):
-    """A step does what cannot be recorded, or a part is not where it was made."""
+    """A step does something that cannot be recorded, or a part's memory was replaced."""
 
 
 @dataclass(kw_only=True, slots=True)
 class FitSpec:
-    """The arguments of one call. Where a value is None, the recipe's `training` section decides."""
+    """Arguments of one call of `fit` or `steps`. None means: use the recipe's `training` section."""
 
     step: Callable[[Row], None]
-    """Takes one training step: the key of its random numbers and the positions of its samples."""
+    """Takes one training step, given its row: the random key and the sample positions."""
     site: Hashable
-    """Identifies the call: calls of equal sites share optimizers, statistics and recordings."""
+    """Identifies the call site. Calls with equal sites share optimizers, statistics and recorded steps."""
     parts: tuple[str, ...]
     """Parts in train mode."""
     optimized: tuple[tuple[str, ...], ...]
-    """Groups of parts that have an optimizer each."""
+    """Groups of parts, each with a separate optimizer."""
     epochs: int | None = None
     lr: float | None = None
     batch_size: int | None = None
     purpose: str = "train"
-    """Keys the randomness, together with the round, the client and the number of earlier calls."""
+    """Key of the random numbers, together with round, client and number of earlier calls."""
     data: Features | None = None
     """Extracted features to train on instead of the client's images."""
     batches: int = 1
-    """Independent batches per step."""
+    """Number of independent batches per step."""
     fraction: float = 1.0
-    """Share of the samples, drawn for this call."""
+    """Share of the samples to use, drawn at random for this call."""
     at_least: int = 0
-    """Least number of steps, reached by more epochs."""
+    """Minimum number of steps, reached by training for more epochs."""
     keep_as: str | None = None
-    """Name under which the optimizers' state stays in the client's memory."""
+    """Name under which the optimizers' state is kept in the client's memory; None discards it."""
 
 
 class FitResult(dict[str, Tensor]):
-    """Sample-weighted means of what the loss noted (`loss` always), the steps taken and the learning rate."""
+    """Statistics of one `fit` or `steps` call: sample-weighted means by name, always including `loss` after a `fit`.
+
+    The dictionary is empty if no step was taken.
+
+    Attributes:
+        steps: Number of training steps taken.
+        lr: The learning rate, a 0-d tensor.
+
+    Example:
+        >>> result = client.fit("model", self.loss)
+        >>> copy_(client.last, result["loss"])
+    """
 
     def __init__(self, means: State, steps: int, lr: Tensor):
         super().__init__(means)
@@ -62,7 +73,7 @@ class FitResult(dict[str, Tensor]):
 
 @dataclass(frozen=True, eq=False)
 class Code:
-    """A function's code, compared by identity: hashing code itself takes as long as its text."""
+    """A function's code object, compared by identity: hashing a code object takes time proportional to its size."""
 
     code: CodeType
 
@@ -71,21 +82,22 @@ _known: dict[int, Code] = {}
 
 
 def code_of(function: Callable[..., Any]) -> Code:
-    """Identifies a loss or a step by its code.
+    """Return an identifier of the code of a loss or step function.
 
     Raises:
-        StaleValueError: The function closes over values, which a recorded step would keep.
+        StaleValueError: It is not a plain function or method, or it is a closure: a recorded step would reuse the
+            captured values for all clients.
     """
     plain = getattr(function, "__func__", function)
     code = getattr(plain, "__code__", None)
     if (known := _known.get(id(code))) is not None:
         return known
     if code is None:
-        raise StaleValueError(f"{function!r} is no plain function or method: losses and steps must be")
+        raise StaleValueError(f"{function!r}: losses and steps must be plain functions or methods")
     free = set(code.co_freevars) - {"__class__"}
     if free:
         raise StaleValueError(
-            f"{plain.__qualname__} closes over {', '.join(sorted(free))}: a recorded step would keep the first "
-            "client's value. Make it a method, and what changes a part"
+            f"{plain.__qualname__} closes over {', '.join(sorted(free))}: a recorded step would reuse the first "
+            "client's value. Make the function a method, and store changing values in a part"
         )
     return _known.setdefault(id(code), Code(code))

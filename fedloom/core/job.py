@@ -1,4 +1,4 @@
-"""A job in, a result out: all that an engine asks of a workspace. Every engine calls `handle`."""
+"""Jobs and results: the interface between engines and workspaces. Every engine calls `handle` or `launch`."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -25,12 +25,12 @@ CLOSED = ConfigDict(extra="forbid")
 
 
 ClientId = Annotated[int, Field(ge=-1, le=2**53)]
-"""-1 stands for all of them."""
+"""A client's number; -1 stands for all clients."""
 
 
 @with_config(CLOSED)
 class JobHeader(TypedDict):
-    """What the bytes of a job say besides its tensors."""
+    """The JSON header of a serialised job."""
 
     kind: JobKind
     round: Count
@@ -44,7 +44,7 @@ class JobHeader(TypedDict):
 
 @with_config(CLOSED)
 class ScoresRow(TypedDict):
-    """`Scores`, in the bytes of a result."""
+    """Serialised form of `Scores`."""
 
     client: ClientId
     right: list[Count]
@@ -54,7 +54,7 @@ class ScoresRow(TypedDict):
 
 @with_config(CLOSED)
 class FailureRow(TypedDict):
-    """A `Failure`, in the bytes of a result."""
+    """Serialised form of `Failure`."""
 
     kind: FailureKind
     why: str
@@ -67,11 +67,11 @@ class FailureRow(TypedDict):
 
 @with_config(CLOSED)
 class ResultHeader(TypedDict):
-    """What the bytes of a result say besides its tensors."""
+    """The JSON header of a serialised result."""
 
     has: list[Literal["message", "memory", "personal"]]
     samples: Annotated[int, Field(ge=-(2**53), le=2**53)]
-    """A negative number is refused where results are validated, with the client's name."""
+    """Negative numbers are rejected later, when results are validated, with an error that names the client."""
     client: ClientId
     loss: float | None
     scores: list[ScoresRow]
@@ -88,10 +88,15 @@ def _header(values: dict[str, Any], kind: type[Read]) -> Read:
 
 @dataclass(frozen=True)
 class Job:
-    """What a workspace is asked to do.
+    """Work for one workspace.
 
-    `update` a client; `evaluate` its personal model; score the `global` model on some clients' test samples; or
-    `generalise`: let the method complete the global representation with these clients' data, then score it on theirs.
+    Kinds:
+
+    - `update`: train a client.
+    - `evaluate`: score a client's personal model on its test samples.
+    - `global`: score the global model on the test samples of some clients.
+    - `generalise`: let the method complete the global representation with the data of some clients, then score it on
+      their test samples.
     """
 
     kind: JobKind
@@ -99,12 +104,12 @@ class Job:
     message: Message
     client: int = -1
     memory: State | None = None
-    clients: tuple[int, ...] = ()  # whose test samples (and training samples) a global job is about
-    keep_model: bool = False  # whether evaluate and generalise return what was changed in the model
-    attempt: int = 0  # how often the round was begun before, with other clients
+    clients: tuple[int, ...] = ()  # clients whose samples a global or generalise job uses
+    keep_model: bool = False  # whether evaluate and generalise return the tensors that differ from the message
+    attempt: int = 0  # number of earlier attempts at this round, with other clients
 
     def to_bytes(self, with_message: bool = True) -> bytes:
-        """For a worker elsewhere; a message that it has already need not travel again."""
+        """Serialise for a remote worker. `with_message=False` omits a message that the worker already has."""
         header = {
             "kind": self.kind, "round": self.round, "client": self.client, "clients": self.clients,
             "keep_model": self.keep_model, "new": self.memory is None, "message": with_message, "attempt": self.attempt,
@@ -115,11 +120,15 @@ class Job:
 
     @classmethod
     def from_bytes(cls, data: bytes, known: Message | None = None) -> "Job":
-        """The inverse; `known` is the message that was not sent again."""
+        """Deserialise; `known` is the message if it was omitted.
+
+        Raises:
+            MessageError: The bytes are not a valid job.
+        """
         tensors, values = unpack(data)
         header = _header(values, JobHeader)
         message = Message(_under("message", tensors)) if header["message"] else known
-        refuse_unless(message is not None, "it is a job without its message")
+        refuse_unless(message is not None, "it is a job without a message")
         assert message is not None
         return cls(
             header["kind"],
@@ -135,21 +144,21 @@ class Job:
 
 @dataclass
 class Result:
-    """What comes back from a job; with an `error`, nothing else does."""
+    """Outcome of a job. If `error` is set, all other fields are empty."""
 
     client: int
     message: Message | None = None
     memory: State | None = None
     personal: State | None = None
     scores: list[Scores] = field(default_factory=list)
-    loss: Tensor | float | None = None  # a tensor until somebody asks: on a GPU that means waiting
+    loss: Tensor | float | None = None  # a tensor until `read`, which waits for the GPU
     seconds: float = 0.0
     error: Failure | None = None
     answers: Answers | None = None
-    """What `scores` are counted from, until `read`: on a GPU that means waiting."""
+    """Predictions from which `read` computes `scores`, which waits for the GPU."""
 
     def read(self) -> "Result":
-        """Waits for the device: scores and loss become numbers."""
+        """Wait for the device and convert scores and loss to numbers."""
         if self.answers is not None:
             self.scores, self.answers = self.answers.scores(), None
         if isinstance(self.loss, Tensor):
@@ -157,7 +166,7 @@ class Result:
         return self
 
     def to_bytes(self) -> bytes:
-        """For the way back from a worker elsewhere."""
+        """Serialise, for transport from a remote worker."""
         sent = None if self.message is None else self.message.tensors
         groups = {"message": sent, "memory": self.memory, "personal": self.personal}
         tensors: State = {}
@@ -176,7 +185,11 @@ class Result:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Result":
-        """The inverse."""
+        """Deserialise.
+
+        Raises:
+            MessageError: The bytes are not a valid result.
+        """
         tensors, values = unpack(data)
         header = _header(values, ResultHeader)
         states = {name: _under(name, tensors) for name in header["has"]}
@@ -196,31 +209,31 @@ class Result:
 
 
 class Runner(Protocol):
-    """What runs jobs: an engine, or middleware around one. Results come in the order of the jobs."""
+    """An engine, or middleware around one."""
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Does the jobs; failures are results too."""
+        """Run the jobs and yield their results in the order of the jobs. Failures are results, too."""
         ...
 
 
 def handle(workspace: Workspace, job: Job) -> Result:
-    """Does a job as a client of an engine: decodes the message, works, encodes the answer.
+    """Run a job, including decoding and encoding of messages, and wait for the device.
 
-    What a client raises becomes the result's error; every engine reports failures so. A GPU out of memory is not the
-    client's doing and is re-raised: the engine handles it.
+    An exception raised by the client becomes the result's error. `torch.OutOfMemoryError` is re-raised: the engine
+    handles it.
     """
     start = perf_counter()
     result = launch(workspace, job)
     try:
         result.read()
-    except Exception as error:  # what a GPU's kernel raised
+    except Exception as error:  # errors of GPU kernels are raised here
         return _failed(job, error)
     result.seconds = perf_counter() - start
     return result
 
 
 def launch(workspace: Workspace, job: Job) -> Result:
-    """The same without waiting: on a GPU the result's tensors may not be computed yet."""
+    """Run a job like `handle`, but without waiting: on a GPU the result's tensors may not be computed yet."""
     start = perf_counter()
     codec, intercept, work = workspace.setup.codec, workspace.setup.intercept, WORK[job.kind]
     try:
@@ -245,12 +258,12 @@ def _failed(job: Job, error: Exception) -> Result:
 
 
 def perform(workspace: Workspace, job: Job) -> Result:
-    """Does a job whose message is not encoded, and lets errors through."""
+    """Run a job whose message is not encoded; exceptions are not caught."""
     return WORK[job.kind](workspace, job).read()
 
 
 def _client(workspace: Workspace, job: Job, purpose: str, memory: State | None) -> Client:
-    """Loads a client into the workspace; one without memory is prepared first."""
+    """Load a client into the workspace. A client without memory is prepared first."""
     samples = workspace.setup.task.samples(job.client)
     workspace.load(job.message, memory)
     new = memory is None
@@ -277,7 +290,7 @@ def _memory(workspace: Workspace, client: Client) -> State:
 
 
 def _evaluate(workspace: Workspace, job: Job) -> Result:
-    """The personal model. A client that keeps something but never took part gets it from one transient update."""
+    """Score the personal model. A client without memory of its personal parts gets them from a temporary update."""
     method, task = workspace.setup.method, workspace.setup.task
     memory = job.memory
     if memory is None and method.personal_parts:
@@ -293,7 +306,7 @@ def _evaluate(workspace: Workspace, job: Job) -> Result:
 
 
 def _changed(workspace: Workspace, message: Message) -> State:
-    """What differs from initial values ← message."""
+    """Return the tensors that differ from the message, or from the initial values where the message has none."""
     base = {name: message.get(name, value) for name, value in workspace.initial.items()}
     now = snapshot(workspace.parts)
     return {name: value.cpu() for name, value in now.items() if not torch.equal(value, base[name].to(value))}
@@ -312,19 +325,19 @@ def _generalise(workspace: Workspace, job: Job) -> Result:
     task, method = workspace.setup.task, workspace.setup.method
     workspace.load(job.message, None)
     samples = np.concatenate([task.samples(c) for c in job.clients])
-    everybody = Client(workspace, id=job.client, round=job.round, job="generalise", samples=samples, first=False)
-    method.generalise(everybody)
+    pooled = Client(workspace, id=job.client, round=job.round, job="generalise", samples=samples, first=False)
+    method.generalise(pooled)
     personal = _changed(workspace, job.message) if job.keep_model else None
     workspace.evaluate_only()
     tests = {id(task.federation.test[c]): task.federation.test[c] for c in job.clients}
-    all_of_them = {job.client: np.concatenate(list(tests.values()))}
-    scored = answers(workspace, all_of_them, lambda x: method.predict_global(everybody, x))
+    samples_of = {job.client: np.concatenate(list(tests.values()))}
+    scored = answers(workspace, samples_of, lambda x: method.predict_global(pooled, x))
     return Result(client=job.client, personal=personal, answers=scored)
 
 
 Work = Callable[[Workspace, Job], Result]
 ENCODED = ("update", "evaluate")
-"""Jobs whose message is what a client gets from the server, encoded; a global one is about the server's own state."""
+"""Kinds of jobs whose message is encoded. The message of the others is the server's state, which is not transmitted."""
 WORK: dict[JobKind, Work] = {
     "update": _update,
     "evaluate": _evaluate,

@@ -1,4 +1,4 @@
-"""Memory limits: what does not fit into memory is refused before it is allocated."""
+"""Memory limits: objects that do not fit into memory are rejected before they are allocated."""
 
 import os
 from pathlib import Path
@@ -7,14 +7,24 @@ from fedloom.core.errors import UserError
 
 
 def refuse_without_room(size: int, what: str, remedy: str = "use fewer pixels", thing: str = "the images") -> None:
-    """Raises a UserError if `size` bytes are not free; call it before they are read or allocated."""
+    """Check that `size` bytes of memory are free; call it before they are read or allocated.
+
+    Args:
+        size: Bytes needed.
+        what: The field or file; start of the error message.
+        remedy: What the user can do; end of the error message.
+        thing: What needs the memory.
+
+    Raises:
+        UserError: There is too little memory.
+    """
     room = free_memory()
     if room is not None and size > room:
-        raise UserError(f"{what}: {thing} would take {gigabytes(size)}, and {gigabytes(room)} are free; {remedy}")
+        raise UserError(f"{what}: {thing} would take {gigabytes(size)}, but only {gigabytes(room)} are free; {remedy}")
 
 
 def free_memory() -> int | None:
-    """Bytes that this process can still get: the least that the machine, its cgroup and its resource limits allow."""
+    """Return the bytes that this process can still allocate, limited by the machine, its cgroup and resource limits."""
     known = [size for size in (_of_machine(), _of_cgroup(), _of_process()) if size is not None]
     return min(known, default=None)
 
@@ -32,7 +42,7 @@ def _of_machine() -> int | None:
 
 
 def _of_cgroup() -> int | None:
-    """What a container (cgroup v2) has left; pages of files that the kernel can drop count as free."""
+    """Return the free memory of a container (cgroup v2). Page cache that the kernel can drop counts as free."""
     folder = Path("/sys/fs/cgroup")
     try:
         most = int((folder / "memory.max").read_text())
@@ -45,7 +55,7 @@ def _of_cgroup() -> int | None:
 
 
 def _of_process() -> int | None:
-    """What `ulimit -v` and `ulimit -d` leave."""
+    """Return the memory that `ulimit -v` and `ulimit -d` leave."""
     try:
         import resource
 
@@ -60,5 +70,5 @@ def _of_process() -> int | None:
 
 
 def gigabytes(size: int) -> str:
-    """For messages."""
+    """Format a number of bytes for messages."""
     return f"{size / 1e9:,.1f} GB"

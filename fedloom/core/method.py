@@ -1,4 +1,4 @@
-"""What a method is: which parts a client holds, what it shares and keeps, how it learns. Never where it runs."""
+"""The base class of all methods, and the registries of methods and add-ons."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -21,41 +21,56 @@ from fedloom.core.task import Task
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A federated method. Subclass it (or another method), and it is known by its class name in lower case.
+    """A personalised federated learning method.
 
-    Annotated attributes are hyperparameters; there is no other state. Everything that a client or the server remembers
-    is a part that `build` returns.
+    A subclass is registered under its class name in lower case. Its annotated attributes are hyperparameters, which a
+    recipe can set. A method has no other attributes and is frozen: everything that clients or the server remember is a
+    part that `build` returns. Method code does not depend on the engine that runs it.
+
+    The class attributes say how parts travel. A part is named by its dotted path, such as `"model"` or `"model.head"`.
+
+    Args:
+        abstract: Class keyword. The class is only a base class and is not registered.
+        addon: Class keyword. Register the class as the add-on `+addon` instead of as a method.
+
+    Example:
+        >>> class FedProx(Method):
+        ...     mu: float = 0.01
+        ...
+        ...     def loss(self, client, batch):
+        ...         distance = squared_distance(client.model, client.received.model)
+        ...         return super().loss(client, batch) + self.mu / 2 * distance
     """
 
     shares: ClassVar[tuple[str, ...]] = ("model",)
-    """Parts that travel both ways and are averaged."""
+    """Parts that are sent in both directions and averaged."""
     sends: ClassVar[tuple[str, ...]] = ()
-    """Parts that go up only."""
+    """Parts that only clients send."""
     receives: ClassVar[tuple[str, ...]] = ()
-    """Parts that come down only."""
+    """Parts that only the server sends."""
     keeps: ClassVar[tuple[str, ...]] = ()
-    """Parts that are the client's own between rounds."""
+    """Parts that each client keeps between rounds."""
     serves: ClassVar[tuple[str, ...] | None] = None
-    """Kept parts that the personal model reads; all of them unless said otherwise."""
+    """Kept parts that the personal model uses; None means all of them."""
     by: ClassVar[Mapping[str, str]] = {}
-    """Averaging weights other than the sample count: {"means": "counts"}."""
+    """Averaging weights that replace the sample count, by part: `{"means": "counts"}`."""
     sums: ClassVar[tuple[str, ...]] = ()
-    """What is added up instead of averaged."""
+    """Parts that are summed instead of averaged."""
     has_global: ClassVar[bool] = True
-    """Whether there is one model for everybody, to be evaluated beside the personal ones."""
+    """Whether there is a global model, which is evaluated in addition to the personal ones."""
     pooled: ClassVar[bool] = False
-    """Whether all data are trained on in one place (no federation at all)."""
+    """Whether one model is trained centrally on the data of all clients."""
     objective: ClassVar[str] = "labels"
-    """What it is trained on unless the recipe says otherwise."""
+    """Objective used when the recipe names none."""
     learns_from: ClassVar[tuple[str, ...]] = ("labels", "views")
-    """What it can be trained on."""
+    """Supported kinds of objectives: with labels, or on augmented views."""
     reveals: ClassVar[Mapping[str, str]] = {}
-    """What parts that a client sends say about its data besides what any weights do: {"counts": "..."}."""
+    """What sent parts reveal about a client's data beyond ordinary weights: `{"counts": "samples per class"}`."""
     paper: ClassVar[str] = ""
-    """Where it comes from."""
+    """Reference of the paper."""
 
     def __init_subclass__(cls, abstract: bool = False, addon: str | None = None, **options: Any) -> None:
-        """Registers the class: as a method, or as what `+addon` adds to one; an `abstract` one is only a base."""
+        """Register the class as a method, or as an add-on; an `abstract` class is not registered."""
         super().__init_subclass__(**options)
         dataclass(frozen=True, kw_only=True)(cls)
         cls.__setattr__ = _refuse  # type: ignore[method-assign, assignment]
@@ -66,12 +81,13 @@ class Method:
             METHODS.add(cls.name, cls)
 
     name: ClassVar[str] = "method"
+    """Name in recipes: the class name in lower case, followed by `+…` for each add-on."""
 
     plain: ClassVar[type["Method"]]
-    """The method without what `+…` added to it."""
+    """The class without add-ons."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By the plain class, additions and hyperparameters: a method with additions is made at run time."""
+        """Pickle as class, add-ons and hyperparameters: a class with add-ons is created at run time."""
         added = self.name.removeprefix(self.plain.name).split("+")[1:]
         addons = [(name, ADDONS.find(name)) for name in added]
         return _again, (self.plain, addons, {f.name: getattr(self, f.name) for f in fields(self)})
@@ -87,85 +103,174 @@ class Method:
         return (*self.shares, *self.receives)
 
     def build(self, task: Task) -> dict[str, Part]:
-        """All state that a step may read, as named modules and tensors."""
+        """Create all parts: the state that clients and the server hold and that training steps may read.
+
+        Random initial values are drawn with a fixed seed, so that all clients start from the same values. The default
+        is one network, `model`.
+
+        Args:
+            task: The data, the network factory and the objective.
+
+        Returns:
+            Modules and tensors by name.
+
+        Example:
+            >>> def build(self, task):
+            ...     return {"model": task.model(), "counts": torch.zeros(task.classes)}
+        """
         return {"model": task.model()}
 
     def prepare(self, client: Client) -> None:
-        """Once per client, before its first update."""
+        """Initialise a client's parts once, before its first update. The default does nothing.
+
+        Args:
+            client: The client, with the received parts already loaded.
+        """
 
     def update(self, client: Client) -> None:
-        """A client's work in a round."""
+        """Do a client's work of one round. The default trains `model` on `loss`.
+
+        Afterwards the shared and sent parts are sent to the server, and the kept parts are stored.
+
+        Args:
+            client: The client, with initial values, received parts and its memory loaded in this order.
+
+        Example:
+            >>> def update(self, client):
+            ...     client.fit("model.head", self.loss, epochs=self.head_epochs)
+            ...     client.fit("model.extractor", self.loss)
+        """
         client.fit("model", self.loss)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """What `update` minimises."""
+        """Return the loss that `update` minimises. The default is the recipe's objective.
+
+        Args:
+            client: The client that trains.
+            batch: The samples of one step.
+
+        Returns:
+            A scalar, or one entry per sample.
+        """
         loss: Tensor = client.objective(client.model, batch)
         return loss
 
     def combine(self, server: Server, messages: Iterator[Message]) -> None:
-        """What the server makes of a round's messages: a one-pass iterator, so that memory stays constant."""
+        """Update the server's state from the messages of one round. The default averages them.
+
+        Args:
+            server: The server; `server.state` holds the shared parts.
+            messages: The messages of the clients that responded. They can be iterated once only, so that memory use
+                does not depend on the number of clients.
+
+        Example:
+            >>> def combine(self, server, messages):
+            ...     server.move(server.average(messages), by=self.server_lr)
+        """
         server.move(server.average(messages, by=self.by, sums=self.sums))
 
     def message_for(self, server: Server, client: int) -> Mapping[str, Tensor]:
-        """What the server sends to a client."""
+        """Return the tensors that the server sends to a client. The default is the state of all parts in `down`.
+
+        Args:
+            server: The server.
+            client: The client's number.
+        """
         return {name: value for name, value in server.state.items() if under(name, self.down)}
 
     def personalise(self, client: Client) -> None:
-        """Makes the personal model out of what was learnt; before personal evaluation, for every client."""
+        """Create the personal model before evaluation, for instance by fine-tuning. The default does nothing.
+
+        Changes are used for this evaluation only and are not stored.
+
+        Args:
+            client: The client, with received parts and its memory loaded.
+        """
 
     @property
     def served_by(self) -> str:
-        """The part that is the network of `network`."""
+        """Name of the part that is the client's personal network."""
         return "model"
 
     def network(self, client: Client) -> Any:
-        """The network that serves a client; a method that has a personal one beside the shared one says which."""
+        """Return the network that makes a client's predictions. The default is the part named by `served_by`.
+
+        Override it in methods that have a personal network alongside the shared one.
+        """
         return getattr(client, self.served_by)
 
     def represent(self, client: Client, x: Tensor) -> Tensor:
-        """A client's representation of inputs, as heads that are put on it later see it."""
+        """Return a client's representations of inputs, as used by heads that are added later.
+
+        Args:
+            client: The client.
+            x: Normalised images [B, C, H, W].
+
+        Returns:
+            Representations [B, k].
+        """
         z: Tensor = self.network(client).extractor(x)
         return z
 
     def generalise(self, client: Client) -> None:
-        """Completes the global representation for evaluation, on a whole style's data (methods that need it)."""
+        """Complete the global representation before its evaluation on one style. The default does nothing.
+
+        Args:
+            client: A client that holds the samples of all clients of the style.
+        """
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
-        """Logits of a client's personal model."""
+        """Return the logits of a client's personal model.
+
+        Args:
+            client: The client, after `personalise`.
+            x: Normalised images [B, C, H, W].
+
+        Returns:
+            Logits [B, classes].
+        """
         logits: Tensor = self.network(client)(x)
         return logits
 
     def predict_global(self, server: Any, x: Tensor) -> Tensor:
-        """Logits of the model for everybody."""
+        """Return the logits of the global model.
+
+        Args:
+            server: An object with the server's parts as attributes, such as `server.model`.
+            x: Normalised images [B, C, H, W].
+
+        Returns:
+            Logits [B, classes].
+        """
         logits: Tensor = server.model(x)
         return logits
 
     @classmethod
     def overrides(cls, name: str) -> bool:
-        """Whether this method has its own version of a base method."""
+        """Return whether this class overrides a function of `Method`."""
         return getattr(cls, name) is not getattr(Method, name)
 
     @property
     def personal_is_global(self) -> bool:
-        """Whether every client is served by the one shared model as it is."""
+        """Whether every client uses the global model unchanged."""
         own = ("personalise", "network", "predict", "message_for", "predict_global")
         return self.has_global and not self.personal_parts and not any(self.overrides(name) for name in own)
 
     @property
     def personal_parts(self) -> tuple[str, ...]:
-        """Kept parts without which a client's model is not its own."""
+        """Kept parts that the personal model uses."""
         return self.keeps if self.serves is None else self.serves
 
 
 def _again(plain: type[Method], addons: list[tuple[str, type[Method]]], parameters: dict[str, Any]) -> Method:
-    """The method that was pickled."""
+    """Rebuild a pickled method."""
     return reduce(lambda base, addon: with_addon(base, *addon), addons, plain)(**parameters)
 
 
 def with_addon(base: type[Method], name: str, addition: type[Method]) -> type[Method]:
-    """The method with an addition's behaviour.
+    """Return a subclass of `base` with the behaviour of an add-on.
 
-    Where both have a hyperparameter, the addition's default counts only if the addition itself sets it.
+    If both have the same hyperparameter, the add-on's default is used only if the add-on class itself declares it.
     """
     own, hints = get_annotations(addition), get_type_hints(base, include_extras=True)
     kept = {f.name: f for f in fields(base) if f.name not in own}
@@ -182,7 +287,9 @@ def with_addon(base: type[Method], name: str, addition: type[Method]) -> type[Me
 
 
 def _refuse(method: Method, attribute: str, value: object) -> None:
-    raise AttributeError(f"a method is frozen: '{attribute}' changes, so it belongs into a part (see build)")
+    raise AttributeError(
+        f"method.{attribute} = …: methods are frozen; store values that change in a part (see Method.build)"
+    )
 
 
 METHODS: Registry[type[Method]] = Registry(
@@ -196,4 +303,4 @@ ADDONS: Registry[type[Method]] = Registry(
     "method.name", "a subclass of fedloom.Method", subclass_of(Method), package="fedloom.methods.addons",
     group="fedloom.addons",
 )  # fmt: skip
-"""What `+…` adds to a method."""
+"""Add-ons, which `+name` adds to a method."""

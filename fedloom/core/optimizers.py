@@ -1,6 +1,6 @@
-"""Optimizers, the learning rate over rounds, and the `training` section of a recipe.
+"""Optimizers, learning-rate schedules, and the `training` section of a recipe.
 
-SGD and Adam follow torch.optim to the letter (the tests compare), with tensors for learning rate and step count.
+SGD and Adam compute the same as torch.optim (tests compare them), but hold learning rate and step count as tensors.
 """
 
 import math
@@ -30,7 +30,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerSettings(Section):
-    """Which optimizer clients use, and its constants."""
+    """The clients' optimizer and its constants."""
 
     name: Literal["sgd", "adam"] = "sgd"
     lr: float = Field(0.05, gt=0)
@@ -39,14 +39,18 @@ class OptimizerSettings(Section):
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     keep: bool = Field(
-        False, description="a client's momentum and step count go on in its next round, instead of beginning anew"
+        False, description="keep a client's momentum and step count for its next round instead of resetting them"
     )
 
 
 class Optimizer:
-    """Steps a fixed list of parameters in place, given their gradients.
+    """Updates a fixed list of parameters in place, given their gradients.
 
-    `allocate(name, shape, dtype)` makes the memory of its state: one flat buffer per moment.
+    Args:
+        parameters: The parameters.
+        settings: The kind of optimizer and its constants.
+        allocate: Called as `allocate(name, shape, dtype)` for memory of the optimizer's state, one flat buffer per
+            moment and dtype. Default: zeros on the parameters' device.
     """
 
     def __init__(
@@ -60,7 +64,9 @@ class Optimizer:
         device = parameters[0].device if parameters else None
         allocate = allocate or (lambda name, shape, dtype: torch.zeros(shape, dtype=dtype, device=device))
         adam, names = settings.name == "adam", {str(i): p for i, p in enumerate(parameters)}
-        self.count = allocate("count", (), torch.float64)  # Adam's; 1 − 0.999^t needs the digits
+        self.count = allocate(
+            "count", (), torch.float64
+        )  # for Adam; float64, because 1 − 0.999^t loses digits in float32
         layout = Layout.of(names)
         self._moments = [
             FlatState(
@@ -73,17 +79,17 @@ class Optimizer:
         self.first, self.second = (*views, [], [])[:2]
 
     def state(self) -> list[Tensor]:
-        """Everything that must be zeroed, kept or restored."""
+        """Return all state that must be zeroed, kept or restored."""
         counted = [self.count] if self.settings.name == "adam" else []
         return [*counted, *(buffer for moment in self._moments for buffer in moment.buffers.values())]
 
     def tensors(self) -> list[Tensor]:
-        """What a step reads and writes besides the parameters."""
+        """Return the tensors that a step reads and writes besides the parameters."""
         return [self.count, *self.first, *self.second]
 
     @torch.no_grad()
     def step(self, gradients: tuple[Tensor | None, ...], lr: Tensor | float) -> None:
-        """One step; parameters without a gradient stay as they are, as in torch.optim."""
+        """Take one step. Parameters without a gradient do not change, as in torch.optim."""
         used = [i for i, g in enumerate(gradients) if g is not None]
         if not used:
             return
@@ -124,15 +130,21 @@ class Optimizer:
 
 @torch.no_grad()
 def descend_(parameters: list[Tensor], directions: list[Tensor], lr: Tensor | float) -> None:
-    """parameter ← parameter − lr · direction."""
+    """Update in place: parameter ← parameter − lr · direction."""
     foreach_sub_(parameters, foreach_mul(directions, lr))
 
 
 def schedule_factor(schedule: str, round: int, rounds: int) -> float:
-    """What the learning rate is multiplied by in a round (the first is 1).
+    """Return the factor of the learning rate in a round.
 
-    `constant`, `cosine`, `exponential:0.99` (times 0.99 a round) or `step:50=0.2,75=0.02` (from round 50 on a fifth
-    of it, from round 75 on a fiftieth).
+    Args:
+        schedule: `constant`, `cosine`, `exponential:0.99` (multiply by 0.99 per round) or `step:50=0.2,75=0.02`
+            (multiply by 0.2 from round 50, by 0.02 from round 75).
+        round: The round, counted from 1.
+        rounds: Total number of rounds.
+
+    Raises:
+        ValueError: The text is not a schedule.
     """
     kind, _, rest = schedule.partition(":")
     try:
@@ -149,31 +161,33 @@ def schedule_factor(schedule: str, round: int, rounds: int) -> float:
     except ValueError:
         pass
     raise ValueError(
-        f"'{schedule}' is no schedule: write constant, cosine, exponential:0.99 or step:50=0.2,75=0.02 (round=factor)"
+        f"'{schedule}' is unknown; write constant, cosine, exponential:0.99 or step:50=0.2,75=0.02 (round=factor)"
     )
 
 
 class Training(Section):
-    """How long and how clients train."""
+    """The `training` section: number of rounds, participation and the clients' training."""
 
     rounds: int = Field(20, ge=1, description="communication rounds")
     fraction: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
     epochs: int = Field(1, ge=0, description="passes over a client's data per round")
-    batch_size: int = Field(32, ge=1, description="samples of a training step; remainders keep their exact size")
+    batch_size: int = Field(
+        32, ge=1, description="samples per training step; the last batch of an epoch may be smaller"
+    )
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: Annotated[str, as_written(lambda schedule: schedule_factor(schedule, 1, 1))] = Field(
         "constant", description="learning rate over rounds: constant, cosine, exponential:0.99, step:50=0.2,75=0.02"
     )
 
     min_clients: int = Field(
-        1, ge=1, description="answers that a round needs; with fewer it is retried with other clients"
+        1, ge=1, description="responses that a round needs; with fewer it is retried with other clients"
     )
     on_error: Literal["stop", "skip"] = Field(
         "stop",
-        description="when a client raises: stop the run and show where, or skip the client in that round (what dies, "
-        "is late or sends unusable numbers is always skipped)",
+        description="if a client raises an exception: stop the run and show it, or skip the client in that round "
+        "(clients that die, time out or send invalid values are always skipped)",
     )
 
     def lr(self, round: int) -> float:
-        """The learning rate of a round."""
+        """Return the learning rate of a round."""
         return self.optimizer.lr * schedule_factor(self.schedule, round, self.rounds)

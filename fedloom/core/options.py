@@ -1,6 +1,6 @@
-"""Options of what a recipe names: a method's or objective's fields, a network's keywords, a partition's values.
+"""Options of whatever a recipe names: fields of methods and objectives, arguments of networks, values of partitions.
 
-All of them are declared by annotations and defaults in the source, and validated by one function.
+Options are declared by annotations and defaults in the source, and validated by `validated`.
 """
 
 import ast
@@ -17,18 +17,18 @@ from fedloom.core.checking import checked
 from fedloom.core.errors import UserError, nearest
 
 Count = Annotated[int, Field(ge=1)]
-"""A whole number of at least 1: units, channels, epochs."""
+"""An integer of at least 1: units, channels, epochs."""
 Positive = Annotated[float, Field(gt=0)]
 """A number above 0."""
 Share = Annotated[float, Field(ge=0, lt=1)]
-"""A number in [0, 1): a probability such as dropout."""
+"""A number in [0, 1), such as a dropout probability."""
 
 Declaration = dict[str, tuple[Any, Any]]
-"""By name: the annotation, and the default (`...` where there is none)."""
+"""Annotation and default of each option by name; the default is `...` for required options."""
 
 
 def declared(thing: Callable[..., Any]) -> Declaration:
-    """The options of a dataclass (its fields), or of a function or class (its keyword-only parameters)."""
+    """Return the options of a dataclass (its fields), or of a function or class (its keyword-only parameters)."""
     if is_dataclass(thing):
         hints = get_type_hints(thing, include_extras=True)
         return {f.name: (hints[f.name], ... if f.default is MISSING else f.default) for f in fields(thing)}
@@ -45,7 +45,17 @@ def _option(hint: Any, default: Any) -> tuple[Any, Any]:
 
 
 def validated(declaration: Declaration, values: Mapping[str, Any], path: str, owner: str) -> dict[str, Any]:
-    """Values checked and converted, or a UserError that names the recipe section (`path`) and the `owner`."""
+    """Validate and convert option values.
+
+    Args:
+        declaration: The options, as returned by `declared`.
+        values: The values of a recipe.
+        path: The recipe section, for error messages.
+        owner: Whose options these are, for error messages.
+
+    Raises:
+        UserError: An option is unknown or its value is invalid.
+    """
     for name, value in values.items():
         if name not in declaration:
             choice = nearest(name, declaration) if declaration else f"{owner} has none"
@@ -57,17 +67,17 @@ def validated(declaration: Declaration, values: Mapping[str, Any], path: str, ow
 
 
 def hyperparameters(thing: Callable[..., Any]) -> dict[str, Any]:
-    """Names and defaults."""
+    """Return the names and defaults of the options."""
     return {name: default for name, (_, default) in declared(thing).items()}
 
 
 def field_docs(thing: type) -> dict[str, str]:
-    """The string below each field in the source of a class and its bases, by name."""
+    """Return the docstrings below the fields of a class and its bases, by field name."""
     found: dict[str, str] = {}
     for cls in reversed(thing.__mro__):
         try:
             body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-        except (OSError, TypeError):  # made at run time, or built in
+        except (OSError, TypeError):  # created at run time, or a builtin: there is no source
             continue
         assert isinstance(body, ast.ClassDef)
         for field, doc in pairwise(body.body):

@@ -1,4 +1,4 @@
-"""What core asks of the layers above it. The members are documented where they are implemented."""
+"""Protocols that core requires of the layers above. The members are documented where they are implemented."""
 # ruff: noqa: D102
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ Shape = tuple[int, int, int]
 
 
 class Network(Protocol):
-    """A module of two parts: an extractor (input → representation) and a head (representation → logits)."""
+    """A module with two parts: an extractor (input → representation) and a head (representation → logits)."""
 
     extractor: nn.Module
     head: nn.Module
@@ -21,12 +21,12 @@ class Network(Protocol):
 
 
 def is_network(module: nn.Module) -> TypeGuard[Network]:
-    """Whether a module is one. `isinstance` would not see submodules from Python 3.12 on."""
+    """Return whether a module is a `Network`. `isinstance` does not find submodules since Python 3.12."""
     return all(hasattr(module, name) for name in ("extractor", "head", "features"))
 
 
 class ModelFactory(Protocol):
-    """Makes freshly initialised networks; see `fedloom.models.Factory`."""
+    """Creates freshly initialised networks; see `fedloom.models.Factory`."""
 
     @property
     def name(self) -> str: ...
@@ -36,7 +36,7 @@ class ModelFactory(Protocol):
 
 
 class Objective(Protocol):
-    """What networks are trained on; see `fedloom.objectives.Objective`."""
+    """A training objective; see `fedloom.objectives.Objective`."""
 
     name: ClassVar[str]
     supervised: ClassVar[bool]
@@ -48,7 +48,7 @@ class Objective(Protocol):
 
 
 class MethodLike(Protocol):
-    """What running a method takes; see `fedloom.Method`."""
+    """The interface of a method that engines and the server use; see `fedloom.Method`."""
 
     name: ClassVar[str]
     by: ClassVar[Mapping[str, str]]

@@ -1,7 +1,7 @@
-"""Reads files that others wrote: within the free memory, against a schema, every failure one UserError.
+"""Reading of untrusted files: within the free memory and validated against a schema.
 
-The message of such an error names the file, the field and the remedy. JSON is read straight into the TypedDicts and
-dataclasses that the rest of the code works with.
+Every failure is a UserError that names the file, the field and the remedy. JSON is parsed directly into TypedDicts and
+dataclasses.
 """
 
 import math
@@ -18,30 +18,36 @@ from fedloom.core.limits import refuse_without_room
 
 Read = TypeVar("Read")
 CHECKED = ConfigDict(extra="allow", allow_inf_nan=False)
-"""For TypedDicts that are read from files: numbers are finite; what another version wrote besides is kept."""
+"""Configuration of TypedDicts read from files: numbers are finite; fields written by other versions are kept."""
 Count = Annotated[int, Field(ge=0, le=2**53)]
-"""A whole number that is not negative and that floats hold exactly."""
+"""A non-negative integer that floats represent exactly."""
 CHUNK = 2**20
-"""Bytes that are read at a time where a size is not known to be true."""
+"""Bytes to read at a time, because the reported file size may be wrong."""
 JSON_COST = 40
-"""Bytes that a byte of JSON can become in memory: `[],` is a list of 56 bytes and a reference."""
+"""Bytes of memory that one byte of JSON can take: `[],` becomes a list of 56 bytes and a reference."""
 
 
 @contextmanager
 def decoding(path: object, what: str, remedy: str) -> Iterator[None]:
-    """Turns whatever a decoder raises into a UserError. Damaged files make decoders fail with nearly any exception."""
+    """Convert every exception of a decoder to a UserError: damaged files can raise nearly any exception."""
     try:
         yield
     except UserError:
         raise
     except MemoryError:
-        raise UserError(f"{path}: there is not enough memory to read it as {what}; {remedy}") from None
+        raise UserError(f"{path}: not enough memory to read it as {what}; {remedy}") from None
     except Exception as error:
         raise UserError(f"{path}: cannot be read as {what} ({brief(error)}); {remedy}") from error
 
 
 def read_bytes(path: Path, what: str, remedy: str, most: int | None = None) -> bytes:
-    """A file's content. One of more than `most` bytes, or than there is room for, is refused.
+    """Return a file's content.
+
+    Args:
+        path: The file.
+        what: The expected format, for error messages.
+        remedy: What the user can do about an unusable file; end of the error message.
+        most: Maximum number of bytes.
 
     Raises:
         UserError: The file cannot be opened, or is too large.
@@ -53,27 +59,27 @@ def read_bytes(path: Path, what: str, remedy: str, most: int | None = None) -> b
         while chunk := file.read(CHUNK):
             data += chunk
             if most is not None and len(data) > most:
-                raise UserError(f"{path}: has more than {most:,} bytes, too many for {what}; {remedy}")
+                raise UserError(f"{path}: has more than {most:,} bytes, which is too many for {what}; {remedy}")
         return bytes(data)
 
 
 def read_json(path: Path, kind: type[Read], remedy: str, required: Collection[str] = ()) -> Read:
-    """A JSON file as a value of this type.
+    """Read a JSON file as a value of a type.
 
     Args:
         path: The file.
-        kind: A TypedDict, a dataclass, or any other type that pydantic knows.
-        remedy: What the user can do about a file that cannot be used; ends the message.
-        required: Fields that must be there although the type does not ask for them.
+        kind: A TypedDict, a dataclass, or any other type that pydantic supports.
+        remedy: What the user can do about an unusable file; end of the error message.
+        required: Fields that must be present although the type does not require them.
 
     Raises:
-        UserError: It cannot be read, or is of another form.
+        UserError: The file cannot be read, or its content does not match the type.
     """
     return parse_json(_json_bytes(path, remedy), kind, f"'{path}'", remedy, required)
 
 
 def read_lines(path: Path, kind: type[Read], remedy: str, required: Collection[str] = ()) -> list[Read]:
-    """The JSON lines of a file, none if it is missing; a last line that is still being written does not count."""
+    """Read a file of JSON lines. A missing file is empty; an incomplete last line is ignored."""
     if not path.exists():
         return []
     whole, _, _ = _json_bytes(path, remedy).rpartition(b"\n")
@@ -90,7 +96,7 @@ def _json_bytes(path: Path, remedy: str) -> bytes:
 
 
 def parse_json(data: bytes, kind: type[Read], where: str, remedy: str, required: Collection[str] = ()) -> Read:
-    """JSON as a value of this type; `where` begins the message of a UserError."""
+    """Parse JSON as a value of a type; `where` is the start of the UserError's message."""
     try:
         found = _adapter(kind).validate_json(data, strict=True)
     except ValidationError as error:
@@ -101,7 +107,7 @@ def parse_json(data: bytes, kind: type[Read], where: str, remedy: str, required:
 
 
 def conforming(value: Any, kind: type[Read], where: str, remedy: str) -> Read:
-    """A value out of JSON, as it is, if it is one of this type; `where` begins the message of a UserError."""
+    """Return a parsed JSON value unchanged if it matches a type; `where` is the start of the UserError's message."""
     try:
         _adapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
@@ -124,14 +130,14 @@ _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
 def _adapter(kind: type[Read]) -> TypeAdapter[Read]:
-    """Made once for each type: it takes milliseconds."""
+    """Return a cached TypeAdapter: creating one takes milliseconds."""
     if kind not in _ADAPTERS:
         _ADAPTERS[kind] = TypeAdapter(kind)
     return _ADAPTERS[kind]
 
 
 def _refusal(error: ValidationError, where: str, remedy: str) -> UserError:
-    """The first thing that is wrong, as field, value and remedy."""
+    """Return a UserError for the first validation error: field, value, remedy."""
     first: Any = error.errors(include_url=False)[0]
     field = ".".join(str(part)[:40] for part in first["loc"])
     if first["type"] == "json_invalid":

@@ -1,6 +1,6 @@
-"""Registries: what a recipe can name. Shipped things, entry points of installed packages, `path/file.py:Name`.
+"""Registries of everything that a recipe can name: shipped classes, entry points of packages, `path/file.py:Name`.
 
-A file is imported only with the user's consent (`core/trusted_code.py`).
+Files are imported only with the user's consent (`core/trusted_code.py`).
 """
 
 import logging
@@ -25,17 +25,22 @@ _PREFIX = "fedloom_file_"
 _REFERENCE = re.compile(r"(?P<file>.+\.py)(:(?P<name>[^:/\\+]*))?", re.DOTALL)
 _imported_packages: set[str] = set()
 _noticed: set[str] = set()
-"""Hashes of changed files that were reported."""
+"""Hashes of changed files for which a warning was logged."""
 log = logging.getLogger("fedloom")
 T = TypeVar("T")
 
 
 class Registry(dict[str, T], Generic[T]):
-    """Things of one kind by name.
+    """Objects of one kind by name.
 
-    As a mapping it holds what has been registered in this process; `find` also looks at entry points (`group`) and
-    files. The modules of `package` register the shipped ones, `fits` says whether an object is such a thing. Messages
-    name the recipe's `field` (`method.name`) and `what` it must be (`a subclass of fedloom.Method`).
+    As a mapping it holds the objects registered in this process. `find` also searches entry points and files.
+
+    Args:
+        field: The recipe field that names the objects, such as `method.name`.
+        what: Description of a valid object, such as `a subclass of fedloom.Method`.
+        fits: Returns whether an object is valid.
+        package: The package whose modules register the shipped objects.
+        group: The entry-point group of other packages.
     """
 
     def __init__(self, field: str, what: str, fits: Callable[[Any], bool], *, package: str, group: str):
@@ -43,25 +48,48 @@ class Registry(dict[str, T], Generic[T]):
         self.field, self.what, self.fits, self.package, self.group = field, what, fits, package, group
 
     def add(self, name: str, thing: T) -> T:
-        """Registers a thing. The name of a shipped one cannot be taken by another module."""
+        """Register an object.
+
+        Args:
+            name: The name in recipes.
+            thing: The object.
+
+        Returns:
+            The object.
+
+        Raises:
+            UserError: The name belongs to a shipped object of another module.
+        """
         if not str(_home(thing)).startswith("fedloom."):
-            self._load()  # a shipped thing that is imported later would take the name from this one
+            self._load()  # otherwise a shipped object imported later would replace this one
         known = self.get(name)
         if known is not None and str(_home(known)).startswith("fedloom.") and _home(known) != _home(thing):
             whose = getattr(thing, "__name__", type(thing).__name__)
-            raise UserError(f"{whose}: the {self.field} '{name}' is a part of fedloom already; choose another name")
+            raise UserError(f"{whose}: {self.field} = '{name}' is already part of fedloom; choose another name")
         self[name] = thing
         return thing
 
     def find(self, name: str, also: Sequence[str] = ()) -> T:
-        """What a name stands for, or a UserError that offers the nearest name, of these `also`."""
+        """Return the object with this name.
+
+        Args:
+            name: A registered name, the name of an entry point, or `path/to/file.py:Name`.
+            also: Further names to offer in the error message.
+
+        Raises:
+            UserError: There is no such object; the message offers the closest name.
+
+        Example:
+            >>> METHODS.find("fedavg").name
+            'fedavg'
+        """
         if (found := self.look_up(name)) is not None:
             return found
         choice = nearest(name, [*also, *self.names()])
-        raise UserError(f"{self.field} = '{name}' is unknown: {choice}, or one of yours: path/to/file.py:Name")
+        raise UserError(f"{self.field} = '{name}' is unknown: {choice}, or a file of yours: path/to/file.py:Name")
 
     def look_up(self, name: str) -> T | None:
-        """The same, or None if there is no such thing."""
+        """Return the object with this name, or None if there is none."""
         self._load()
         if name in self:
             return self[name]
@@ -73,17 +101,17 @@ class Registry(dict[str, T], Generic[T]):
         return None
 
     def is_shipped(self, name: str) -> bool:
-        """Whether fedloom itself brings a thing of this name."""
+        """Return whether this is the name of an object that belongs to fedloom."""
         self._load()
         return name in self and str(_home(self[name])).startswith("fedloom.")
 
     def names(self) -> list[str]:
-        """Registered names and entry points, sorted."""
+        """Return the names of registered objects and entry points, sorted."""
         self._load()
         return sorted({*self, *(entry.name for entry in self._entries())})
 
     def _load(self) -> None:
-        """Imports the modules that register the shipped things."""
+        """Import the modules that register the shipped objects."""
         import_all(self.package)
 
     def _entries(self) -> Sequence[EntryPoint]:
@@ -91,49 +119,49 @@ class Registry(dict[str, T], Generic[T]):
 
     def _in_file(self, reference: str, file: str, name: str | None) -> Any:
         path = Path(file).expanduser().resolve()
-        said = f"{self.field} = '{reference}':"
+        named_by = f"{self.field} = '{reference}':"
         if not path.is_file():
-            raise UserError(f"{said} there is no file '{path}'")
+            raise UserError(f"{named_by} there is no file '{path}'")
         if not name and not trusted_code.is_allowed(path):
-            raise UserError(f"{said} say which of it, {file}:NAME")
-        module = _imported(path, said)
+            raise UserError(f"{named_by} name an object in it: {file}:NAME")
+        module = _imported(path, named_by)
         fitting = [n for n, thing in vars(module).items() if self.fits(thing) and _home(thing) == module.__name__]
         if not name:
-            raise UserError(f"{said} say which of it, {file}:NAME; {self._choice('', fitting)}")
+            raise UserError(f"{named_by} name an object in it: {file}:NAME; {self._choice('', fitting)}")
         if not hasattr(module, name):
-            raise UserError(f"{said} '{name}' is not in {path.name}; {self._choice(name, fitting)}")
-        return self._fitting(getattr(module, name), said, fitting)
+            raise UserError(f"{named_by} '{name}' is not in {path.name}; {self._choice(name, fitting)}")
+        return self._fitting(getattr(module, name), named_by, fitting)
 
     def _loaded(self, entry: EntryPoint) -> Any:
-        said = f"{self.field} = '{entry.name}': the entry point {entry.value}"
+        named_by = f"{self.field} = '{entry.name}': the entry point {entry.value}"
         try:
             thing = entry.load()
         except Exception as error:
             package = f" of {entry.dist.name}" if entry.dist else ""
-            raise UserError(f"{said}{package} cannot be imported: {type(error).__name__}: {error}") from error
-        return self._fitting(thing, f"{said}:")
+            raise UserError(f"{named_by}{package} cannot be imported: {type(error).__name__}: {error}") from error
+        return self._fitting(thing, f"{named_by}:")
 
-    def _fitting(self, thing: Any, said: str, others: Sequence[str] = ()) -> Any:
+    def _fitting(self, thing: Any, named_by: str, others: Sequence[str] = ()) -> Any:
         if not self.fits(thing):
             found = f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
             offer = f"; {self._choice('', others)}" if others else ""
-            raise UserError(f"{said} it is {found}, and must be {self.what}{offer}")
+            raise UserError(f"{named_by} it is {found}, but must be {self.what}{offer}")
         return thing
 
     def _choice(self, name: str, fitting: Iterable[str]) -> str:
         fitting = list(fitting)
-        return nearest(name, fitting) if fitting else f"there is none in it: write {self.what}"
+        return nearest(name, fitting) if fitting else f"the file defines none: write {self.what}"
 
 
 def subclass_of(base: type) -> Callable[[Any], bool]:
-    """Whether an object is a class derived from this one: what most registries hold."""
+    """Return a predicate for classes derived from `base`, for use as `fits`."""
     return lambda thing: isinstance(thing, type) and issubclass(thing, base) and thing is not base
 
 
 def import_all(package: str) -> None:
-    """Imports a package and its modules, which register what they define."""
+    """Import a package and all its modules, which register what they define."""
     if package not in _imported_packages:
-        _imported_packages.add(package)  # first: the package may call this while it is imported
+        _imported_packages.add(package)  # before the import: the package may call this function while it is imported
         try:
             for inner in pkgutil.iter_modules(import_module(package).__path__):
                 import_module(f"{package}.{inner.name}")
@@ -143,38 +171,38 @@ def import_all(package: str) -> None:
 
 
 def file_of(name: str) -> Path | None:
-    """The file that a name points into, whether it is there or not."""
+    """Return the file that a name refers to, whether it exists or not; None if it is not `file.py:Name`."""
     match = _REFERENCE.fullmatch(name)
     return Path(match["file"]).expanduser() if match else None
 
 
 def split(name: str) -> tuple[str, list[str]]:
-    """A name and what is added to it: `Here/mine.py:Mine+ft` → `Here/mine.py:Mine`, [`ft`]."""
+    """Split a name and its add-ons: `Here/mine.py:Mine+ft` → `Here/mine.py:Mine`, [`ft`]."""
     file, colon, rest = name.rpartition(".py:")
     base, *added = [rest] if rest.endswith(".py") else rest.split("+")
     return file + colon + base, added
 
 
 def short(name: str) -> str:
-    """A name for titles and folders: `here/mine.py:Mine+ft` → `mine+ft`; any other stays as it is."""
+    """Return a name for titles and folders: `here/mine.py:Mine+ft` → `mine+ft`; other names are returned unchanged."""
     base, added = split(name)
     return "+".join([base.rpartition(":")[2].lower(), *added]) if file_of(base) else name
 
 
 def absolute(name: str) -> str:
-    """A name that means the same in any folder; what follows it (`+ft`, a partition's values) stays."""
+    """Return a name with an absolute path, valid in any folder; suffixes (`+ft`, a partition's values) are kept."""
     file, colon, rest = name.rpartition(".py:")
     return f"{Path(file + '.py').expanduser().resolve()}:{rest}" if colon else name
 
 
 def files() -> dict[str, str]:
-    """The users' files that this process has imported, with the SHA-256 of what was run."""
+    """Return the users' files that this process has imported, with the SHA-256 of the executed content."""
     found = (_parsed(name) for name in list(sys.modules) if name.startswith(_PREFIX))
     return {path: f"sha256 {sha256}" for path, sha256 in found}
 
 
 def place_of(error: BaseException, file: Path) -> str:
-    """`line 3: NameError: …`: the deepest line of this file that an exception came through."""
+    """Return `line 3: NameError: …` for the deepest line of `file` in an exception's traceback."""
     lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(file)]
     if isinstance(error, SyntaxError) and error.filename == str(file):
         lines.append(error.lineno)
@@ -183,17 +211,17 @@ def place_of(error: BaseException, file: Path) -> str:
 
 
 def _home(thing: Any) -> str | None:
-    """The module that a class, a function or an instance's class is defined in."""
+    """Return the module in which a class, a function or an instance's class is defined."""
     return getattr(thing, "__module__", None)
 
 
-def _imported(path: Path, said: str) -> ModuleType:
-    """The module of a file, with the content that the user has consented to.
+def _imported(path: Path, named_by: str) -> ModuleType:
+    """Return the module of a file, with the content that the user has consented to.
 
-    Once imported it stays, even if the file changes: a comparison of hours finishes with the code that it began with.
-    New consent (naming the file again) imports it again.
+    An imported module is kept even if its file changes, so that a comparison that takes hours uses one version of the
+    code. New consent (naming the file again) imports it again.
     """
-    sha256 = trusted_code.consented(path, said.removesuffix(":"))
+    sha256 = trusted_code.consented(path, named_by.removesuffix(":"))
     name = f"{_PREFIX}{str(path).encode().hex()}_{sha256}"
     if name in sys.modules:
         _notice_change(path, sha256)
@@ -203,9 +231,9 @@ def _imported(path: Path, said: str) -> ModuleType:
     try:
         return import_module(name)
     except UserError as error:
-        raise UserError(f"{said} {path}: {error}") from error
+        raise UserError(f"{named_by} {path}: {error}") from error
     except (Exception, SystemExit) as error:
-        raise UserError(f"{said} {path} cannot be imported: {place_of(error, path)}") from error
+        raise UserError(f"{named_by} {path} cannot be imported: {place_of(error, path)}") from error
 
 
 def _notice_change(path: Path, sha256: str) -> None:
@@ -219,34 +247,34 @@ def _notice_change(path: Path, sha256: str) -> None:
 
 
 def _parsed(module: str) -> tuple[str, str]:
-    """The path and the SHA-256 in a module's name."""
+    """Return the path and the SHA-256 in a module's name."""
     path, _, sha256 = module.removeprefix(_PREFIX).partition("_")
     return bytes.fromhex(path).decode(), sha256
 
 
 class _Loader(SourceFileLoader):
-    """Runs the source, never a cached form of it, if it is the content that the module's name says."""
+    """Executes the source of a file, never cached bytecode, if its hash is the one in the module's name."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """The file's folder is searched after all others, so that it may import what lies beside it."""
-        source = self.get_data(self.path)
-        expected, found = _parsed(module.__name__)[1], trusted_code.sha256_of(source)
+        """Execute the module. The file's folder is appended to `sys.path`, so that it can import its neighbours."""
+        content = self.get_data(self.path)
+        expected, found = _parsed(module.__name__)[1], trusted_code.sha256_of(content)
         if found != expected:
             raise UserError(
-                f"the file has changed since it was allowed: its SHA-256 was {expected} and is {found}; read it, then "
-                "start again"
+                f"the file has changed since you allowed it: its SHA-256 was {expected} and is now {found}; read the "
+                "file, then start again"
             )
         folder = str(Path(self.path).parent)
         if folder not in sys.path:
             sys.path.append(folder)
-        exec(self.source_to_code(source, self.path), module.__dict__)
+        exec(self.source_to_code(content, self.path), module.__dict__)
 
 
 class _Files(MetaPathFinder):
-    """Modules whose name is the path of a file and its hash: a worker process that gets an object finds its class."""
+    """Finds modules whose name encodes a file's path and hash, so that worker processes can unpickle their classes."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Of names that `_imported` gave."""
+        """Return the spec of a module whose name was created by `_imported`."""
         if not name.startswith(_PREFIX):
             return None
         file = _parsed(name)[0]

@@ -1,4 +1,4 @@
-"""Scores of a model on a client's test samples, per class."""
+"""Scores of a model on clients' test samples, per class."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from fedloom.core.workspace import Workspace
 
 @dataclass
 class Scores:
-    """Right answers and test samples of a client, per class, and the summed cross-entropy.
+    """Correct predictions and number of test samples of a client, per class, and the summed cross-entropy.
 
-    An organisation that shares less has one number for all classes together, and no loss.
+    An organisation that does not disclose these has one count for all classes, and no loss.
     """
 
     client: int
@@ -25,13 +25,13 @@ class Scores:
 
     @property
     def accuracy(self) -> float:
-        """Right answers among all (not a number without test samples)."""
+        """Share of correct predictions; NaN without test samples."""
         return sum(self.right) / sum(self.total) if sum(self.total) else float("nan")
 
 
 @dataclass
 class Answers:
-    """A model's answers on test samples, on their device: not waited for until somebody asks for scores."""
+    """A model's predictions on test samples, on the model's device. `scores` waits for the device."""
 
     labels: Tensor
     right: Tensor
@@ -39,10 +39,10 @@ class Answers:
     classes: int
     clients: tuple[int, ...]
     sizes: tuple[int, ...]
-    """Test samples of each client, one after another."""
+    """Number of test samples of each client, in the order of the samples."""
 
     def scores(self) -> list[Scores]:
-        """The scores of each client; waits for the device."""
+        """Return the scores of each client; waits for the device."""
         labels, right, loss = (column.cpu().numpy() for column in (self.labels, self.right, self.loss))
         cuts = np.cumsum(self.sizes)[:-1]
         columns = (np.split(column, cuts) for column in (labels, right, loss))
@@ -56,7 +56,7 @@ class Answers:
 
 @torch.no_grad()
 def answers(workspace: Workspace, samples: Mapping[int, np.ndarray], predict: Callable[[Tensor], Tensor]) -> Answers:
-    """Answers on test samples of some clients, in large batches."""
+    """Predict the test samples of some clients, in large batches."""
     columns: list[tuple[Tensor, Tensor, Tensor]] = []
     index = torch.from_numpy(np.concatenate(list(samples.values()))).to(workspace.device)
     for chunk in index.split(workspace.evaluation_batch):

@@ -1,4 +1,4 @@
-"""The server: the shared state, what it remembers of each client, and the one place where averaging happens."""
+"""The server: the shared state, its memory of each client, and the averaging of messages."""
 
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any, Literal, Protocol
@@ -20,10 +20,10 @@ SMALLEST = torch.finfo(torch.float64).tiny
 
 
 class Combination(Protocol):
-    """Replaces the weighted mean: a robust rule, or differential privacy."""
+    """Replaces the weighted mean: a robust aggregation rule, or differential privacy."""
 
     refusal: str
-    """The error for a method that reads messages itself."""
+    """Error message for methods that read messages directly instead of calling `server.average`."""
 
     def average(
         self,
@@ -33,11 +33,18 @@ class Combination(Protocol):
         rows: By,
         sums: tuple[str, ...],
     ) -> State:
-        """What `server.average` returns."""
+        """Return the result of `server.average`."""
 
 
 class Server:
-    """Holds `state` (what goes down to clients) between rounds; `clients` is its memory of each of them."""
+    """The server, as passed to a method's `combine` and `message_for`.
+
+    All changes must be made in `state` and `clients`, which are part of checkpoints.
+
+    Example:
+        >>> def combine(self, server, messages):
+        ...     server.move(server.average(messages, "model"))
+    """
 
     def __init__(
         self,
@@ -56,70 +63,74 @@ class Server:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"the server has no '{name}'; what build() made is in server.parts, what it holds in state"
+            f"server.{name}: there is no such attribute; shared tensors are in server.state, modules in server.parts"
         )
 
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_"):
-            raise AttributeError(f"server.{name} = … would be lost at a resume: use server.state or server.clients")
+            raise AttributeError(
+                f"server.{name} = … would be lost when the run is resumed; use server.state or server.clients"
+            )
         super().__setattr__(name, value)
 
     def _client(self, round: int, optimizers: State) -> Client:
-        """What `fit` trains with: a client without samples, in the server's workspace."""
+        """Return the client without samples that `fit` trains with, in the server's workspace."""
         nothing = np.empty(0, np.int64)
         return Client(self._workspace, id=-1, round=round, job="server", samples=nothing, optimizers=optimizers)
 
     @property
     def state(self) -> State:
-        """The shared parts, by name."""
+        """The shared parts by name: a dictionary of tensors, sent to clients and stored in checkpoints."""
         return self._state
 
     @property
     def clients(self) -> MutableMapping[int, State]:
-        """What the server remembers of each client."""
+        """The server's memory of each client: a dictionary of tensors per client number."""
         return self._clients
 
     @property
     def federation(self) -> int:
-        """Number of clients that could take part."""
+        """Number of clients that can take part."""
         return self._federation
 
     @property
     def round(self) -> int:
-        """The communication round, from 1."""
+        """The communication round, counted from 1."""
         return self._trainer.round
 
     @property
     def parts(self) -> Parts:
-        """The tree that `build` made."""
+        """The modules that `build` returned, for their structure. The current values are in `state`."""
         return self._workspace.parts
 
     def begin(self, round: int) -> None:
-        """Starts a round: randomness is keyed by it."""
+        """Start a round: the random numbers of `fit` depend on it."""
         self._trainer = self._client(round, self._trainer.optimizers)
 
     def saved(self) -> State:
-        """All that it holds from round to round, besides `clients`: state, and optimizers that `fit` keeps."""
+        """Return everything to checkpoint besides `clients`: the state, and kept optimizer state of `fit`."""
         return {f"state/{name}": t for name, t in self._state.items()} | {
             f"kept/{name}": t for name, t in self._trainer.optimizers.items()
         }
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Continues from what `saved` returned."""
+        """Restore the values returned by `saved`.
+
+        Raises:
+            UserError: The checkpoint's tensors do not match the method's.
+        """
         split = {place: {n[len(place) :]: t for n, t in saved.items() if n.startswith(place)} for place in _PLACES}
         for name, now in self._state.items():
             was = split["state/"].get(name)
             if was is None or (was.shape, was.dtype) != (now.shape, now.dtype):
                 found = (
-                    "is not in the checkpoint"
-                    if was is None
-                    else f"has {tuple(was.shape)}, {was.dtype} in the checkpoint"
+                    "is not in the checkpoint" if was is None else f"{tuple(was.shape)}, {was.dtype} in the checkpoint"
                 )
                 raise UserError(
-                    f"{name}, of shape {tuple(now.shape)}, {now.dtype}, {found}: the method has changed since; begin a "
+                    f"{name} has shape {tuple(now.shape)}, {now.dtype}, but {found}: the method has changed; start a "
                     "new run"
                 )
-        self._state = {name: split["state/"][name] for name in self._state}  # in the order that it had
+        self._state = {name: split["state/"][name] for name in self._state}  # keeps the order of names
         self._trainer = self._client(self.round, split["kept/"])
 
     def average(
@@ -130,17 +141,24 @@ class Server:
         by: By | Literal["uniform"] | None = None,
         sums: tuple[str, ...] = (),
     ) -> State:
-        """The weighted mean of what was sent, in one pass and constant memory.
+        """Return the weighted mean of messages, in one pass and constant memory.
 
-        Sums run in float64, so that the mean of equal values is that value. Integer tensors take the maximum. Where
-        nothing was sent the server's old value stays. A recipe's `robust` or `privacy` section replaces the mean.
+        Sums are computed in float64, so that the mean of equal values is that value. For integer tensors the maximum is
+        returned. Parts without any weight keep the server's old value. A recipe's `robust` or `privacy` section
+        replaces the mean.
 
         Args:
-            messages: A round's messages.
-            parts: Average these parts alone.
-            by: Weights instead of the clients' sample counts: `{"means": "counts"}` takes the tensor `counts` of the
-                same message as the (row-wise) weights of `means`; `"uniform"` weighs all clients alike.
-            sums: Names that are added up instead.
+            messages: The messages of a round.
+            parts: Parts to average. Default: all.
+            by: Weights that replace the clients' sample counts. `{"means": "counts"}` uses the tensor `counts` of the
+                same message as row-wise weights of `means`; `"uniform"` weights all clients equally.
+            sums: Parts that are summed instead.
+
+        Returns:
+            The means by name. The server's state is not changed; pass them to `move`.
+
+        Example:
+            >>> server.average(messages, "model.extractor", by="uniform")
         """
         paths = None if parts is None else as_paths(parts)
         rows: By = by if isinstance(by, Mapping) else {}
@@ -152,7 +170,15 @@ class Server:
         return mean.result()
 
     def move(self, new: Mapping[str, Tensor], by: float | Mapping[str, float] = 1.0) -> None:
-        """state ← state + by · (new − state); `by` may differ per part ({prefix: number}, 1 elsewhere)."""
+        """Update the state in place: state ← state + by · (new − state).
+
+        Args:
+            new: New values by name, usually from `average`. Integer tensors are replaced.
+            by: Step size, or step sizes by part (`{"model.head": 0.5}`, 1 for all other parts).
+
+        Example:
+            >>> server.move(server.average(messages), by=0.5)
+        """
         for name, value in new.items():
             if isinstance(by, Mapping):
                 step = next((weight for prefix, weight in by.items() if under(name, (prefix,))), 1.0)
@@ -162,7 +188,16 @@ class Server:
             self._state[name] = value if whole else torch.lerp(self._state[name], value, step)
 
     def fit(self, parts: str | tuple[str, ...], loss: Any, **options: Any) -> FitResult:
-        """Trains parts at the server (on `data=`), from its state, and puts them back; the loss gets a `Client`."""
+        """Train parts at the server, starting from `state`, and store the result in `state`.
+
+        Args:
+            parts: The parts to train.
+            loss: Called as `loss(client, batch)`, as in `Client.fit`.
+            **options: Options of `Client.fit`. `data=(z, y)` is required, since a server has no images.
+
+        Returns:
+            The means of the loss and of everything passed to `client.note`.
+        """
         self._workspace.load(self._state, None)
         result = self._trainer.fit(parts, loss, **options)
         self._state |= snapshot(self._workspace.parts, as_paths(parts))
@@ -170,9 +205,9 @@ class Server:
 
 
 class WeightedMean:
-    """Sums up messages one by one; `result` is their weighted mean. `server.average` explains the arguments.
+    """Running weighted mean of messages. `Server.average` explains the arguments.
 
-    A flat message is added whole, in one operation per dtype, where no part of it is treated differently.
+    A flat message is added in one operation per dtype if all its parts are treated equally.
     """
 
     def __init__(self, old: State, paths: tuple[str, ...] | None, rows: By, sums: tuple[str, ...]):
@@ -182,7 +217,7 @@ class WeightedMean:
         self._flat: dict[Layout, tuple[dict[torch.dtype, Tensor], list[float]]] = {}
 
     def add(self, message: Message, weight: float) -> None:
-        """One more message."""
+        """Add a message with this weight."""
         if isinstance(message.tensors, FlatState) and self._paths is None and not self._rows and not self._sums:
             self._add_flat(message.tensors, weight)
             return
@@ -220,16 +255,16 @@ class WeightedMean:
         weights[name] = weights.get(name, 0.0) + weight
 
     def of(self, weighted: Iterable[tuple[Message, float]]) -> State:
-        """The mean of messages with these weights."""
+        """Return the mean of messages with these weights."""
         for message, weight in weighted:
             self.add(message, weight)
         return self.result()
 
     def result(self) -> State:
-        """The mean, and the old value where nothing was sent."""
+        """Return the mean, and the old value of parts without any weight."""
         if len(self._flat) == 1 and not self._totals:
             return self._flat_mean(*next(iter(self._flat.items())))
-        for layout, (totals, each) in self._flat.items():  # messages of several forms: by name
+        for layout, (totals, each) in self._flat.items():  # messages of several layouts are combined by name
             for name, total in FlatState(layout, totals).items():
                 if total.is_floating_point():
                     self._totals[name] = self._totals[name] + total if name in self._totals else total

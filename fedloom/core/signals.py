@@ -1,4 +1,7 @@
-"""Signals: Ctrl-C and SIGTERM finish the round and write a checkpoint; a second one ends the process."""
+"""Signals: Ctrl-C and SIGTERM finish the round and write a checkpoint; a second signal ends the process.
+
+A follower is a process started by another fedloom process, its leader.
+"""
 
 import os
 import signal
@@ -9,47 +12,54 @@ from types import FrameType
 from typing import Any
 
 NAME = "FEDLOOM_FOLLOWS"
-"""The leader's process id, in the follower's environment."""
+"""Environment variable of followers: the leader's process id."""
 PR_SET_PDEATHSIG = 1
 
 
 def follows() -> bool:
-    """Whether this is one."""
+    """Return whether this process is a follower."""
     return NAME in os.environ
 
 
 def follow() -> None:
-    """SIGTERM when the leader is gone, killed or by a lost terminal (Linux only: others let it run on)."""
+    """Send SIGTERM to this process when its leader ends, for any reason. Linux only; on other systems it continues."""
     if sys.platform == "linux":
-        import ctypes  # not at every Tab
+        import ctypes  # imported here to keep shell completion fast
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != int(os.environ[NAME]):  # it went before we asked
+        if os.getppid() != int(os.environ[NAME]):  # the leader ended before the call of prctl
             signal.raise_signal(signal.SIGTERM)
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TWO_WAYS = 1.0
-"""Seconds in which a process that follows another takes a second signal for the first: it may have come to both."""
+"""Seconds within which a second signal is ignored: the same signal may reach a follower directly and via its leader."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run was asked to stop, and did so with a checkpoint. `signal` asked; `command` goes on."""
+    """A run was stopped by a signal after writing a checkpoint.
+
+    Args:
+        when: When the run stopped.
+        command: The command that resumes the run.
+        signal: The signal's number.
+    """
 
     def __init__(self, when: str, command: str, signal: int):
-        super().__init__(f"{when}; go on with: {command}")
+        super().__init__(f"{when}; resume with: {command}")
         self.when, self.signal = when, signal
 
     @property
     def exit_code(self) -> int:
-        """As a shell has it: 130 after Ctrl-C, 143 after SIGTERM."""
+        """The shell's convention: 130 after Ctrl-C, 143 after SIGTERM."""
         return 128 + self.signal
 
 
 class Interrupts:
-    """While entered, the first signal is remembered in `asked`; the second ends the program.
+    """Context manager that stores the first signal in `asked`; the second signal ends the process.
 
-    One inside another tells it at its end: a run that was asked in its last round ends, and its series stops.
+    A nested instance passes its signal to the enclosing one on exit, so that a signal in the last round of a run also
+    stops the series of runs.
     """
 
     def __init__(self) -> None:
@@ -58,7 +68,7 @@ class Interrupts:
         self._since = 0.0
 
     def __enter__(self) -> "Interrupts":
-        if threading.current_thread() is threading.main_thread():  # nobody else may set handlers
+        if threading.current_thread() is threading.main_thread():  # other threads may not set handlers
             self._before = {number: signal.signal(number, self._ask) for number in SIGNALS}
         return self
 
@@ -79,11 +89,11 @@ class Interrupts:
             signal.raise_signal(number)
             return
         self.asked, self._since = number, monotonic()
-        # not print: the signal may have come in the middle of one
-        os.write(2, b"\nfinishing this round, then a checkpoint; a second Ctrl-C (or SIGTERM) leaves at once\n")
+        # not print: the signal may have interrupted a print
+        os.write(2, b"\nfinishing this round, then writing a checkpoint; a second Ctrl-C (or SIGTERM) stops at once\n")
 
 
 def ignore_in_worker() -> None:
-    """A worker process ends when its engine does: Ctrl-C reaches it too, but the round is to be finished."""
+    """Ignore signals in a worker process: Ctrl-C also reaches workers, but they are needed to finish the round."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

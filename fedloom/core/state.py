@@ -1,8 +1,8 @@
-"""Parts: everything a client or the server holds, as one tree of modules and tensors with flat, dotted names.
+"""Parts: all state of a client or the server, as one tree of modules and tensors with dotted names.
 
-What is kept, sent, stored and compared is always the same shape: `{"model.head.weight": tensor, …}`. In memory it is
-one buffer per dtype (`FlatState`), of which the named tensors are views: copying, checking and averaging a model take
-one operation, however many tensors it has.
+State that is kept, sent, stored or compared is always a mapping such as `{"model.head.weight": tensor, …}`. In memory
+it is one buffer per dtype (`FlatState`), of which the named tensors are views. So copying, checking and averaging a
+model take one operation per dtype, independent of the number of tensors.
 """
 
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from fedloom.core.torch_internals import foreach_copy_, foreach_lerp_, foreach_mul
 
 State = dict[str, Tensor]
+"""Tensors by their dotted names."""
 Part = nn.Module | Tensor
+"""A value that `Method.build` may return."""
 
 
 class Parts(nn.Module):
@@ -32,11 +34,11 @@ class Parts(nn.Module):
                 self.add_module(name, part)
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers by their dotted names (the live tensors, not copies)."""
+        """Return parameters and buffers by their dotted names, without copying."""
         return dict(self.named_parameters()) | dict(self.named_buffers())
 
     def in_tree_order(self) -> dict[str, Tensor]:
-        """The same, module by module: what belongs to a part stands together."""
+        """Return parameters and buffers ordered by module, so that the tensors of a part are contiguous."""
         tensors = self.named_tensors()
         places = {name: i for i, (name, _) in enumerate(self.named_modules())}
         return {n: tensors[n] for n in sorted(tensors, key=lambda n: places[n.rpartition(".")[0]])}
@@ -44,7 +46,7 @@ class Parts(nn.Module):
 
 @dataclass(frozen=True)
 class Span:
-    """Where a tensor lies in the buffer of its dtype."""
+    """Position of a tensor in the buffer of its dtype."""
 
     dtype: torch.dtype
     start: int
@@ -52,7 +54,7 @@ class Span:
     stride: tuple[int, ...]
 
     def view(self, buffer: Tensor) -> Tensor:
-        """The tensor in a buffer [P], or in all rows of one [K, P]."""
+        """Return the tensor in a buffer [P], or in all rows of a buffer [K, P]."""
         rows = buffer.shape[:-1]
         return buffer.as_strided(
             (*rows, *self.shape), (*buffer.stride()[:-1], *self.stride), buffer.storage_offset() + self.start
@@ -60,7 +62,7 @@ class Span:
 
 
 class Range(NamedTuple):
-    """A stretch of the buffer of a dtype, in two layouts."""
+    """A contiguous range of elements of one dtype, at its positions in two layouts."""
 
     dtype: torch.dtype
     here: int
@@ -69,14 +71,15 @@ class Range(NamedTuple):
 
     @property
     def end(self) -> tuple[int, int]:
-        """Where it ends in both."""
+        """End positions in both layouts."""
         return self.here + self.length, self.there + self.length
 
 
 class Layout:
-    """Where named tensors lie in flat buffers, one per dtype, in the order of their names.
+    """Positions of named tensors in flat buffers, one per dtype, in the order of the names.
 
-    Every tensor starts at a multiple of ALIGNMENT elements, as kernels want it. Equal layouts are one object.
+    Every tensor starts at a multiple of ALIGNMENT elements, for the sake of GPU kernels. Equal layouts are the same
+    object.
     """
 
     ALIGNMENT: ClassVar[int] = 64
@@ -88,7 +91,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
-        """The layout of these tensors; channels-last ones stay so."""
+        """Return the layout of tensors. Channels-last tensors keep their strides."""
         spans: dict[str, Span] = {}
         sizes: dict[torch.dtype, int] = {}
         for name, t in tensors.items():
@@ -99,32 +102,34 @@ class Layout:
 
     @cached_property
     def nbytes(self) -> int:
-        """Size of the tensors' contents, without gaps."""
+        """Size of the tensors in bytes, without alignment gaps."""
         return sum(torch.Size(span.shape).numel() * span.dtype.itemsize for span in self.spans.values())
 
     @cached_property
     def signature(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Names, types and shapes."""
+        """Names, dtypes and shapes."""
         return {name: (span.dtype, span.shape) for name, span in self.spans.items()}
 
     @cached_property
     def contents(self) -> frozenset[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]:
-        """The same whatever their order."""
+        """Names, dtypes and shapes as a set, independent of their order."""
         return frozenset(self.signature.items())
 
     def zeros(self, device: torch.device, rows: tuple[int, ...] = ()) -> dict[torch.dtype, Tensor]:
-        """Buffers, with leading dimensions if asked for."""
+        """Return zeroed buffers, with leading dimensions `rows`."""
         return {dtype: torch.zeros(*rows, size, dtype=dtype, device=device) for dtype, size in self.sizes.items()}
 
     def empty(self, device: torch.device, rows: tuple[int, ...] = ()) -> dict[torch.dtype, Tensor]:
-        """Buffers to be filled whole, gaps included."""
+        """Return uninitialised buffers. The caller must fill them completely, gaps included."""
         return {dtype: torch.empty(*rows, size, dtype=dtype, device=device) for dtype, size in self.sizes.items()}
 
     def ranges(self, target: "Layout") -> tuple[list[Range], list[str]]:
-        """Where what both have lies, neighbours joined; and names whose elements are in another order there.
+        """Return where the common tensors are in both layouts, and the names of tensors with different strides.
+
+        Adjacent ranges are merged.
 
         Raises:
-            ValueError: A tensor has another shape or dtype there.
+            ValueError: A tensor has a different shape or dtype in `target`.
         """
         if target not in self._ranges:
             found: list[Range] = []
@@ -133,7 +138,9 @@ class Layout:
                 if (other := target.spans.get(name)) is None:
                     continue
                 if (span.dtype, span.shape) != (other.dtype, other.shape):
-                    raise ValueError(f"'{name}' is {span.dtype} {span.shape}, not {other.dtype} {other.shape}")
+                    raise ValueError(
+                        f"'{name}' is {span.dtype} {span.shape}, but {other.dtype} {other.shape} is expected"
+                    )
                 if span.stride != other.stride:
                     apart.append(name)
                     continue
@@ -155,7 +162,7 @@ class FlatState(Mapping[str, Tensor]):
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "FlatState":
-        """A flat copy of these tensors."""
+        """Return a flat copy of tensors."""
         layout = Layout.of(tensors)
         device = next(iter(tensors.values())).device if tensors else torch.device("cpu")
         flat = cls(layout, layout.zeros(device))
@@ -164,7 +171,7 @@ class FlatState(Mapping[str, Tensor]):
 
     @cached_property
     def views(self) -> State:
-        """The tensors by name; those of all rows where the buffers have rows."""
+        """The tensors by name. If the buffers have rows, each tensor has them as its leading dimension."""
         return {name: span.view(self.buffers[span.dtype]) for name, span in self.layout.spans.items()}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -180,28 +187,28 @@ class FlatState(Mapping[str, Tensor]):
         return name in self.layout.spans
 
     def items(self) -> ItemsView[str, Tensor]:
-        """Names and tensors; asked for often, so at a dict's speed."""
+        """Return names and tensors; defined here because `Mapping.items` is slow."""
         return self.views.items()
 
     def values(self) -> ValuesView[Tensor]:
-        """The tensors."""
+        """Return the tensors; defined here because `Mapping.values` is slow."""
         return self.views.values()
 
     def floating(self) -> list[Tensor]:
-        """The buffers that could hold a NaN."""
+        """Return the floating-point buffers."""
         return [buffer for dtype, buffer in self.buffers.items() if dtype.is_floating_point]
 
     def row(self, number: int) -> "FlatState":
-        """One row of buffers that have several."""
+        """Return one row of buffers that have several."""
         return FlatState(self.layout, {dtype: buffer[number] for dtype, buffer in self.buffers.items()})
 
     def copy(self) -> "FlatState":
-        """The same in other memory."""
+        """Return a deep copy."""
         return FlatState(self.layout, {dtype: buffer.clone() for dtype, buffer in self.buffers.items()})
 
     @torch.no_grad()
     def take(self, source: "FlatState") -> None:
-        """Overwrites what both have; a source without rows goes into all rows."""
+        """Copy the common tensors from another state. A source without rows is copied to all rows."""
         ranges, apart = source.layout.ranges(self.layout)
         for dtype, start, here, length in ranges:
             self.buffers[dtype][..., here : here + length].copy_(source.buffers[dtype][..., start : start + length])
@@ -209,7 +216,7 @@ class FlatState(Mapping[str, Tensor]):
             self[name].copy_(source[name])
 
     def select(self, layout: Layout) -> "FlatState":
-        """A copy of the tensors that this layout has."""
+        """Return a copy that contains the tensors of `layout`."""
         rows = next((buffer.shape[:-1] for buffer in self.buffers.values()), torch.Size())
         if layout is self.layout:
             return self.copy()
@@ -222,25 +229,38 @@ class FlatState(Mapping[str, Tensor]):
 
 
 def under(name: str, prefixes: Iterable[str]) -> bool:
-    """Whether a dotted name is one of these parts or lies inside one."""
+    """Return whether a dotted name is one of the parts `prefixes` or inside one of them.
+
+    Example:
+        >>> under("model.head.weight", ["model.head"]), under("model.header", ["model.head"])
+        (True, False)
+    """
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
 def as_paths(parts: str | Sequence[str]) -> tuple[str, ...]:
-    """One path or several, as a tuple."""
+    """Return one path or several as a tuple."""
     return (parts,) if isinstance(parts, str) else tuple(parts)
 
 
 def snapshot(parts: Parts, paths: Iterable[str] | None = None) -> State:
-    """Copies of the tensors under these paths (all of them by default)."""
+    """Return copies of the tensors under some paths.
+
+    Args:
+        parts: The tree.
+        paths: Parts to copy. Default: all.
+
+    Returns:
+        The copies by dotted name.
+    """
     paths = None if paths is None else tuple(paths)
     return copies({n: t for n, t in parts.named_tensors().items() if paths is None or under(n, paths)})
 
 
 def serialisable(state: Mapping[str, Tensor], *, copy: bool = True) -> State:
-    """Tensors as safetensors takes them: on the CPU, contiguous (channels-last is refused), no two in shared memory.
+    """Return tensors as safetensors requires them: on the CPU, contiguous, and without shared memory.
 
-    Without `copy`, which saves time, tensors that share memory stay so.
+    With `copy=False`, which is faster, tensors that share memory continue to do so.
     """
     on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     return (
@@ -251,52 +271,60 @@ def serialisable(state: Mapping[str, Tensor], *, copy: bool = True) -> State:
 
 
 def nbytes(state: Mapping[str, Tensor]) -> int:
-    """Size of the tensors' contents."""
+    """Return the size of the tensors in bytes."""
     if isinstance(state, FlatState):
         return state.layout.nbytes
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
 def tensors_of(part: Part) -> list[Tensor]:
-    """Parameters, then buffers."""
+    """Return a module's parameters followed by its buffers; a tensor is returned as a list of one."""
     return [part] if isinstance(part, Tensor) else [*part.parameters(), *part.buffers()]
 
 
 def parameters_of(part: Part) -> list[Tensor]:
-    """What a gradient can reach."""
+    """Return a module's parameters; a tensor is returned as a list of one."""
     return [part] if isinstance(part, Tensor) else list(part.parameters())
 
 
 @torch.no_grad()
 def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Overwrites tensors in place, all of them in few operations."""
+    """Copy tensors in place, in few operations."""
     whole: tuple[list[Tensor], list[Tensor]] = ([], [])
     floating: tuple[list[Tensor], list[Tensor]] = ([], [])
     for target, source in zip(targets, sources, strict=True):
-        mine, theirs = floating if target.is_floating_point() else whole
-        mine.append(target)
-        theirs.append(source)
-    for mine, theirs in (floating, whole):  # one operation copies tensors of one type
-        if mine:
-            foreach_copy_(mine, theirs)
+        to, from_ = floating if target.is_floating_point() else whole
+        to.append(target)
+        from_.append(source)
+    for to, from_ in (floating, whole):  # a fused copy handles one kind of dtype
+        if to:
+            foreach_copy_(to, from_)
 
 
 def copies(tensors: Mapping[str, Tensor]) -> State:
-    """Copies of tensors, all of them in few operations."""
+    """Return copies of named tensors, made in few operations."""
     if not tensors:
         return {}
     floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
     with torch.no_grad():
-        # times one changes no number, and makes all copies at once
+        # multiplying by one copies all tensors in one operation
         made = dict(zip(floats, foreach_mul(list(floats.values()), 1.0), strict=True)) if floats else {}
         return {name: made[name] if name in made else tensor.clone() for name, tensor in tensors.items()}
 
 
 @torch.no_grad()
 def copy_(target: Part, source: Part | Mapping[str, Tensor]) -> None:
-    """Overwrites a part in place, with a part of the same shape or with named tensors (those that it names)."""
+    """Copy `source` into `target` in place.
+
+    Args:
+        target: A module or tensor.
+        source: A module or tensor of the same structure, or named tensors; then only those are overwritten.
+
+    Example:
+        >>> copy_(client.model.head, client.received.model.head)
+    """
     if isinstance(source, Mapping):
-        assert isinstance(target, nn.Module), "named tensors go into a module"
+        assert isinstance(target, nn.Module), "copy_: named tensors can be copied into a module only"
         own = dict(target.named_parameters()) | dict(target.named_buffers())
         copy_all_([own[name] for name in source], list(source.values()))
         return
@@ -305,7 +333,18 @@ def copy_(target: Part, source: Part | Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def lerp_(target: Part, source: Part, weight: float | Tensor) -> None:
-    """target ← target + weight · (source − target), exact at 0 and 1. Integer buffers are taken from the source."""
+    """Interpolate in place: target ← target + weight · (source − target), exact for weights 0 and 1.
+
+    Integer buffers are copied from the source.
+
+    Args:
+        target: A module or tensor.
+        source: A module or tensor of the same structure.
+        weight: Interpolation weight, a number or a 0-d tensor.
+
+    Example:
+        >>> lerp_(client.teacher, client.model, 1 - self.decay)
+    """
     pairs = list(zip(tensors_of(target), tensors_of(source), strict=True))
     whole = [(mine, theirs) for mine, theirs in pairs if not mine.is_floating_point()]
     copy_all_([mine for mine, _ in whole], [theirs for _, theirs in whole])
@@ -319,13 +358,27 @@ def lerp_(target: Part, source: Part, weight: float | Tensor) -> None:
 
 @torch.no_grad()
 def clamp_(target: Part, low: float, high: float) -> None:
-    """Clips every parameter into [low, high], in place."""
+    """Clamp all parameters to [low, high] in place.
+
+    Args:
+        target: A module or tensor.
+        low: Lower bound.
+        high: Upper bound.
+    """
     for tensor in parameters_of(target):
         tensor.clamp_(low, high)
 
 
 def filled(module: nn.Module, value: float) -> nn.Module:
-    """A copy of a module whose parameters all have this value."""
+    """Return a copy of a module with all parameters set to a value.
+
+    Args:
+        module: The module to copy.
+        value: The value of all parameters.
+
+    Example:
+        >>> filled(task.model(), 0.5)
+    """
     module = deepcopy(module)
     for parameter in module.parameters():
         nn.init.constant_(parameter, value)
@@ -333,11 +386,30 @@ def filled(module: nn.Module, value: float) -> nn.Module:
 
 
 def inner_product(ones: Iterable[Tensor], others: Iterable[Tensor]) -> Tensor:
-    """Σ ⟨a, b⟩ over pairs of tensors."""
+    """Return Σ ⟨a, b⟩ over pairs of tensors.
+
+    Args:
+        ones: Tensors.
+        others: Tensors of the same shapes.
+
+    Returns:
+        A 0-d tensor.
+    """
     return torch.stack([(one * other).sum() for one, other in zip(ones, others, strict=True)]).sum()
 
 
 def squared_distance(part: Part, reference: Part) -> Tensor:
-    """‖part − reference‖² over parameters; no gradient reaches the reference."""
+    """Return ‖part − reference‖² over all parameters.
+
+    Args:
+        part: A module or tensor, which receives gradients.
+        reference: A module or tensor of the same structure, without gradients.
+
+    Returns:
+        A 0-d tensor.
+
+    Example:
+        >>> loss = loss + self.mu / 2 * squared_distance(client.model, client.received.model)
+    """
     mine = torch.cat([tensor.flatten() for tensor in parameters_of(part)])
     return (mine - torch.cat([tensor.detach().flatten() for tensor in parameters_of(reference)])).square().sum()

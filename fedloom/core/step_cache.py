@@ -1,4 +1,4 @@
-"""What the steps of one call of `fit` or `steps` read and write besides the parts, and memory of several clients."""
+"""State of training steps besides the parts: optimizers, statistics, features; and its memory layout for cohorts."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
@@ -11,9 +11,9 @@ from fedloom.core.optimizers import Optimizer, OptimizerSettings
 from fedloom.core.state import State
 
 Allocate = Callable[[Hashable, tuple[int, ...], torch.dtype], Tensor]
-"""Zeros of a shape and dtype, under a name of their own."""
+"""Returns zeros of a shape and dtype, identified by a name."""
 STATISTICS = 32
-"""Names that the steps of one call can note."""
+"""Maximum number of statistics per call site."""
 
 
 def _allocated(
@@ -38,7 +38,7 @@ class StepCache:
         self.parts = parts
         """Parts that the steps train."""
         self.names = names
-        """Position of every statistic in `sums`."""
+        """Position of each statistic in `sums`."""
         self._allocate = allocate
         self.sums = allocate((site, "sums"), (STATISTICS,), torch.float32)
         self.lr = allocate((site, "lr"), (), torch.float32)
@@ -47,44 +47,48 @@ class StepCache:
             for paths, parameters in optimized.items()
         }
         self.data: tuple[Tensor, Tensor] | None = None
-        """Features and labels that the steps train on, where they are not images."""
+        """Features and labels to train on, if they replace the images."""
         self.version = 0
-        """Changes when `data` moves to other memory: recordings that read the old memory are void."""
+        """Incremented when `data` is reallocated, which invalidates recorded steps that read the old memory."""
         self._rate: float | None = None
 
     def flat(self) -> list[Tensor]:
-        """All memory that is zeroed before the first step."""
+        """Return all tensors that are zeroed before the first step."""
         return [self.sums, *(t for optimizer in self.optimizers.values() for t in optimizer.state())]
 
     def tensors(self) -> list[Tensor]:
-        """Every tensor that a step reads or writes here."""
+        """Return all tensors of this cache that a step reads or writes."""
         views = (t for optimizer in self.optimizers.values() for t in optimizer.tensors())
         return [self.lr, self.sums, *views, *(self.data or ())]
 
     def total(self, name: str) -> Tensor:
-        """The sum of a statistic, a 0-d tensor that steps add to."""
+        """Return the running sum of a statistic, a 0-d tensor that steps add to.
+
+        Raises:
+            UserError: There are too many statistics.
+        """
         if name not in self.names and len(self.names) == STATISTICS:
-            raise UserError(f"client.note('{name}', …): a fit has at most {STATISTICS} statistics")
+            raise UserError(f"client.note('{name}', …): a fit can have at most {STATISTICS} statistics")
         return self.sums[self.names.setdefault(name, len(self.names))]
 
     def reset(self) -> None:
-        """As if nothing had been trained here yet."""
+        """Zero statistics and optimizer state."""
         for tensor in self.flat():
             tensor.zero_()
 
     def set_lr(self, value: float) -> None:
-        """The learning rate from now on."""
+        """Set the learning rate."""
         if self._rate != value:
             self.lr.fill_(value)
             self._rate = value
 
     def means(self, samples: int) -> State:
-        """Means over samples of what was noted."""
+        """Return the mean of each statistic over the samples."""
         means = self.sums / samples
         return {name: means[i] for name, i in self.names.items()}
 
     def optimizer_state(self, name: str) -> State:
-        """All optimizers' state, by the names it has in a client's memory."""
+        """Return the state of all optimizers, by the names used in a client's memory."""
         return {
             f"optim.{name}.{'+'.join(paths)}.{i}": tensor
             for paths, optimizer in self.optimizers.items()
@@ -92,7 +96,7 @@ class StepCache:
         }
 
     def hold(self, data: tuple[Tensor, Tensor], capacity: int | None) -> None:
-        """Sets the features to train on; with a capacity, in memory of a fixed place, for steps that are recorded."""
+        """Set the features to train on. With a capacity, copy them to fixed memory, which recorded steps require."""
         if capacity is None:
             self.data = data
             return
@@ -103,7 +107,7 @@ class StepCache:
             buffer[: len(values)].copy_(values)
 
     def hold_like(self, other: "StepCache") -> None:
-        """Has memory for features as another workspace's cache of this call has."""
+        """Allocate memory for features of the same shape as in another workspace's cache of this call site."""
         if other.data is not None and (self.data is None or self.data[0].shape != other.data[0].shape):
             self._make_room(other.data, len(other.data[0]))
 
@@ -117,7 +121,7 @@ class StepCache:
 
 
 class Rows:
-    """Memory of several workspaces side by side: what one of them allocates is a row of a block for all of them."""
+    """Memory of a cohort's workspaces: every allocation is a row of a block that is shared by all workspaces."""
 
     def __init__(self, count: int):
         self.count = count
@@ -127,14 +131,14 @@ class Rows:
     def zeros(
         self, name: Hashable, row: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """A row of the block of this name."""
+        """Return one row of the block with this name; the block is allocated on first use."""
         if name not in self._blocks:
             block = self._blocks[name] = torch.zeros(self.count, *shape, dtype=dtype, device=device)
             self._length[block.untyped_storage().data_ptr()] = block.stride(0)
         return self._blocks[name][row]
 
     def block(self, tensor: Tensor, count: int) -> Tensor | None:
-        """The first `count` workspaces' counterparts of a tensor of the first one; None if all of them share it."""
+        """Return the rows of the first `count` workspaces for a tensor of the first one; None if it is shared."""
         length = self._length.get(tensor.untyped_storage().data_ptr())
         if length is None:
             return None
@@ -142,5 +146,5 @@ class Rows:
 
 
 def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Each tensor once, in order."""
+    """Return each tensor once, in order."""
     return list({id(tensor): tensor for tensor in tensors}.values())

@@ -1,4 +1,4 @@
-"""The task: the dataset, its division among clients, the network and the objective. It knows nothing of methods."""
+"""The task: the dataset, its division among clients, the network and the objective. Independent of methods."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ from fedloom.core.protocols import ModelFactory, Objective, Shape
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images, labels and what is known about each sample; checked once, when it is made."""
+    """Images, labels and groups of all samples. Validated on creation."""
 
     name: str
     images: Tensor
@@ -25,7 +25,7 @@ class Dataset:
     labels: Tensor
     """int64 [N]"""
     test: Tensor
-    """bool [N]: belongs to the official test set (all False where there is none)"""
+    """bool [N]: whether a sample belongs to the official test set (all False if there is none)"""
     classes: tuple[str, ...]
     groups: Tensor | None = None
     """int64 [N]: domain or style of a sample, or its natural client"""
@@ -35,7 +35,7 @@ class Dataset:
         _expect(self.name, "images", self.images, torch.uint8, 4)
         count = len(self.images)
         if count == 0:
-            raise UserError(f"dataset '{self.name}': there are no images in it")
+            raise UserError(f"dataset '{self.name}': it has no images")
         _expect(self.name, "labels", self.labels, torch.int64, 1, count)
         _expect(self.name, "test", self.test, torch.bool, 1, count)
         _expect_range(self.name, "label", self.labels, len(self.classes), "classes")
@@ -51,7 +51,7 @@ def _expect(name: str, field: str, value: Tensor, dtype: torch.dtype, dims: int,
     if value.dtype != dtype or value.dim() != dims:
         raise UserError(
             f"dataset '{name}': {field} must be {dtype} with {dims} dimension(s), "
-            f"but they are {value.dtype} of shape {tuple(value.shape)}"
+            f"but has dtype {value.dtype} and shape {tuple(value.shape)}"
         )
     if count is not None and len(value) != count:
         raise UserError(f"dataset '{name}': {len(value)} {field} for {count} images")
@@ -69,22 +69,22 @@ def _expect_range(name: str, field: str, value: Tensor, count: int, things: str)
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Positions into a dataset, per client."""
+    """The division of a dataset among clients: positions of each client's samples."""
 
     train: list[np.ndarray]
-    """int64, ascending"""
+    """Training samples of each client, int64, ascending."""
     test: list[np.ndarray]
-    """int64, ascending; clients with the same test set share one array"""
+    """Test samples of each client, int64, ascending. Clients with the same test set share one array."""
     newcomers: tuple[int, ...] = ()
-    """clients held out of training"""
+    """Clients that are held out of training."""
     notes: tuple[str, ...] = ()
-    """what was done that the user should know"""
+    """Remarks about the division that are shown to the user."""
 
     def __len__(self) -> int:
         return len(self.train)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as one array: a hundred thousand small ones take many times as long."""
+        """Pickle as one array: pickling a hundred thousand small arrays takes many times as long."""
         distinct = {id(part): part for part in (*self.train, *self.test)}
         place = {key: i for i, key in enumerate(distinct)}
         uses = np.array([place[id(part)] for part in (*self.train, *self.test)], np.int64)
@@ -103,7 +103,7 @@ def _restored(
 
 @dataclass(frozen=True)
 class ImageFormat:
-    """What a model was trained on: the classes, an image's shape, and how bytes become a network's input."""
+    """Input format of a trained model: classes, image shape, and normalisation."""
 
     classes: tuple[str, ...]
     shape: Shape
@@ -113,34 +113,49 @@ class ImageFormat:
 
     @classmethod
     def of(cls, task: "Task") -> "ImageFormat":
-        """A task's."""
+        """Return the format of a task's images."""
         mean, std = channel_statistics(task.dataset, task.normalise)
         return cls(task.dataset.classes, task.shape, tuple(mean.flatten().tolist()), tuple(std.flatten().tolist()))
 
     def to_json(self) -> dict[str, Any]:
-        """For files."""
+        """Return a JSON-compatible dictionary."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "ImageFormat":
-        """The inverse.
+        """Return the format described by such a dictionary.
 
         Raises:
-            UserError: Mean and standard deviation are not those of an image's channels.
+            UserError: Mean and standard deviation do not have one entry per channel.
         """
         form = cls(**{name: tuple(values[name]) for name in ("classes", "shape", "mean", "std")})
         if not len(form.mean) == len(form.std) == form.shape[0]:
-            raise UserError(f"mean and std of images must have {form.shape[0]} entries, one per channel")
+            raise UserError(f"mean and std must have {form.shape[0]} entries, one per channel of the images")
         return form
 
 
 EVERYONE = -1
-"""The client that stands for all data in one place."""
+"""Client number that stands for the data of all clients, for central training."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Data, who holds what, the network, and what it is trained on."""
+    """Everything about a learning problem except the method: data, clients, network and objective.
+
+    Attributes:
+        dataset: All samples.
+        federation: The division of the samples among clients.
+        network: Creates the network.
+        objective: The training objective.
+        augment: Augmentation of `batch.x`.
+        views: Augmentation of `batch.views`.
+        normalise: `half` (mean and standard deviation 0.5) or `channels` (measured per channel).
+        elsewhere: Whether the images are stored at other organisations; then only their numbers are known here.
+
+    Example:
+        >>> def build(self, task):
+        ...     return {"model": task.model(), "prototypes": torch.zeros(task.classes, task.features)}
+    """
 
     dataset: Dataset
     federation: Federation
@@ -150,26 +165,29 @@ class Task:
     views: Augmentation | None = None
     normalise: str = "half"
     elsewhere: bool = False
-    """the images lie with the clients; here is only how many each has"""
 
     @property
     def classes(self) -> int:
-        """How many classes there are."""
+        """Number of classes."""
         return len(self.dataset.classes)
 
     @property
     def shape(self) -> Shape:
-        """Channels, height, width."""
+        """Channels, height and width of an image."""
         channels, height, width = self.dataset.images.shape[1:]
         return channels, height, width
 
     @property
     def clients(self) -> int:
-        """How many clients there are, newcomers included."""
+        """Number of clients, including newcomers."""
         return len(self.federation.train)
 
     def model(self) -> Any:
-        """A freshly initialised network, with the head that the objective trains."""
+        """Return a freshly initialised network with the head that the objective trains.
+
+        Returns:
+            A module with the submodules `extractor` and `head`.
+        """
         return self.objective.equip(self.network(self.shape, self.classes))
 
     @cached_property
@@ -180,7 +198,7 @@ class Task:
 
     @cached_property
     def largest_client(self) -> int:
-        """Training samples of the largest client."""
+        """Number of training samples of the largest client."""
         return max(len(samples) for samples in self.federation.train)
 
     @cached_property
@@ -189,23 +207,27 @@ class Task:
         return np.concatenate([s for c, s in enumerate(self.federation.train) if c not in held_out])
 
     def samples(self, client: int) -> np.ndarray:
-        """Positions of a client's training samples."""
+        """Return the positions of a client's training samples.
+
+        Args:
+            client: The client's number, or -1 for the samples of all clients.
+        """
         return self._everything if client == EVERYONE else self.federation.train[client]
 
     @cached_property
     def pixels(self) -> Pixels:
-        """The dataset with its normalisation, on the CPU."""
+        """The dataset with its normalisation and augmentation, on the CPU."""
         mean, std = channel_statistics(self.dataset, self.normalise)
         return Pixels(self.dataset.images, self.dataset.labels, mean, std, self.augment, self.views)
 
 
 def longest_first(task: Task, clients: Iterable[int]) -> list[int]:
-    """Those with most training samples first: the order in which engines take them, and in which sums are made."""
+    """Sort clients by descending number of training samples: the order of jobs and of summation."""
     return sorted(clients, key=lambda c: (-len(task.samples(c)), c))
 
 
 def channel_statistics(dataset: Dataset, how: str) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation per channel: 0.5 (`half`), or measured on up to 10,000 training images."""
+    """Return mean and standard deviation per channel: 0.5 (`half`), or measured on up to 10,000 training images."""
     channels = dataset.images.shape[1]
     if how == "half":
         return torch.full((channels, 1, 1), 0.5), torch.full((channels, 1, 1), 0.5)
@@ -216,7 +238,7 @@ def channel_statistics(dataset: Dataset, how: str) -> tuple[Tensor, Tensor]:
 
 
 def group_of_clients(task: Task) -> list[int]:
-    """Which style (or other group of the dataset) each client belongs to; 0 for all where there are none."""
+    """Return the style (or other group of the dataset) of each client; 0 for all clients if there are no groups."""
     groups = task.dataset.groups
     if groups is None:
         return [0] * task.clients
@@ -224,20 +246,23 @@ def group_of_clients(task: Task) -> list[int]:
 
 
 COPIES = 4
-"""Copies of a network that a run needs at least: the server's, the client's, the received and the initial one."""
+"""Minimum number of copies of a network: server state, client's parts, received parts, initial values."""
 
 
 def refuse_model_without_room(task: Task) -> None:
-    """Raise a UserError if the task's network does not fit into memory; it is measured on torch's meta device."""
+    """Check that the network fits into memory, by building it on torch's meta device, where nothing is allocated.
+
+    Raises:
+        UserError: The network is too large.
+    """
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             tensors = list(task.model().state_dict().values())
     except (RuntimeError, TypeError, OverflowError) as error:
         if "overflow" not in str(error).lower():
-            return  # building the network reports the problem
+            return  # the error is reported when the network is built on a real device
         raise UserError(
-            f"model.name = '{task.network.name}': with {_options(task)} it is larger than can be counted; choose "
-            "smaller options"
+            f"model.name = '{task.network.name}': with {_options(task)} its size overflows; choose smaller options"
         ) from None
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     room = free_memory()
@@ -245,8 +270,8 @@ def refuse_model_without_room(task: Task) -> None:
         pixels = "×".join(map(str, task.shape))
         raise UserError(
             f"model.name = '{task.network.name}': with {_options(task)} and images of {pixels} it takes "
-            f"{gigabytes(size)}, {COPIES} times over; {gigabytes(room)} of memory are free: choose a smaller "
-            "model or data.size"
+            f"{gigabytes(size)}, {COPIES} times over, but only {gigabytes(room)} of memory are free; choose a "
+            "smaller model or data.size"
         )
 
 

@@ -1,4 +1,4 @@
-"""What fedloom uses of torch that torch does not promise to keep, each with what it is for. A test calls every one."""
+"""Private functions of torch that fedloom uses, each with its purpose. A test calls every one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from torch._decomp import get_decompositions
 from torch._guards import TracingContext, tracing
 from torch.fx.experimental.proxy_tensor import make_fx as _make_fx
 
-# One operation for lists of tensors.
+# One kernel launch for a list of tensors.
 foreach_copy_ = torch._foreach_copy_
 foreach_mul = torch._foreach_mul
 foreach_mul_ = torch._foreach_mul_
@@ -26,26 +26,27 @@ foreach_norm = torch._foreach_norm
 
 
 def make_fx(function: Callable[..., Any], **options: Any) -> Callable[..., torch.fx.GraphModule]:
-    """Traces a function into a graph of tensor operations."""
+    """Return a function that traces `function` into a graph of tensor operations."""
     made: Callable[..., torch.fx.GraphModule] = _make_fx(function, **options)
     return made
 
 
 def decompositions() -> Any:
-    """What operations are made of whose schemas do not say where they write."""
+    """Return decompositions of operations whose schemas do not declare what they write to."""
     return get_decompositions([torch.ops.aten.cudnn_batch_norm, torch.ops.aten.cudnn_batch_norm_backward])
 
 
 def compile_graph(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
-    """Compiles a graph by torch's inductor for inputs of these shapes (tens of seconds; its files are cached).
+    """Compile a graph with torch's inductor for inputs of these shapes (tens of seconds; compiled code is cached).
 
-    The inputs may lie in one storage if they do not overlap: the compiler is given others, each in its own.
+    The inputs may be views of one storage if they do not overlap: the compiler is given fake inputs with separate
+    storages.
     """
     from torch._inductor.compile_fx import compile_fx
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    mode = FakeTensorMode(shape_env=ShapeEnv())  # without one nothing is cached
+    mode = FakeTensorMode(shape_env=ShapeEnv())  # inductor caches nothing without a ShapeEnv
     with mode:
         apart = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in inputs]
     with tracing(TracingContext(mode)):
@@ -54,41 +55,41 @@ def compile_graph(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
 
 
 def end_allocate_to_pool(device: int, pool: Any) -> None:
-    """Makes the allocator leave a graph's memory pool, after a capture that failed."""
+    """Make the allocator leave a graph's memory pool, after a capture that failed."""
     torch._C._cuda_endAllocateToPool(device, pool)
 
 
 def contexts_open() -> bool:
-    """Whether a torch function mode or dispatch mode is active in this thread."""
+    """Return whether a torch function mode or dispatch mode is active in this thread."""
     return torch._C._len_torch_function_stack() > 0 or torch._C._len_torch_dispatch_stack() > 0
 
 
 def resolve_overload(name: str, args: list[Any], kwargs: dict[str, Any]) -> str:
-    """The overload of an aten operation that takes these arguments."""
+    """Return the overload of an aten operation that matches these arguments."""
     found: str = torch._C._jit_resolve_packet(f"aten::{name}", *args, **kwargs)
     return found
 
 
 def has_batching_rule(operation: Any) -> bool:
-    """Whether vmap knows an operation."""
+    """Return whether vmap supports an operation."""
     known: bool = torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "FuncTorchBatched")
     return known
 
 
 def vmap_level(tensor: Tensor) -> int:
-    """The vmap that a batched tensor belongs to."""
+    """Return the level of the vmap that a batched tensor belongs to."""
     level: int = _functorch.maybe_get_level(tensor)
     return level
 
 
 def unbatched(tensor: Tensor) -> Tensor | None:
-    """All rows of a tensor inside vmap, rows first; None if there is one for all rows."""
+    """Return all rows of a tensor inside vmap, with rows first; None if the tensor is not batched."""
     if not _functorch.is_batchedtensor(tensor):
         return None
     return _functorch.get_unwrapped(tensor).movedim(_functorch.maybe_get_bdim(tensor), 0)
 
 
 def rebatched(tensor: Tensor, level: int) -> Tensor:
-    """The inverse of `unbatched`."""
+    """Return rows as a batched tensor: the inverse of `unbatched`."""
     made: Tensor = _functorch._add_batch_dim(tensor, 0, level)
     return made

@@ -1,13 +1,13 @@
-"""Consent to run Python files: a recipe, a run folder or a model file may name them, and importing one runs it.
+"""Consent to run Python files: a recipe, a run folder or a model file may name them, and importing a file executes it.
 
 A file is imported only after one of these:
 
-- the user named it: on the command line, or in an argument of a public Python function (`allow`);
-- the user trusts what was read: `trust_code=True` in Python (`trust`), `--trust-code` or a question at a terminal on
-  the command line (`deciding`).
+- The user named the file on the command line or in an argument of a public Python function (`allow`).
+- The user trusts the recipe, folder or model that names it: `trust_code=True` in Python (`trust`), `--trust-code` or a
+  question at a terminal on the command line (`deciding`).
 
-Consent covers a file's content, by its SHA-256, as it was when consent was given. It is not a sandbox: the file may do
-anything, and may import whatever is in its folder.
+Consent covers the content that a file had when consent was given, identified by its SHA-256. It is not a sandbox: the
+file may do anything, and may import anything from its folder.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ from typing import Any
 from fedloom.core.errors import UserError
 
 VARIABLE = "FEDLOOM_ALLOWED_CODE"
-"""Passes consent to child processes: JSON, hashes by path."""
+"""Environment variable that passes consent to child processes: JSON, hashes by path."""
 PATHS = ("out", "dir", "data_dir", "data.dir")
-"""Fields that are paths: other code may fill them in, out of what was read."""
+"""Fields that are paths. They never give consent, because other code may fill them in from untrusted input."""
 LONGEST = 4096
-"""Characters of a text that may name files."""
+"""Maximum length of a text that is searched for file names."""
 _NAME_END = re.compile(r"\.py(?=:[^\W\d]|$)")
 _BREAK = re.compile(r"[\s=,;+:\"'(){}\[\]]")
 log = logging.getLogger("fedloom")
@@ -36,16 +36,16 @@ log = logging.getLogger("fedloom")
 
 @dataclass(frozen=True)
 class CodeFile:
-    """A Python file that something wants to import, and the hash of its content."""
+    """A Python file to be imported, and the hash of its content."""
 
     path: Path
     sha256: str
-    said: str = ""
-    """What names it: `method.name = 'mine.py:Mine'`."""
+    named_by: str = ""
+    """The setting that names it: `method.name = 'mine.py:Mine'`."""
 
 
 Decide = Callable[[CodeFile], bool]
-"""Asks the user, or reports the file; returns whether it may be imported."""
+"""Asks the user about a file, or reports it; returns whether the file may be imported."""
 
 
 def _inherited() -> dict[str, str]:
@@ -57,12 +57,12 @@ def _inherited() -> dict[str, str]:
 
 
 _allowed: dict[str, str] = _inherited()
-"""SHA-256 of the content that may be run, by resolved path."""
+"""SHA-256 of the content that may be executed, by resolved path."""
 _decide: Decide | None = None
 
 
 def allow(*values: Any) -> None:
-    """Allows the files that the user's own arguments name: `path/file.py:Name` in texts, mappings and lists.
+    """Allow the files that the user's arguments name: `path/file.py:Name` in strings, mappings and lists.
 
     >>> allow("here/mine.py:Mine+ft", {"model": {"name": "net.py:Net"}})
     """
@@ -71,70 +71,78 @@ def allow(*values: Any) -> None:
 
 
 def allow_fields(fields: Mapping[str, Any]) -> None:
-    """Allows the files that the user's own settings name, by field; a path to write to or to read from names none."""
+    """Allow the files that the user's settings name, except in fields that are paths to read from or write to."""
     allow({name: value for name, value in fields.items() if name not in PATHS})
 
 
 def trust(*values: Any) -> None:
-    """Allows the files that were named by something that was read, and logs each with its SHA-256."""
+    """Allow the files that untrusted input names, and log each with its SHA-256."""
     for path in _files(values):
         _allowed[str(path)] = sha256_of(path.read_bytes())
         log.warning("trust_code: importing %s (SHA-256 %s)", path, _allowed[str(path)])
 
 
 def allow_hashes(hashes: Mapping[str, str]) -> None:
-    """Takes over consent that another process of this user has, by path."""
+    """Adopt the consent that another process of this user has, by path."""
     _allowed.update(hashes)
 
 
 def hashes(*values: Any) -> dict[str, str]:
-    """Consent to the files that are named in these values, for `allow_hashes`."""
+    """Return the consent to the files named in these values, for `allow_hashes`."""
     return {str(path): _allowed[str(path)] for path in _files(values) if str(path) in _allowed}
 
 
 def environment() -> dict[str, str]:
-    """The environment variable that passes consent to a child process; empty without any."""
+    """Return the environment variable that passes consent to a child process; empty if there is no consent."""
     return {VARIABLE: json.dumps(_allowed)} if _allowed else {}
 
 
 def is_allowed(path: Path) -> bool:
-    """Whether the user has consented to this file (a resolved path)."""
+    """Return whether the user has consented to this file (a resolved path)."""
     return str(path) in _allowed
 
 
 def not_allowed(*values: Any) -> list[Path]:
-    """The files that are named in these values without the user's consent; nothing is asked or imported."""
+    """Return the files named in these values without the user's consent. Does not ask or import."""
     return [path for path in _files(values) if not is_allowed(path)]
 
 
-def consented(path: Path, said: str) -> str:
-    """The SHA-256 of what may be run of this file (a resolved path); asks where a callback was installed.
+def consented(path: Path, named_by: str) -> str:
+    """Return the SHA-256 of the content that may be executed; asks the user if a callback is installed.
+
+    Args:
+        path: The resolved path of the file.
+        named_by: The setting that names the file, for messages.
 
     Raises:
         UserError: There is no consent.
     """
     if (known := _allowed.get(str(path))) is not None:
         return known
-    file = CodeFile(path, sha256_of(path.read_bytes()), said)
+    file = CodeFile(path, sha256_of(path.read_bytes()), named_by)
     if _decide is None or not _decide(file):
         raise UserError(
-            f"{said}: {path} (SHA-256 {file.sha256}) is not imported without your consent, because importing it runs "
-            "it and what it imports from its folder; read it, then pass --trust-code, or name the file on the command "
-            "line (in Python: trust_code=True)"
+            f"{named_by}: {path} (SHA-256 {file.sha256}) is not imported without your consent, because importing it "
+            "runs it and what it imports from its folder; read it, then pass --trust-code, or name the file on the "
+            "command line (in Python: trust_code=True)"
         )
     _allowed[str(path)] = file.sha256
     return file.sha256
 
 
-def require(said: str, *values: Any) -> None:
-    """Asks about every file in these values that has no consent yet, or raises; `said` is what names them."""
+def require(named_by: str, *values: Any) -> None:
+    """Ask for consent to every file in these values that has none yet; `named_by` describes where they are named.
+
+    Raises:
+        UserError: The user does not consent.
+    """
     for path in not_allowed(*values):
-        consented(path, said)
+        consented(path, named_by)
 
 
 @contextmanager
 def deciding(decide: Decide | None) -> Iterator[None]:
-    """Asks this callback about files without consent, for a while; None refuses them."""
+    """Use this callback for files without consent within the context; None rejects them."""
     global _decide
     before, _decide = _decide, decide
     try:
@@ -144,14 +152,14 @@ def deciding(decide: Decide | None) -> Iterator[None]:
 
 
 def settle() -> None:
-    """Refuses all files without consent from here on: nobody is asked when a server's message names one."""
+    """Reject all files without consent from now on, for instance files named in a server's message."""
     global _decide
     _decide = None
 
 
 @contextmanager
 def scope() -> Iterator[None]:
-    """Forgets, at its end, the consent that was given inside it."""
+    """Revoke consent given inside the context when it ends."""
     before = dict(_allowed)
     with deciding(_decide):
         try:
@@ -162,19 +170,20 @@ def scope() -> Iterator[None]:
 
 
 def resume_command(folder: Path, *values: Any) -> str:
-    """The command that resumes what is in a folder, with the flag that it needs if it names files already allowed."""
+    """Return the command that resumes a run, with `--trust-code` if its recipe names files that are allowed now."""
     return f"fedloom resume {folder}{' --trust-code' if hashes(*values) else ''}"
 
 
 def sha256_of(source: bytes) -> str:
-    """The hash by which consent is remembered."""
+    """Return the hash that identifies a file's content."""
     return hashlib.sha256(source).hexdigest()
 
 
 def _files(value: Any) -> Iterator[Path]:
-    """Existing files that are named in nested values, resolved.
+    """Yield the existing files that are named in nested values, as resolved paths.
 
-    In `method.name=a+b/mine.py:Mine+ft` a path may begin after any mark: each beginning that gives a file counts.
+    In `method.name=a+b/mine.py:Mine+ft` a path may start after any separator: every start that gives an existing file
+    counts.
     """
     if isinstance(value, Mapping):
         yield from _files(list(value.values()))

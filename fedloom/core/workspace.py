@@ -1,9 +1,9 @@
-"""The workspace: memory in which clients work one after another.
+"""The workspace: memory in which clients are processed one after another.
 
-It holds a module tree that each client's state is copied into and out of, what the server sent (`received`), the source
-of random numbers, and per call of `fit` or `steps` the optimizer state and statistics. Parameters and buffers are views
-of one buffer per dtype. An engine has one workspace or many; how a step is executed (eagerly, or recorded once and
-replayed) is the workspace's stepper.
+It holds a module tree that each client's state is copied into and out of, the parts that the server sent (`received`),
+the random numbers, and the optimizer state and statistics of every call of `fit` or `steps`. Parameters and buffers are
+views of one buffer per dtype. An engine has one or more workspaces. The workspace's stepper determines how steps are
+executed: eagerly, or recorded once and replayed.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -28,13 +28,13 @@ from fedloom.core.step_cache import Rows, StepCache
 from fedloom.core.task import Task
 
 EVALUATION_BATCH = 512
-"""Images of one forward pass in evaluation; on a GPU small images go in larger batches."""
+"""Images per forward pass in evaluation; small images on a GPU use larger batches."""
 EVALUATION_PIXELS = 2048 * 32 * 32
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What every workspace of an experiment has in common."""
+    """The configuration that all workspaces of an experiment share."""
 
     task: Task
     method: MethodLike
@@ -42,15 +42,15 @@ class Setup:
     seed: int
     wire: WireSettings = field(default_factory=WireSettings)
     intercept: Callable[..., Any] | None = None
-    """Called as `intercept(work, workspace, job)` in place of a job's work, on the client's side (injected faults)."""
+    """Called as `intercept(work, workspace, job)` instead of a job's work, on the client's side (fault injection)."""
 
     @cached_property
     def statistics(self) -> dict[Hashable, dict[str, int]]:
-        """Positions of what steps note, by call site: the same in all workspaces, which share recorded steps."""
+        """Positions of statistics by call site. Equal in all workspaces, because they share recorded steps."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a worker process needs; positions of statistics are its own."""
+        """Omit positions of statistics, which every worker process assigns separately."""
         return {name: value for name, value in vars(self).items() if name != "statistics"}
 
     @cached_property
@@ -59,7 +59,7 @@ class Setup:
         return Codec(self.wire, exact=(*self.method.by.values(), *self.method.sums))
 
     def build(self) -> Parts:
-        """The method's parts at their common initial values (built on the CPU: the same on every device)."""
+        """Return the method's parts with their initial values; built on the CPU, so that devices do not differ."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key(self.seed, "init"))
             return Parts(self.method.build(self.task))
@@ -67,20 +67,20 @@ class Setup:
 
 @dataclass(frozen=True)
 class Precision:
-    """Number format and memory layout in which networks are computed."""
+    """Number format and memory layout of network computations."""
 
     bf16: bool = False
     channels_last: bool = False
 
     @property
     def layout(self) -> torch.memory_format:
-        """Of images and convolutions."""
+        """Memory layout of images and convolutions."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps to be taken: a client's part of one call of `fit` or `steps`."""
+    """One client's training steps of one call of `fit` or `steps`."""
 
     workspace: "Workspace"
     cache: StepCache
@@ -92,48 +92,54 @@ class Steps:
     keep_as: str | None = None
 
     def set_mode(self) -> None:
-        """Puts what is trained into train mode, everything else into eval mode."""
+        """Set trained parts to train mode and all others to eval mode."""
         self.workspace.train_only(self.cache.parts, norms=self.plan.norms)
 
     def prepare(self) -> None:
-        """Sets modes; zeroes statistics and optimizers, or sets them to what the client has kept."""
+        """Set modes and learning rate; zero statistics and optimizers, or restore kept optimizer state."""
         self.set_mode()
         self.cache.reset()
         self.cache.set_lr(self.lr)
         self.restore()
 
     def restore(self) -> None:
-        """Puts what the client has kept of its optimizers into place."""
+        """Restore the optimizer state that the client has kept.
+
+        Raises:
+            UserError: Its shape has changed.
+        """
         if self.keep_as and self.kept:
             for path, tensor in self.cache.optimizer_state(self.keep_as).items():
                 if (kept := self.kept.get(path)) is not None:
                     if kept.shape != tensor.shape:
-                        raise UserError(f"{path} has {tuple(kept.shape)}, not {tuple(tensor.shape)}; begin a new run")
+                        raise UserError(
+                            f"{path} has shape {tuple(kept.shape)}, not {tuple(tensor.shape)}; start a new run"
+                        )
                     tensor.copy_(kept)
 
     def means(self) -> State:
-        """Means of what the steps noted; empty if none were taken."""
+        """Return the means of the statistics; empty if no steps were taken."""
         return self.cache.means(self.plan.samples) if self.plan.sizes else {}
 
 
 class Stepper(Protocol):
-    """How the steps of a fit are executed."""
+    """Executes the steps of a fit."""
 
     fixed_memory: bool
-    """Whether steps are recorded, and read what they train on from the same memory every time."""
+    """Whether steps are recorded, which requires training data at fixed addresses."""
 
     def run(self, steps: Steps) -> State:
-        """Takes the steps; returns the means of what they noted."""
+        """Take the steps and return the means of their statistics."""
         ...
 
 
 class Eager:
-    """Calls the step, as plain PyTorch would."""
+    """Executes steps like ordinary PyTorch code."""
 
     fixed_memory = False
 
     def run(self, steps: Steps) -> State:
-        """One Python call per step."""
+        """Take the steps, one Python call each."""
         steps.prepare()
         for row in steps.plan.steps(steps.workspace.device):
             steps.step(row)
@@ -141,7 +147,7 @@ class Eager:
 
 
 class Workspace:
-    """Module tree, received state, data and random numbers on one device."""
+    """Module tree, received parts, data and random numbers on one device."""
 
     def __init__(
         self,
@@ -172,12 +178,12 @@ class Workspace:
             if isinstance(module, Dropout):
                 module.random = self.random
         self.tensors = self.parts.named_tensors()
-        """Every tensor of the parts by name. The tree never changes, only what is in it."""
+        """All tensors of the parts by name. The tensors are fixed; only their values change."""
         self.initial = copies(self.tensors)
         self.holds: Mapping[str, Tensor] | None = None
-        """A message that has been put into this workspace already, without any client's memory."""
+        """The message that is already loaded into this workspace, without any client's memory."""
         self.outbox: FlatState | None = None
-        """Where an engine puts what the client sends, when it is done."""
+        """Memory in which an engine collects the client's message when the client has finished."""
         self.caches: dict[Hashable, StepCache] = {}
         self._received = self.received.named_tensors()
         self._parameters: dict[tuple[str, ...], list[Tensor]] = {}
@@ -186,11 +192,11 @@ class Workspace:
         self._modes: dict[Hashable, tuple[list[tuple[nn.Module, bool]], list[tuple[nn.Parameter, bool]]]] = {}
         self._in_mode: tuple[tuple[str, ...], bool] | None = None
         self.private = tuple(n for n, module in self.parts.named_modules() if getattr(module, "stays_local", False))
-        """Paths inside shared parts that never leave a client: slow copies, queues."""
-        self._places  # noqa: B018  where everything is from now on
+        """Paths inside shared parts that never leave a client: momentum encoders, queues."""
+        self._places  # noqa: B018  records all addresses
 
     def _flattened(self, parts: Parts, name: str) -> FlatState:
-        """Moves all tensors of a tree into one buffer per dtype; they stay the objects that they are."""
+        """Move all tensors of a tree into one buffer per dtype; the tensor objects stay the same."""
         tensors = parts.in_tree_order()
         layout = Layout.of(tensors)
         buffers = {dtype: self.allocate((name, dtype), (size,), dtype) for dtype, size in layout.sizes.items()}
@@ -201,51 +207,51 @@ class Workspace:
         return flat
 
     def allocate(self, name: Hashable, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Zeros under a name of their own; a row of a block where workspaces lie side by side."""
+        """Return zeros identified by a name; a row of a shared block if the workspace belongs to a cohort."""
         if self._rows is None:
             return torch.zeros(shape, dtype=dtype, device=self.device)
         rows, number = self._rows
         return rows.zeros(name, number, shape, dtype, self.device)
 
     def autocast(self) -> AbstractContextManager[None]:
-        """What networks run under. Nothing is cached: a step may change weights and use them again."""
+        """Return the autocast context of networks; casts are not cached, because a step may change weights."""
         if not self.precision.bf16 and not torch.is_autocast_enabled(self.device.type):
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision.bf16, cache_enabled=False)
 
     @cached_property
     def evaluation_batch(self) -> int:
-        """Images of one forward pass without gradients."""
+        """Images per forward pass without gradients."""
         if self.device.type == "cpu":
             return EVALUATION_BATCH
         return max(EVALUATION_BATCH, EVALUATION_PIXELS // self.pixels.images[0, 0].numel())
 
     def outgoing(self) -> FlatState:
-        """What a client sends: a copy, or memory that an engine fills when the client is done."""
+        """Return the tensors that a client sends: a copy, or memory that an engine fills afterwards."""
         return self.flat.select(self.sent_layout) if self.outbox is None else self.outbox
 
     @cached_property
     def sent_layout(self) -> Layout:
-        """Where what a client sends lies in a flat message."""
+        """Layout of the tensors that a client sends."""
         names = set(self._names(self.setup.method.up))
         return Layout.of({name: tensor for name, tensor in self.flat.items() if name in names})
 
     def downward(self) -> State:
-        """What a server holds for its clients, at the values that the parts have now."""
+        """Return the parts that the server holds for clients, with their current values."""
         return self._copies(self._names(self.setup.method.down))
 
     def unshared(self) -> State:
-        """Initial values of what no server holds: what is never trained is needed for use all the same."""
+        """Return initial values of all tensors that the server does not hold, which inference needs."""
         held = set(self._names(self.setup.method.down))
         return {name: value for name, value in self.initial.items() if name not in held}
 
     def kept(self) -> State:
-        """What stays with a client between rounds."""
+        """Return the tensors that a client keeps between rounds."""
         return self._copies(self._kept)
 
     @cached_property
     def sent(self) -> State:
-        """The tensors that a client sends: themselves, not copies."""
+        """The tensors that a client sends, without copying."""
         return {name: self.tensors[name] for name in self._names(self.setup.method.up)}
 
     @cached_property
@@ -259,7 +265,7 @@ class Workspace:
         return copies({name: self.tensors[name] for name in names})
 
     def load(self, message: Mapping[str, Tensor], memory: Mapping[str, Tensor] | None) -> None:
-        """Makes this workspace a client's: initial values ← received ← memory."""
+        """Load a client: initial values, overwritten by the message, overwritten by the client's memory."""
         held, self.holds = self.holds, None
         if held is not message:
             self.receive(message, self.flat, self.flat_received)
@@ -268,7 +274,7 @@ class Workspace:
             copy_all_([self.tensors[name] for name in kept], [memory[name] for name in kept])
 
     def receive(self, message: Mapping[str, Tensor], parts: FlatState, received: FlatState) -> None:
-        """Puts initial values, then a message, into flat parts and received parts: this workspace's, or all rows'."""
+        """Write initial values, overwritten by a message, into the parts and received parts of one or all rows."""
         tensors = getattr(message, "tensors", message)
         for target in (parts, received):
             missing = [name for name in target if name not in tensors]
@@ -282,27 +288,27 @@ class Workspace:
                 copy_all_([target[name] for name in known], [tensors[name].expand_as(target[name]) for name in known])
 
     def parameters(self, paths: tuple[str, ...]) -> list[Tensor]:
-        """Trainable tensors under these paths (asked for in every step, so found once)."""
+        """Return the trainable tensors under some paths; cached, because every step calls it."""
         if paths not in self._parameters:
             self._parameters[paths] = [p for name, p in self.parts.named_parameters() if under(name, paths)]
         return self._parameters[paths]
 
     def refuse_rebound(self) -> None:
-        """Refuses a tensor that is no longer where it was made, and puts the tree back.
+        """Check that all tensors are at their original addresses; otherwise restore the tree and raise an error.
 
         Raises:
-            CaptureError: Names the tensor.
+            CaptureError: Names the tensor that was replaced.
         """
         if (moved := self.moved()) is None:
             return
         for path, table, name, tensor, _ in self._places:
             table[name] = tensor
             tensor.data = self.flat[path]
-        raise CaptureError(f"part '{moved}' was rebound (p.data = … or an assignment): write in place, copy_")
+        raise CaptureError(f"part '{moved}' was rebound (p.data = … or an assignment); write in place instead: copy_")
 
     @cached_property
     def _places(self) -> list[tuple[str, dict[str, Any], str, Tensor, int]]:
-        """Where every tensor hangs in the tree, and its address."""
+        """Path, containing table, name and address of every tensor in the tree."""
         return [
             (f"{path}.{name}".lstrip("."), table, name, tensor, tensor.data_ptr())
             for path, module in self.parts.named_modules()
@@ -312,7 +318,7 @@ class Workspace:
         ]
 
     def moved(self) -> str | None:
-        """The first tensor that is no longer where it was made."""
+        """Return the path of the first tensor that is not at its original address; None if there is none."""
         for path, table, name, tensor, address in self._places:
             if table.get(name) is not tensor or tensor.data_ptr() != address:
                 return path
@@ -320,11 +326,11 @@ class Workspace:
 
     @cached_property
     def networks(self) -> list[Network]:
-        """All networks."""
+        """All networks in the tree."""
         return [module for module in self.parts.modules() if is_network(module)]
 
     def networks_in(self, paths: tuple[str, ...]) -> list[Network]:
-        """Networks of which some part is under these paths."""
+        """Return the networks that overlap with these paths."""
         if paths not in self._networks:
             self._networks[paths] = [
                 module
@@ -334,7 +340,7 @@ class Workspace:
         return self._networks[paths]
 
     def step_cache(self, site: Hashable, parts: tuple[str, ...], optimized: Iterable[tuple[str, ...]]) -> StepCache:
-        """Statistics and optimizers of a call of `fit` or `steps`, made on first use."""
+        """Return the statistics and optimizers of a call site, created on first use."""
         if site not in self.caches:
             names = self.setup.statistics.setdefault(site, {})
             groups = {paths: self.parameters(paths) for paths in optimized}
@@ -343,15 +349,15 @@ class Workspace:
         return self.caches[site]
 
     def constant(self, value: float) -> Tensor:
-        """A number as a 0-d tensor, made once."""
+        """Return a number as a cached 0-d tensor."""
         if value not in self._constants:
             self._constants[value] = torch.full((), value, device=self.device)
         return self._constants[value]
 
     def train_only(self, paths: tuple[str, ...], *, norms: bool) -> None:
-        """Parts being fitted learn and are in train mode; all others are frozen and in eval mode, buffers included.
+        """Set the parts under `paths` to train mode; freeze all others, including buffers, and set them to eval mode.
 
-        Without `norms`, batch-norm stays in eval mode everywhere: one sample has no variance.
+        Without `norms`, all batch-norm layers are in eval mode: one sample has no variance.
         """
         self._in_mode = paths, norms
         if (paths, norms) not in self._modes:
@@ -365,12 +371,12 @@ class Workspace:
                 parameter.requires_grad_(learns)
 
     def expect_mode(self, paths: tuple[str, ...], *, norms: bool) -> None:
-        """The same before a fit whose steps another workspace may take: not again if it was the last thing done."""
+        """Set modes like `train_only`, unless they are already set; another workspace may take the steps."""
         if self._in_mode != (paths, norms):
             self.train_only(paths, norms=norms)
 
     def evaluate_only(self) -> None:
-        """Puts everything into eval mode."""
+        """Set everything to eval mode."""
         self._in_mode = None
         self.parts.eval()
 
@@ -379,7 +385,9 @@ class Workspace:
     ) -> tuple[list[tuple[nn.Module, bool]], list[tuple[nn.Parameter, bool]]]:
         for name, buffer in self.parts.named_buffers():
             if buffer.requires_grad:
-                raise RuntimeError(f"{name} is a tensor part that requires a gradient: register it as nn.Parameter")
+                raise RuntimeError(
+                    f"part '{name}' is a tensor that requires a gradient; make it an nn.Parameter of a module"
+                )
         modules = []
         for name, module in self.parts.named_modules():
             batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)

@@ -1,4 +1,4 @@
-"""Where clients run: inline, worker processes, lanes on a GPU, a Ray cluster, or the recorder that checks methods."""
+"""Engines run clients: inline, in worker processes, in lanes on a GPU, on a Ray cluster, or recorded for checks."""
 
 import torch
 
@@ -15,24 +15,42 @@ AUTO = "auto"
 
 
 def make_engine(setup: Setup, settings: EngineSettings) -> Engine:
-    """The engine that the settings name; `auto` is lanes where there is a GPU to use, inline elsewhere."""
+    """Return the engine that the settings name. `auto` means lanes if a GPU can be used, otherwise inline.
+
+    Args:
+        setup: The task, the method and the training settings.
+        settings: The recipe's `engine` section.
+
+    Raises:
+        UserError: The engine is unknown or does not support the settings.
+
+    Example:
+        >>> with make_engine(setup, EngineSettings(name="processes", workers=4)) as engine:
+        ...     results = list(engine.run(jobs))
+    """
     return engine_class(settings)(setup, settings)
 
 
 def engine_class(settings: EngineSettings) -> type[Engine]:
-    """The kind of engine that the settings ask for; a UserError if it cannot do what they ask."""
+    """Return the class of engine that the settings name.
+
+    Raises:
+        UserError: The engine is unknown or does not support the settings.
+    """
     name = settings.name
     if name == AUTO:
         name = "lanes" if settings.device != "cpu" and torch.cuda.is_available() else "inline"
     engine = ENGINES.find(name, also=[AUTO])
     if settings.device == "cuda" and not engine.gpu:
         able = ", ".join(sorted(name for name in ENGINES if ENGINES[name].gpu))
-        raise UserError(f"engine.device = 'cuda': the engine '{engine.name}' works on CPUs; engine.name can be {able}")
+        raise UserError(
+            f"engine.device = 'cuda': the engine '{engine.name}' runs on CPUs only; set engine.name to one of: {able}"
+        )
     if settings.client_timeout is not None and not engine.can_stop_clients:
         able = ", ".join(sorted(name for name in ENGINES if ENGINES[name].can_stop_clients))
         raise UserError(
             f"engine.client_timeout = {settings.client_timeout:g}: the engine '{engine.name}' cannot stop a client "
-            f"that takes too long; engine.name can be {able}"
+            f"that takes too long; set engine.name to one of: {able}"
         )
     return engine
 

@@ -1,4 +1,7 @@
-"""An engine maps jobs to results. It owns devices and processes, and knows no method by name."""
+"""The base class of engines, which map jobs to results, and the recipe's `engine` section.
+
+Engines own devices and processes. They do not depend on particular methods.
+"""
 
 import os
 import re
@@ -20,11 +23,11 @@ from fedloom.core.workspace import Precision, Setup, Workspace
 def _head(address: str | None) -> str | None:
     if address is None or address == "auto" or re.fullmatch(r"[^\s/]+:\d+", address):
         return address
-    raise ValueError(f"'{address}' is no address: write host:port as `ray start --head` printed it, or auto")
+    raise ValueError(f"'{address}' is not an address; write host:port as printed by `ray start --head`, or auto")
 
 
 class EngineSettings(Section):
-    """Where and how fast; never what."""
+    """Where clients run and how fast. These settings do not change what is computed."""
 
     name: str = Field(
         "auto",
@@ -34,46 +37,66 @@ class EngineSettings(Section):
         None,
         ge=1,
         le=1024,
-        description="worker processes (default: one per core), Ray workers (default: all that the cluster holds), or "
-        "lanes (default: 8, 4 for large networks, 1 or 2 where steps are vectorised over clients)",
+        description="number of worker processes (default: one per core), Ray workers (default: as many as fit into "
+        "the cluster) or lanes (default: 8, 4 for large networks, 1 or 2 if steps are vectorised over clients)",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where the engine can use one")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto uses a GPU if the engine supports it")
     precision: Literal["float32", "tf32", "bf16"] = Field(
-        "float32", description="of products on a GPU: tf32 keeps 10 bits of their inputs; bf16 is autocast"
+        "float32", description="of matrix products on a GPU: tf32 rounds their inputs to 10 bits; bf16 is autocast"
     )
-    channels_last: bool = Field(False, description="images and convolutions with channels last in memory")
+    channels_last: bool = Field(False, description="store images and convolutions with channels last in memory")
     deterministic: bool = Field(False, description="bit-identical reruns on a GPU too (CPUs always give them)")
-    compile: bool = Field(False, description="lanes: torch.compile for training steps; pays off in long runs")
+    compile: bool = Field(False, description="lanes: compile training steps; pays off in long runs")
     cohort: int | None = Field(
         None,
         ge=1,
         le=1024,
-        description="lanes: number of clients vectorised per training step; chosen by clients' sizes, network "
-        "size and free memory unless given; 1 takes them one by one",
+        description="lanes: number of clients vectorised per training step; 1 disables this (default: depends on the "
+        "clients' sizes, the network's size and the free memory)",
     )
     client_timeout: float | None = Field(
         None,
         gt=0,
-        description="processes, ray: a client whose update takes longer, in seconds, is left out of the round, its "
-        "worker replaced; other engines cannot stop a client, and refuse it",
+        description="processes, ray: seconds after which a client is left out of the round and its worker replaced; "
+        "other engines cannot stop a client and reject this setting",
     )
     address: Annotated[str | None, AfterValidator(_head)] = Field(
-        None, description="ray: host:port of a cluster's head, or auto; by default Ray is started here, for the run"
+        None, description="ray: host:port of a cluster's head, or auto (default: start Ray on this machine for the run)"
     )
-    worker_cpus: float = Field(1, gt=0, description="ray: CPUs that a worker occupies")
-    worker_gpus: float = Field(0, ge=0, description="ray: GPUs that a worker occupies; above 0 it runs lanes there")
+    worker_cpus: float = Field(1, gt=0, description="ray: CPUs per worker")
+    worker_gpus: float = Field(0, ge=0, description="ray: GPUs per worker; above 0 it runs lanes")
     lost_after: float = Field(
-        60, gt=0, description="ray: a worker that is silent for so many seconds is lost; another does its jobs"
+        60, gt=0, description="ray: seconds without a heartbeat after which a worker's jobs are given to another worker"
     )
 
 
 class Engine(ABC):
-    """Runs jobs; results come back in the order of the jobs, whoever finished first."""
+    """Base class of engines, used as a context manager.
+
+    A subclass with a `name` is registered under it. It must implement `run`.
+
+    Args:
+        setup: The task, the method and the training settings.
+        settings: The recipe's `engine` section.
+
+    Raises:
+        UserError: The device or the precision is not available.
+
+    Example:
+        >>> class Reversed(Engine):
+        ...     name = "reversed"
+        ...
+        ...     def run(self, jobs):
+        ...         results = [handle(self.server_workspace, job) for job in reversed(list(jobs))]
+        ...         yield from reversed(results)
+    """
 
     name: ClassVar[str]
+    """Name in recipes."""
     gpu: ClassVar[bool] = False
+    """Whether the engine can use a GPU."""
     can_stop_clients: ClassVar[bool] = False
-    """Whether a client that takes too long can be ended: a process can, a thread cannot."""
+    """Whether a client that takes too long can be stopped: possible for processes, not for threads."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -93,7 +116,7 @@ class Engine(ABC):
             deterministic=settings.deterministic,
         )
         self.server_workspace = Workspace(setup, device=self.device, precision=self.precision)
-        """Where the server works."""
+        """The server's workspace."""
 
     def _device(self) -> torch.device:
         wanted = self.settings.device
@@ -105,23 +128,27 @@ class Engine(ABC):
     def _precision(self) -> Precision:
         precision = self.settings.precision
         if precision != "float32" and self.device.type == "cpu":
-            raise UserError(f"engine.precision = '{precision}' is for GPUs, and this runs on a CPU; use float32")
+            raise UserError(f"engine.precision = '{precision}': needs a GPU, but this runs on a CPU; use float32")
         return Precision(bf16=precision == "bf16", channels_last=self.settings.channels_last)
 
     @abstractmethod
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Does the jobs; yields their results in the same order, failures too. Give the longest first."""
+        """Run jobs and yield their results in the order of the jobs. Failures are results, too.
+
+        Args:
+            jobs: The jobs, preferably the longest first. They are consumed lazily.
+        """
 
     def choice(self) -> dict[str, int]:
-        """Settings that it has chosen itself; a resumed run uses them again."""
+        """Return the settings that the engine has chosen automatically; a resumed run uses them again."""
         return {}
 
     def hints(self) -> list[str]:
-        """What it chose, and what the user could change to make it faster."""
+        """Return lines for the user: the chosen settings, and settings that would be faster."""
         return []
 
     def close(self) -> None:
-        """Gives back what it holds."""
+        """Release devices and processes, and restore torch's global settings."""
         self._undo.close()
 
     def __enter__(self) -> "Engine":
@@ -132,24 +159,24 @@ class Engine(ABC):
 
 
 def _set_flags(undo: ExitStack, *, cuda: bool, tf32: bool, deterministic: bool) -> None:
-    """Sets torch's global switches until `undo` is closed.
+    """Set torch's global flags until `undo` is closed.
 
-    One thread per process; on a GPU the precision of float32 products; and, with `deterministic`, fixed sums alone.
+    One thread per process; on a GPU the precision of float32 products; with `deterministic`, deterministic algorithms.
     """
-    # Two threads in one process collapse when the other core is busy; and one gives the same sums everywhere.
+    # Two threads per process are very slow if another process uses the core; one thread also fixes the order of sums.
     undo.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(1)
     if not cuda:
         return
     _set_precision(undo, tf32)
-    _set(undo, torch.backends.cudnn, "benchmark", False)  # its choice may differ from lane to lane and run to run
+    _set(undo, torch.backends.cudnn, "benchmark", False)  # its choices may differ between lanes and runs
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         _set(undo, torch.backends.cudnn, "deterministic", True)
         _set(undo, torch.utils.deterministic, "fill_uninitialized_memory", False)
-        asked = torch.are_deterministic_algorithms_enabled()
-        undo.callback(torch.use_deterministic_algorithms, asked)
-        # A warning, no error: max-pooling is on torch's list, though windows that do not overlap are safe.
+        before = torch.are_deterministic_algorithms_enabled()
+        undo.callback(torch.use_deterministic_algorithms, before)
+        # Warn only: torch lists max-pooling as nondeterministic, although it is not if windows do not overlap.
         torch.use_deterministic_algorithms(True, warn_only=True)
 
 

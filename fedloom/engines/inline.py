@@ -1,4 +1,4 @@
-"""One client after another, in this process."""
+"""The engine that runs one client after another in this process."""
 
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
@@ -8,12 +8,12 @@ from fedloom.engines.base import Engine
 
 
 class Inline(Engine):
-    """The simplest engine, and the one that others must equal."""
+    """The simplest engine, and the reference for the others."""
 
     name: ClassVar[str] = "inline"
     gpu: ClassVar[bool] = True
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Each job in turn, eagerly, in the server's workspace."""
+        """Run each job eagerly in the server's workspace."""
         for job in jobs:
             yield launch(self.server_workspace, job).read()

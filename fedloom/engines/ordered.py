@@ -1,4 +1,4 @@
-"""Keeps a bounded number of jobs in flight and returns their results in order."""
+"""Keep a bounded number of jobs in flight and return their results in order."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -11,21 +11,20 @@ class Pending(Protocol):
     """A submitted job."""
 
     def result(self) -> Result:
-        """Waits for the result."""
+        """Wait for the result and return it."""
         ...
 
 
 def ordered(jobs: Iterable[Job], submit: Callable[[Job], Pending], window: int) -> Iterator[Result]:
-    """Submits jobs ahead of the results that are read; yields the results in the order of the jobs.
+    """Submit jobs ahead of reading results; yield the results in the order of the jobs.
 
     A job is taken from `jobs` just before it is submitted, so that a client's memory is loaded only when it is needed.
-    If the caller stops early, or a job raises, submitted jobs are left as they are: the caller of `ordered` cancels
-    them.
+    If the consumer stops early or a job raises, submitted jobs are not cancelled: the caller must do that.
 
     Args:
-        jobs: the jobs, preferably the longest first.
-        submit: starts a job and returns without waiting for it.
-        window: most jobs submitted and not yet read.
+        jobs: The jobs, preferably the longest first.
+        submit: Starts a job and returns without waiting for it.
+        window: Maximum number of jobs that are submitted and not yet read.
     """
     pending: deque[Pending] = deque()
     for job in jobs:

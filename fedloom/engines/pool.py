@@ -1,4 +1,4 @@
-"""A pool of workers outside this process: hands out jobs, replaces workers that die or take too long."""
+"""A pool of worker processes: distributes jobs and replaces workers that die or take too long."""
 
 from abc import abstractmethod
 from collections import deque
@@ -16,11 +16,11 @@ from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.ordered import ordered
 
 AHEAD = 4
-"""Jobs submitted and not yet read, for each job that the workers can run at once."""
+"""Submitted and unread jobs per job that the workers can run concurrently."""
 TRIES = 3
-"""Attempts at a job whose workers are lost; workers in a row that may die before their first job."""
+"""Maximum attempts at a job whose workers are lost, and maximum consecutive workers that die before their first job."""
 NO_MESSAGE = Message({})
-"""Stands in a job for a message that its worker has, or gets separately."""
+"""Placeholder in a job for a message that its worker already has or receives separately."""
 
 
 class WorkerError(RunError):
@@ -28,7 +28,7 @@ class WorkerError(RunError):
 
 
 class WorkerLostError(Exception):
-    """A worker died or does not answer; says why. `injected`: because the recipe's `faults` ask for it."""
+    """A worker died or does not respond. `injected`: caused on purpose by the recipe's `faults` section."""
 
     def __init__(self, why: str, injected: bool = False):
         super().__init__(why)
@@ -41,18 +41,18 @@ class Task:
 
     job: Job
     wait: Callable[[], None]
-    """waits until a worker reports something"""
+    """Waits until a worker reports something."""
     tries: int = 0
     outcome: Result | None = None
 
     def result(self) -> Result:
-        """Waits for the result."""
+        """Wait for the result and return it."""
         while self.outcome is None:
             self.wait()
         return self.outcome
 
     def fail(self, failure: Failure) -> None:
-        """Makes a failure its result."""
+        """Set a failure as the result."""
         self.outcome = Result(self.job.client, error=failure)
 
 
@@ -61,14 +61,14 @@ class Worker:
     """A worker process."""
 
     ready: bool = False
-    """whether it has started; time before that counts for no client"""
+    """Whether it has started; the time before that does not count towards timeouts."""
     tasks: list[Task] = field(default_factory=list)
-    """what it was sent and has not answered"""
+    """Jobs that it was sent and has not answered."""
     deadline: float | None = None
 
     @property
     def late(self) -> bool:
-        """Whether its client has used up its time."""
+        """Whether its client has exceeded its time limit."""
         return self.deadline is not None and monotonic() > self.deadline
 
 
@@ -76,15 +76,15 @@ W = TypeVar("W", bound=Worker)
 
 
 class WorkerPool(Engine, Generic[W]):
-    """Base of the engines whose clients run in worker processes; subclasses start them and talk to them."""
+    """Base class of engines whose clients run in worker processes. Subclasses start workers and talk to them."""
 
     can_stop_clients: ClassVar[bool] = True
     retries_updates: ClassVar[bool]
-    """Whether another worker repeats an update that was lost with its worker, as it repeats an evaluation."""
+    """Whether an update that was lost with its worker is repeated on another worker. Evaluations always are."""
     size: int
-    """How many workers there should be."""
+    """Number of workers to keep."""
     batch: int = 1
-    """Jobs that a worker takes at once."""
+    """Number of jobs sent to a worker at a time."""
 
     def __init__(self, setup: Setup, settings: EngineSettings):
         super().__init__(setup, settings)
@@ -94,37 +94,45 @@ class WorkerPool(Engine, Generic[W]):
 
     @abstractmethod
     def _start(self) -> W:
-        """Starts a worker. The first thing that it reports is that it is ready."""
+        """Start a worker. Its first report says that it is ready."""
 
     def _accepts(self, worker: W, job: Job) -> bool:
-        """Whether a worker can be sent this job now."""
+        """Return whether a worker can be sent this job now."""
         return worker.ready and not worker.tasks
 
     @abstractmethod
     def _send(self, worker: W, jobs: list[Job]) -> None:
-        """Sends jobs to a worker. Raises WorkerLostError if they cannot be sent."""
+        """Send jobs to a worker.
+
+        Raises:
+            WorkerLostError: They cannot be sent.
+        """
 
     @abstractmethod
     def _poll(self, timeout: float | None) -> Iterable[W]:
-        """Waits for workers to report something; returns them."""
+        """Wait for reports and return the workers that have one."""
 
     @abstractmethod
     def _receive(self, worker: W) -> list[Result]:
-        """Returns what a worker reports: the results of its jobs, or none if it is ready. Raises WorkerLostError."""
+        """Return a worker's report: the results of its jobs, or an empty list if it has just started.
+
+        Raises:
+            WorkerLostError: The worker died.
+        """
 
     @abstractmethod
     def _kill(self, worker: W) -> None:
-        """Ends a worker, busy or not."""
+        """End a worker, busy or not."""
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Runs the jobs on the workers; yields results in the order of the jobs."""
+        """Run the jobs on the workers and yield results in the order of the jobs."""
         try:
             yield from ordered(jobs, self.submit, window=AHEAD * self.batch * self.size)
         finally:
             self.cancel()
 
     def submit(self, job: Job) -> Task:
-        """Queues a job, and hands it out if a worker is idle."""
+        """Queue a job, and send it if a worker is idle."""
         task = Task(job, self._wait)
         self._queue.append(task)
         self._take_reports(timeout=0)
@@ -133,7 +141,7 @@ class WorkerPool(Engine, Generic[W]):
         return task
 
     def cancel(self) -> None:
-        """Drops all jobs; replaces workers that are busy with one."""
+        """Drop all jobs and replace busy workers."""
         self._queue.clear()
         for worker in [worker for worker in self._workers if worker.tasks]:
             self._remove(worker)
@@ -149,7 +157,7 @@ class WorkerPool(Engine, Generic[W]):
             self._workers.append(self._start())
 
     def _hand_out(self) -> None:
-        """Sends queued jobs to workers, idle ones first."""
+        """Send queued jobs to workers, idle ones first."""
         self._fill()
         for worker in sorted(self._workers, key=lambda worker: len(worker.tasks)):
             if not self._queue or not self._accepts(worker, self._queue[0].job):
@@ -158,7 +166,7 @@ class WorkerPool(Engine, Generic[W]):
             limit = self.settings.client_timeout if tasks[0].job.kind == "update" else None
             try:
                 self._send(worker, [task.job for task in tasks])
-            except WorkerLostError:  # these jobs were not begun, so that this is not an attempt
+            except WorkerLostError:  # the jobs were not started, so this does not count as an attempt
                 self._queue.extendleft(reversed(tasks))
                 if not worker.tasks:  # a busy worker may have sent a result before it died
                     self._remove(worker)
@@ -167,7 +175,7 @@ class WorkerPool(Engine, Generic[W]):
             worker.deadline = monotonic() + limit if limit else None
 
     def _take_reports(self, timeout: float | None) -> None:
-        """Takes results from workers, and replaces workers that are lost or late."""
+        """Process reports of workers, and replace workers that are lost or late."""
         for worker in self._poll(timeout):
             try:
                 results = self._receive(worker)
@@ -184,14 +192,14 @@ class WorkerPool(Engine, Generic[W]):
             self._lose(worker, WorkerLostError("late"))
 
     def _lose(self, worker: W, lost: WorkerLostError) -> None:
-        """Replaces a worker. Its jobs go back to the front of the queue, or fail."""
+        """Replace a worker. Its jobs return to the front of the queue, or fail."""
         self._remove(worker)
         if not worker.ready:
             self._failed_starts += 1
             if self._failed_starts >= TRIES:
                 raise WorkerError(
                     f"engine.name = '{self.name}': {TRIES} workers died before their first job ({lost}); "
-                    "use engine.name = 'inline' to see what happens"
+                    "use engine.name = 'inline' to see the error"
                 )
         begun, waiting = worker.tasks[: self.batch], worker.tasks[self.batch :]
         self._queue.extendleft(reversed(waiting))
@@ -199,13 +207,13 @@ class WorkerPool(Engine, Generic[W]):
             task.tries += 1
             if worker.late:
                 limit = f"engine.client_timeout = {self.settings.client_timeout:g} s"
-                task.fail(Failure("timed_out", f"no answer within {limit}; its worker is replaced"))
+                task.fail(Failure("timed_out", f"no result within {limit}; its worker was replaced"))
             elif task.tries < TRIES and (self.retries_updates or task.job.kind != "update"):
                 self._queue.appendleft(task)
             else:
-                why = f"its worker process died ({lost}) and is replaced"
+                why = f"its worker process died ({lost}) and was replaced"
                 if task.tries > 1:
-                    why = f"{task.tries} workers died with it, the last: {lost}"
+                    why = f"{task.tries} workers died while running it, the last one: {lost}"
                 task.fail(Failure("died", why, injected=lost.injected))
 
     def _remove(self, worker: W) -> None:
@@ -213,13 +221,13 @@ class WorkerPool(Engine, Generic[W]):
         self._kill(worker)
 
     def close(self) -> None:
-        """Ends the workers."""
+        """End the workers."""
         for worker in list(self._workers):
             self._remove(worker)
         super().close()
 
 
 def portable(result: Result) -> Result:
-    """Returns the result without what belongs to the worker's process: the exception, and a loss on its device."""
+    """Return the result without objects of the worker's process: the exception, and a loss on its device."""
     error = None if result.error is None else replace(result.error, cause=None)
     return replace(result, error=error, loss=None if result.loss is None else float(result.loss))

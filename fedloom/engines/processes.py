@@ -1,6 +1,6 @@
-"""One single-threaded worker process per core. Data are shared; jobs and results are pickled.
+"""One single-threaded worker process per core. The dataset is shared memory; jobs and results are pickled.
 
-A worker that dies, or whose client takes too long, is replaced; the update that it worked on fails.
+A worker that dies, or whose client takes too long, is replaced, and the update that it was running fails.
 """
 
 import os
@@ -31,9 +31,9 @@ from fedloom.engines.pool import NO_MESSAGE, Worker, WorkerError, WorkerLostErro
 CRASHED = 70
 """Exit code of a worker that `faults.crash` ends."""
 QUICK = 0.01
-"""Seconds of a client behind which the worker's next job may wait: longer ones would keep it from idle workers."""
+"""Clients faster than this many seconds may have one job queued behind them; slower ones would block it."""
 SMALL = 2**15
-"""Bytes of a job that may wait, less than a socket holds: sending more would block while the worker sends a result."""
+"""Maximum bytes of a queued job: a larger one may not fit into the socket's buffer, and both sides would block."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -41,16 +41,16 @@ class _Worker(Worker):
     process: BaseProcess
     socket: socket.socket
     message: Message | None = None
-    """the last one sent: usually all clients of a round get the same"""
+    """The message that was sent last: usually all clients of a round receive the same one."""
     quick: bool = False
-    """whether its last client was"""
+    """Whether its last client took less than QUICK."""
 
 
 class Processes(WorkerPool[_Worker]):
-    """Clients side by side on the cores of one machine; the same numbers as inline, bit for bit."""
+    """Clients in parallel on the cores of one machine; bit-identical to inline."""
 
     name: ClassVar[str] = "processes"
-    # On one machine the client is the likeliest reason why its worker died.
+    # On one machine, the client is the most likely reason for its worker's death.
     retries_updates: ClassVar[bool] = False
 
     def __init__(self, setup: Setup, settings: EngineSettings):
@@ -60,7 +60,7 @@ class Processes(WorkerPool[_Worker]):
 
     def _fill(self) -> None:
         if len(self._workers) < self.size:
-            # Forked workers have the data, the task and the method as they are, also one of a notebook.
+            # Forked workers inherit data, task and method, including methods defined in a notebook.
             self._forks = sys.platform == "linux" and fork_works()
             if not self._forks:
                 self.setup.task.dataset.images.share_memory_()
@@ -69,9 +69,9 @@ class Processes(WorkerPool[_Worker]):
 
     def _start(self) -> _Worker:
         here, there = socket.socketpair()
-        # Holds a small model, where the system allows it: the worker need not wait until its result is read.
+        # Large enough for a small model, if the system allows it: the worker need not wait until its result is read.
         there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
-        # A worker must close its copies of our sockets, or it would keep others from seeing the end of theirs.
+        # A worker must close inherited sockets: otherwise other workers would not notice when they are closed here.
         inherited = [here, *(worker.socket for worker in self._workers)] if self._forks else []
         context: Any = multiprocessing.get_context("fork" if self._forks else "spawn")
         process = context.Process(target=_serve, args=(there, self.setup, self.precision, inherited), daemon=True)
@@ -80,16 +80,17 @@ class Processes(WorkerPool[_Worker]):
                 process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise WorkerError(
-                "engine.name = 'processes': here a worker cannot be forked, and what it needs cannot be sent to it "
-                f"({error}); define methods at the top of a module, or use engine.name = 'inline'"
+                "engine.name = 'processes': workers cannot be forked here, and the experiment cannot be pickled "
+                f"({error}); define methods at the top level of a module, or use engine.name = 'inline'"
             ) from error
         there.close()
         return _Worker(process=process, socket=here)
 
     def _accepts(self, worker: _Worker, job: Job) -> bool:
-        """Also lets a small job wait behind a quick client: the worker starts it while its result is being read.
+        """Return whether a worker can be sent this job, possibly queued behind a quick client.
 
-        Not with a timeout, which counts from when a job is sent.
+        The worker then starts it while its previous result is being read. This is disabled with a timeout, which counts
+        from when a job is sent.
         """
         if super()._accepts(worker, job):
             return True
@@ -98,7 +99,7 @@ class Processes(WorkerPool[_Worker]):
 
     def _send(self, worker: _Worker, jobs: list[Job]) -> None:
         (job,) = jobs
-        # A worker that is stopped in the middle of sending or receiving must not block the round.
+        # A worker that hangs while sending or receiving must not block the round.
         worker.socket.settimeout(self.settings.client_timeout if job.kind == "update" else None)
         new_message = None if job.message is worker.message else job.message
         try:
@@ -127,7 +128,7 @@ class Processes(WorkerPool[_Worker]):
         worker.socket.close()
 
     def close(self) -> None:
-        """Ends the workers; idle ones exit by themselves, so that what clients printed is written."""
+        """End the workers. Idle ones exit regularly, so that their output buffers are flushed."""
         idle = [worker for worker in self._workers if worker.ready and not worker.tasks]
         for worker in idle:
             worker.socket.close()
@@ -145,14 +146,14 @@ def _exit(code: int | None) -> str:
 
 @contextmanager
 def quiet_fork() -> Iterator[None]:
-    """Python 3.12 warns of any fork beside threads; ours hold nothing that a worker needs."""
+    """Suppress Python 3.12's warning about forks of multi-threaded processes: workers need nothing of other threads."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
 
 
 def fork_works() -> bool:
-    """Whether a forked process could still train: after training here, torch's CUDA builds refuse it there."""
+    """Return whether a forked process can train: torch's CUDA builds do not support it after training in the parent."""
     with quiet_fork():
         child = os.fork()
     if child == 0:
@@ -165,12 +166,12 @@ def fork_works() -> bool:
 
 
 def cores() -> int:
-    """Cores that this process may use (a cluster's scheduler may have left it fewer than there are)."""
+    """Return the number of cores that this process may use, which a scheduler may have limited."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _serve(server: socket.socket, setup: Setup, precision: Precision, inherited: list[socket.socket]) -> None:
-    """Runs jobs in a worker process until the engine closes the socket."""
+    """Run jobs in a worker process until the engine closes the socket."""
     for other in inherited:
         other.close()
     ignore_in_worker()

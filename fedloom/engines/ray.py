@@ -1,7 +1,7 @@
-"""Clients on a Ray cluster, or on a Ray that is started on this machine. A worker is an actor.
+"""Clients on a Ray cluster, or on a Ray instance started on this machine. Each worker is a Ray actor.
 
-Data are placed in the object store once per node. A worker that dies or falls silent, alone or with its node, is
-replaced, and another repeats its jobs: losing a machine is no client's fault.
+The dataset is stored in the object store once per node. A worker that dies or does not respond, possibly because its
+node is down, is replaced, and its jobs are repeated on another worker.
 """
 
 import logging
@@ -40,21 +40,21 @@ log = logging.getLogger("fedloom")
 
 
 class RayWorker:
-    """The actor: runs jobs in an engine, which is `lanes` on a GPU."""
+    """The Ray actor: runs jobs in an engine, which is `lanes` on a GPU and `inline` otherwise."""
 
     def __init__(self, setup: tuple[type, Setup], settings: EngineSettings):
-        # Results are copied out of the object store where they are read, so that the store stays small.
+        # Results are copied when they are read, so that the object store can free them.
         import_ray().util.register_serializer(Tensor, serializer=to_array, deserializer=to_new_tensor)
         inner = settings.model_copy(update={"workers": None, "device": "cuda" if settings.worker_gpus else "cpu"})
         self._engine: Engine = (Lanes if settings.worker_gpus else Inline)(setup[1], inner)
 
     def run(self, jobs: list[tuple[Job, int]], *messages: Message) -> list[Result]:
-        """Runs jobs; each comes without its message, and with the message's index."""
+        """Run jobs, which are given without their messages, but with indices into `messages`."""
         complete = [replace(job, message=messages[index]) for job, index in jobs]
         return [portable(result) for result in self._engine.run(complete)]
 
     def heartbeat(self) -> int:
-        """Returns the process id, also while jobs run: it has its own thread."""
+        """Return the process id. Works while jobs are running, because it has a separate thread."""
         return os.getpid()
 
 
@@ -62,15 +62,15 @@ class RayWorker:
 class _Worker(Worker):
     actor: Any
     reply: Any
-    """reference to what it reports next: the first heartbeat, then the results of its jobs"""
+    """Reference to its next report: the first heartbeat, then the results of its jobs."""
     heartbeat: Any = None
-    """reference to a heartbeat that was asked for and did not come yet"""
+    """Reference to a requested heartbeat that has not arrived yet."""
     asked: float = 0.0
-    """when the last heartbeat was asked for or came, or the jobs were sent"""
+    """Time of the last heartbeat, of its request, or of sending jobs, whichever is the latest."""
 
 
 class Ray(WorkerPool[_Worker]):
-    """Clients side by side on the machines of a cluster; the same numbers as inline on CPUs, bit for bit."""
+    """Clients in parallel on the machines of a cluster; bit-identical to inline on CPUs."""
 
     name: ClassVar[str] = "ray"
     retries_updates: ClassVar[bool] = True
@@ -79,17 +79,17 @@ class Ray(WorkerPool[_Worker]):
         if settings.worker_gpus and settings.client_timeout:
             raise UserError(
                 f"engine.client_timeout = {settings.client_timeout:g}: with engine.worker_gpus = "
-                f"{settings.worker_gpus:g} a worker runs many clients at once and cannot stop one; remove one of them"
+                f"{settings.worker_gpus:g} a worker runs many clients at once and cannot stop one; remove one setting"
             )
         self._ray = import_ray()
         super().__init__(setup, settings)
         self._undo.enter_context(connected(self._ray, settings))
-        # Ray copies tensors; arrays it maps, read-only, from the object store.
+        # Ray would copy tensors, but maps arrays read-only from the object store.
         self._ray.util.register_serializer(Tensor, serializer=to_array, deserializer=to_tensor)
         self._undo.callback(self._ray.util.deregister_serializer, Tensor)
         self.size = settings.workers or self._capacity()
         self.batch = self._jobs_at_once() if settings.worker_gpus else 1
-        # A method is pickled by its name: first the class, whole if it is a script's or a notebook's.
+        # Methods are pickled by class name, so the class comes first: by value if defined in a script or notebook.
         self._setup = self._ray.put((setup.method.plain, setup))
         self._placed: tuple[Message, Any] | None = None
         self._actor = self._ray.remote(
@@ -104,13 +104,13 @@ class Ray(WorkerPool[_Worker]):
         self._fill()
 
     def _precision(self) -> Precision:
-        """The server's, on this CPU; workers with GPUs have their own."""
+        """Return the server's precision on this CPU; workers with GPUs determine theirs separately."""
         if self.settings.worker_gpus:
             return Precision(channels_last=self.settings.channels_last)
         return super()._precision()
 
     def _capacity(self) -> int:
-        """Workers that fit into the cluster."""
+        """Return the number of workers that fit into the cluster."""
         have, settings = self._ray.cluster_resources(), self.settings
         workers = int(have.get("CPU", 0) // settings.worker_cpus)
         if settings.worker_gpus:
@@ -118,7 +118,10 @@ class Ray(WorkerPool[_Worker]):
         return max(1, workers)
 
     def _jobs_at_once(self) -> int:
-        """Jobs that a GPU worker is sent together: two for each place in its lanes, at most its share of a round."""
+        """Return the number of jobs to send to a GPU worker at a time.
+
+        Several for each slot of its lanes, but at most its share of a round.
+        """
         parameters = sum(parameter.numel() for parameter in self.server_workspace.parts.parameters())
         tuning = tune(self.setup, self.settings.model_copy(update={"workers": None}), parameters, free=sys.maxsize)
         share = -(-per_round(self.setup) // self.size)
@@ -138,7 +141,7 @@ class Ray(WorkerPool[_Worker]):
         worker.reply, worker.asked = worker.actor.run.remote(sent, *messages), monotonic()
 
     def _place(self, message: Message) -> Any:
-        """Puts a message into the object store once: usually all clients of a round get the same."""
+        """Put a message into the object store once: usually all clients of a round receive the same one."""
         if self._placed is None or self._placed[0] is not message:
             self._placed = message, self._ray.put(message)
         return self._placed[1]
@@ -152,13 +155,13 @@ class Ray(WorkerPool[_Worker]):
         reporting = [waiting.pop(reference) for reference in there]
         for worker in waiting.values():
             if worker.tasks and self._silent(worker):
-                silence = f"it was silent for engine.lost_after = {self.settings.lost_after:g} s"
+                silence = f"no heartbeat for engine.lost_after = {self.settings.lost_after:g} s"
                 self._lose(worker, WorkerLostError(silence))
         self._check_start()
         return reporting
 
     def _silent(self, worker: _Worker) -> bool:
-        """Whether a heartbeat of a busy worker is overdue; asks for the next one if it is not."""
+        """Return whether a heartbeat of a busy worker is overdue; otherwise request the next one."""
         if worker.heartbeat is not None and self._ray.wait([worker.heartbeat], timeout=0)[0]:
             worker.heartbeat, worker.asked = None, monotonic()
         if worker.heartbeat is None and monotonic() - worker.asked > POLL:
@@ -169,34 +172,38 @@ class Ray(WorkerPool[_Worker]):
         errors = self._ray.exceptions
         try:
             report = self._ray.get(worker.reply, timeout=self.settings.lost_after)
-        except errors.RayTaskError:  # an error of the worker: a client's would be a result
+        except errors.RayTaskError:  # an error in the worker itself: errors of clients are results
             raise
         except errors.RayError as error:
-            lines = str(error).splitlines()  # why a worker could not start is in the last line
+            lines = str(error).splitlines()  # the last line says why a worker could not start
             raise WorkerLostError(f"{type(error).__name__}: {lines[0 if worker.ready else -1]}") from error
         worker.reply = None
         return report if worker.ready else []
 
     def _lose(self, worker: _Worker, lost: WorkerLostError) -> None:
         if worker.ready and not worker.late:
-            log.warning(f"a Ray worker is lost and replaced, another repeats its jobs ({lost})")
+            log.warning(f"a Ray worker was lost and is replaced; another worker repeats its jobs ({lost})")
         if worker.ready:
             self._none_ready_since = monotonic()
         super()._lose(worker, lost)
 
     def _kill(self, worker: _Worker) -> None:
-        with suppress(Exception):  # the cluster may be gone
+        with suppress(Exception):  # the cluster may already be down
             self._ray.kill(worker.actor)
 
     def _check_start(self) -> None:
-        """Raises WorkerError if no worker has been ready for too long."""
+        """Check that a worker has been ready recently.
+
+        Raises:
+            WorkerError: No worker has been ready for START seconds.
+        """
         if any(worker.ready for worker in self._workers):
             self._none_ready_since = monotonic()
         elif monotonic() - self._none_ready_since > START:
             raise WorkerError(
                 f"engine.name = 'ray': no worker was ready within {START:g} s; engine.worker_cpus = "
                 f"{self.settings.worker_cpus:g} and engine.worker_gpus = {self.settings.worker_gpus:g} must be free on "
-                f"some node, and the cluster has {self._ray.cluster_resources()}"
+                f"some node, but the cluster has {self._ray.cluster_resources()}"
             )
 
 
@@ -205,22 +212,30 @@ def _heartbeat(actor: Any) -> Any:
 
 
 def import_ray() -> Any:
-    """Imports Ray with telemetry off and tokens required: it reads its environment when it is imported."""
-    if "ray" not in sys.modules:  # too late otherwise
+    """Import Ray with telemetry disabled and tokens required, which it reads from the environment on import.
+
+    Raises:
+        UserError: Ray is not installed.
+    """
+    if "ray" not in sys.modules:  # the variables have no effect after the import
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray
     except ImportError as error:
         raise UserError(
-            f"engine.name = 'ray' needs Ray, which cannot be imported ({error}): pip install 'fedloom[ray]'"
+            f"engine.name = 'ray': Ray cannot be imported ({error}); install it: pip install 'fedloom[ray]'"
         ) from error
     return ray
 
 
 @contextmanager
 def connected(ray: Any, settings: EngineSettings) -> Iterator[None]:
-    """Connects to a cluster, or starts and ends Ray on this machine; leaves a connection that exists as it is."""
+    """Connect to a cluster, or start Ray on this machine and stop it at the end; use an existing connection unchanged.
+
+    Raises:
+        UserError: Ray cannot be started, or the cluster cannot be reached.
+    """
     if ray.is_initialized():
         yield
         return
@@ -231,14 +246,14 @@ def connected(ray: Any, settings: EngineSettings) -> Iterator[None]:
             options = {"address": "local", "num_cpus": max(1, round(cpus)), "include_dashboard": False}
             _isolate(undo, ray)
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:  # Ray installs its own handlers; restore ours
+            for number in SIGNALS:  # Ray installs signal handlers; restore ours
                 undo.callback(signal.signal, number, signal.getsignal(number))
         try:
             ray.init(log_to_driver=False, configure_logging=False, logging_level=logging.ERROR, **options)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             raise UserError(
-                f"engine.address = {settings.address!r}: Ray does not start or connect ({error}); a cluster's address "
-                "is what `ray start --head` printed, its token must be in RAY_AUTH_TOKEN or ~/.ray/auth_token here too"
+                f"engine.address = {settings.address!r}: Ray cannot start or connect ({error}); the cluster's address "
+                "is printed by `ray start --head`; its token must be in RAY_AUTH_TOKEN or ~/.ray/auth_token here, too"
             ) from error
     try:
         yield
@@ -247,15 +262,16 @@ def connected(ray: Any, settings: EngineSettings) -> Iterator[None]:
 
 
 def _isolate(undo: ExitStack, ray: Any) -> None:
-    """Makes the Ray that is started here listen on the loopback address only, with its own token and session.
+    """Make a local Ray instance listen on the loopback address only, with a separate token and session.
 
-    Ray does so by itself on systems where it supports no clusters; that switch works on others too. In its own session
-    it does not get the signals sent to the program's process group, so that the round can be finished.
+    Ray does this by default on systems where it does not support clusters; the same switch works on the others. In a
+    separate session Ray does not receive signals sent to this program's process group, so that the round can be
+    finished.
     """
     constants = ray._private.ray_constants
     undo.callback(setattr, constants, "ENABLE_RAY_CLUSTER", constants.ENABLE_RAY_CLUSTER)
     constants.ENABLE_RAY_CLUSTER = False
-    if ray._private.utils.detect_fate_sharing_support():  # else Ray ends its processes by their group
+    if ray._private.utils.detect_fate_sharing_support():  # otherwise Ray ends its processes via their process group
         services = ray._private.services
         undo.callback(setattr, services, "ConsolePopen", services.ConsolePopen)
         services.ConsolePopen = partial(services.ConsolePopen, start_new_session=True)
@@ -267,5 +283,5 @@ def _isolate(undo: ExitStack, ray: Any) -> None:
 
 @cache
 def _token() -> str:
-    """Returns the token of every Ray that this process starts: Ray reads it once."""
+    """Return the token of all Ray instances that this process starts: Ray reads it only once."""
     return secrets.token_hex(32)

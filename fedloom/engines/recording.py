@@ -1,4 +1,4 @@
-"""What a recorded step may not do, and how recording leaves no trace. Shared by the CPU's tape and by CUDA graphs."""
+"""Checks of what a recorded step may do, and recording without side effects. Used by `replay` and by CUDA graphs."""
 
 import traceback
 from collections.abc import Iterator
@@ -29,16 +29,16 @@ PYTHON_READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
 
 
 class Watch(TorchDispatchMode):
-    """Lets tensor operations pass, and refuses with the line that does it what a recorded step cannot do.
+    """Executes tensor operations, and rejects operations that a recorded step cannot contain, naming the line of code.
 
-    That is: reading a value on the host, memory that is not the workspace's, torch's random generators.
+    These are: reading a value on the host, memory outside of the workspace, and torch's random generators.
     """
 
     def __init__(self, owned: list[Tensor]):
         TorchDispatchMode.__init__(self)
         self._owned = {storage(t) for t in owned}
         self._device = owned[0].device.type
-        self._alive = owned  # a freed tensor's address could come back as somebody else's
+        self._alive = owned  # keeps tensors alive, since the address of a freed one could be reused
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -51,41 +51,39 @@ class Watch(TorchDispatchMode):
         outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         self._alive.extend(outputs)
         self._owned |= {storage(t) for t in outputs}
-        self.saw(func, args, kwargs, inputs, outputs)
+        self.record(func, args, kwargs, inputs, outputs)
         return out
 
-    def saw(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """An operation that was allowed and has been done."""
+    def record(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """Handle an operation that was allowed and executed. The default does nothing."""
 
     def _refuse_host_reads(self, func: Any, args: Any) -> None:
         if func._schema.name in HOST_READS:
             raise CaptureError(f"{line()} reads a tensor's value on the host ({func}); use torch.where and masks")
         if str(func).startswith("aten.index.") and any(i is not None and i.dtype == torch.bool for i in args[1]):
-            raise CaptureError(f"{line()} indexes with a boolean mask: its size is not known; use torch.where")
+            raise CaptureError(f"{line()} indexes with a boolean mask: the result's size is not fixed; use torch.where")
 
     def _refuse_host_writes(self, func: Any, inputs: list[Tensor]) -> None:
         if func._schema.name in COPIES and len({t.device.type for t in inputs} | {self._device}) > 1:
-            raise CaptureError(f"{line()} brings a value from the host to the GPU ({func}); make it a part in build()")
+            raise CaptureError(f"{line()} copies a value from the host to the GPU ({func}); make it a part in build()")
 
     def _refuse_foreign_memory(self, func: Any, inputs: list[Tensor]) -> None:
-        if func is torch.ops.aten.lift_fresh.default:  # torch.tensor(…) written inside the step: a constant of the code
+        if func is torch.ops.aten.lift_fresh.default:  # torch.tensor(…) inside the step: a constant of the code
             return
         if any(storage(t) not in self._owned for t in inputs):
             raise CaptureError(
-                f"{line()} reads a tensor that is no part, batch, received part or learning rate ({func}); "
-                "what a step reads must be a part that build() returns"
+                f"{line()} reads a tensor that is not a part, batch, received part or learning rate ({func}); "
+                "make it a part that build() returns"
             )
 
     def _refuse_generators(self, func: Any) -> None:
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return
-        raise CaptureError(
-            f"{line()} draws from one of torch's random generators ({func}); use fedloom's Dropout, or client.random"
-        )
+        raise CaptureError(f"{line()} uses torch's random generator ({func}); use fedloom's Dropout, or client.random")
 
 
 class NoPythonReads(TorchFunctionMode):
-    """Refuses ways to a tensor's values that are no tensor operations, so that a tape does not see them."""
+    """Rejects reads of a tensor's values that are not tensor operations and would not be recorded."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in PYTHON_READS:
@@ -94,12 +92,12 @@ class NoPythonReads(TorchFunctionMode):
 
 
 def storage(tensor: Tensor) -> int:
-    """What identifies a tensor's memory."""
+    """Return an identifier of a tensor's memory."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def line() -> str:
-    """Where in the method's (or the user's) code this happened: the innermost frame outside torch and the engine."""
+    """Return the current line of the method's (or user's) code: the innermost frame outside torch and engines."""
     inner = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
     for frame in reversed(traceback.extract_stack()):
         if not frame.filename.startswith(inner) and not frame.filename.startswith("<"):
@@ -108,7 +106,7 @@ def line() -> str:
 
 
 def touched(steps: Steps) -> list[Tensor]:
-    """Every tensor that a step may read or write, besides its row: each once."""
+    """Return every tensor that a step may read or write besides its row, each once."""
     workspace = steps.workspace
     return distinct(
         (
@@ -120,7 +118,7 @@ def touched(steps: Steps) -> list[Tensor]:
 
 @contextmanager
 def undone(*all_steps: Steps) -> Iterator[None]:
-    """Whatever steps do inside leaves no trace: parts, buffers, optimizer state, statistics."""
+    """Undo all changes that steps make inside the context: parts, buffers, optimizer state, statistics."""
     written = [t for s in all_steps for t in (*s.workspace.flat.buffers.values(), *s.cache.flat())]
     before = [tensor.clone() for tensor in written]
     try:
@@ -131,8 +129,12 @@ def undone(*all_steps: Steps) -> Iterator[None]:
 
 
 def check(steps: Steps, row: Tensor) -> None:
-    """Takes a step twice under the checks: what cannot be recorded raises CaptureError, nothing is changed."""
+    """Take a step twice under the checks and undo it.
+
+    Raises:
+        CaptureError: The step cannot be recorded.
+    """
     with undone(steps):
-        steps.step(row)  # libraries load what they need
+        steps.step(row)  # warm-up: libraries initialise themselves
         with NoPythonReads(), Watch([*touched(steps), row]):
             steps.step(row)

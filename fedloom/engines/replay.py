@@ -1,7 +1,7 @@
-"""A CUDA graph on the CPU, for tests: a step's tensor operations are recorded once and replayed in the same memory.
+"""A CPU equivalent of CUDA graphs, for tests: records a step's tensor operations once and replays them in fixed memory.
 
-What a recorded step cannot do is refused with the line that does it (see recording.py). A method that equals `inline`
-here, bit for bit, is ready for the GPU.
+Operations that a recorded step cannot contain are rejected, naming the line of code (see recording.py). A method whose
+results here are bit-identical to `inline` is ready for the GPU.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -20,22 +20,22 @@ from fedloom.engines.recording import NoPythonReads, Watch, storage, touched, un
 
 
 class Tape(Watch):
-    """Records tensor operations with their memory; `replay` runs them again."""
+    """Records tensor operations with their memory; `replay` executes them again."""
 
     def __init__(self, owned: list[Tensor]):
         super().__init__(owned)
         self.operations: list[tuple[Any, Any, Any, list[tuple[int, Tensor]]]] = []
 
-    def saw(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """Remembers the operation and which of its outputs are new memory."""
+    def record(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """Store the operation, and which of its outputs are new memory."""
         read = {storage(t) for t in inputs}
         fresh = [(i, t) for i, t in enumerate(outputs) if storage(t) not in read]
         self.operations.append((func, args, kwargs, fresh))
 
     @torch.no_grad()
     def replay(self) -> None:
-        """The same operations on whatever the memory holds now."""
-        with torch.autocast("cpu", enabled=False):  # a method's own, around a fit, is in the operations already
+        """Execute the recorded operations on the current contents of the memory."""
+        with torch.autocast("cpu", enabled=False):  # a method's autocast around a fit is already part of the operations
             for func, args, kwargs, fresh in self.operations:
                 again = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if isinstance(leaf, Tensor)]
                 for i, tensor in fresh:
@@ -43,7 +43,7 @@ class Tape(Watch):
 
 
 class Replay:
-    """The stepper: warm up, record, undo, then replay for every batch of that size."""
+    """A stepper that records each step once per batch size, undoes it, and replays it for all batches of that size."""
 
     fixed_memory = True
 
@@ -51,7 +51,7 @@ class Replay:
         self._tapes: dict[Hashable, tuple[Tape, Row]] = {}
 
     def run(self, steps: Steps) -> State:
-        """Replays the tape of each row's size, recording it at its first use."""
+        """Replay the tape for each row's length, recording it on first use."""
         steps.workspace.refuse_rebound()
         steps.prepare()
         for row in steps.plan.steps(steps.workspace.device):
@@ -67,14 +67,14 @@ class Replay:
     def _record(self, steps: Steps, row: Row) -> tuple[Tape, Row]:
         buffer = row.clone()
         with undone(steps):
-            steps.step(buffer)  # warm-up: statistics come into being
+            steps.step(buffer)  # warm-up: creates the statistics
             with NoPythonReads(), Tape([*touched(steps), buffer]) as tape:
                 steps.step(buffer)
         return tape, buffer
 
 
 class ReplayEngine(Engine):
-    """Clients take turns on several recording lanes (three unless `workers` says otherwise)."""
+    """Distributes clients over several recording workspaces (`workers`, three by default)."""
 
     name: ClassVar[str] = "replay"
 
@@ -87,7 +87,7 @@ class ReplayEngine(Engine):
         self._turn = 0
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Each job in the next lane."""
+        """Run each job in the next workspace."""
         for job in jobs:
             self._turn += 1
             yield handle(self.lanes[self._turn % len(self.lanes)], job)

@@ -251,7 +251,7 @@ def test_a_file_that_changes_after_consent_is_refused():
     Path("mine.py").write_text(CODE)
     trusted_code.allow("mine.py:Mine")
     Path("mine.py").write_text("open('marker', 'w')\n" + CODE)
-    with pytest.raises(UserError, match="has changed since it was allowed"):
+    with pytest.raises(UserError, match="has changed since you allowed it"):
         fedloom.Recipe.parse({"method": "mine.py:Mine"})
     assert not Path("marker").exists()
 
@@ -311,7 +311,7 @@ def test_the_printed_command_resumes_a_run_with_its_file(stranger, kind):
     }
     with trusted_code.scope(), pytest.raises(Interrupted) as stopped:
         begin[kind]()
-    command = str(stopped.value).partition("go on with: ")[2]
+    command = str(stopped.value).partition("resume with: ")[2]
     assert command == "fedloom resume out --trust-code"
     assert invoke(*command.split()[1:], "--json").exit_code == 0
     assert Path("out/summary.json" if kind == "run" else "out/01-local-s0/summary.json").exists()

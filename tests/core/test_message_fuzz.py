@@ -216,19 +216,19 @@ def test_a_huge_declared_shape_allocates_nothing():
 
 
 def test_a_message_over_the_limit_is_refused_unread():
-    with pytest.raises(MessageError, match=rf"it has {len(GOOD)} bytes, and 100 are allowed"):
+    with pytest.raises(MessageError, match=rf"it has {len(GOOD)} bytes, but only 100 are allowed"):
         Message.from_bytes(GOOD, limit=100)
     assert len(Message.from_bytes(GOOD, limit=len(GOOD))) == len(TENSORS)
     long = {"x" * 4000 + str(i): torch.zeros(1) for i in range(HEADER_LIMIT // 4000 + 1)}
-    with pytest.raises(MessageError, match="its header is said to have"):
+    with pytest.raises(MessageError, match="its header claims"):
         unpack(pack(long, {}))
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"counts": torch.tensor([1, 2])}, r"'counts' is torch\.int64 \[2\], and torch\.int64 \[3\] is expected"),
-        ({"counts": torch.tensor([1.0, 2, 3])}, r"'counts' is torch\.float32 \[3\], and torch\.int64"),
+        ({"counts": torch.tensor([1, 2])}, r"'counts' is torch\.int64 \[2\], but torch\.int64 \[3\] is expected"),
+        ({"counts": torch.tensor([1.0, 2, 3])}, r"'counts' is torch\.float32 \[3\], but torch\.int64"),
         ({"more": torch.ones(1)}, "'more' is not expected"),
         ({"counts": None}, "'counts' is missing"),
     ],

@@ -317,7 +317,7 @@ def test_drawing_leaves_what_was_drawn_before_as_it_was():
 
 
 def test_without_a_key_nothing_is_drawn():
-    with pytest.raises(RuntimeError, match="outside of a training step"):
+    with pytest.raises(RuntimeError, match="inside a training step only"):
         Random(torch.device("cpu")).uniform((2,))
 
 

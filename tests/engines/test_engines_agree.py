@@ -65,5 +65,5 @@ def test_channels_last_is_another_layout_of_the_same_numbers():
 
 
 def test_a_cpu_refuses_what_only_gpus_have():
-    with pytest.raises(UserError, match="engine.precision = 'bf16' is for GPUs"):
+    with pytest.raises(UserError, match="engine.precision = 'bf16': needs a GPU"):
         tiny_run("fedavg", engine__precision="bf16")

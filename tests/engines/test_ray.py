@@ -214,7 +214,7 @@ def test_a_node_that_is_killed_changes_no_number(tmp_path):
         finally:
             run.kill()
     assert run.returncode == 0, errors
-    assert "a Ray worker is lost and replaced" in Path("killed/log.txt").read_text()
+    assert "a Ray worker was lost and is replaced" in Path("killed/log.txt").read_text()
     inline = Experiment(Recipe.load("killed/recipe.yaml").with_(engine={"name": "inline"}, faults={}, out="inline"))
     inline.run()
     assert same_state(load_file("killed/models/server.safetensors"), inline.server.state)
@@ -267,7 +267,7 @@ def two_nodes(tmp_path):
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"engine.name = 'ray' needs Ray.*pip install 'fedloom\[ray\]'"):
+    with pytest.raises(UserError, match=r"engine.name = 'ray': Ray cannot be imported.*pip install 'fedloom\[ray\]'"):
         Ray(setup_of(), EngineSettings(name="ray"))
 
 

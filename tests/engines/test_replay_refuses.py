@@ -64,8 +64,8 @@ def to_numpy(client, batch):
         (reads_the_host, r"test_replay_refuses.py, line \d+, `return loss \* loss.item\(\)`.*on the host"),
         (branches, r"line \d+, `return loss if loss > 0.*on the host"),
         (masks, r"line \d+, `return cross_entropy.*boolean mask"),
-        (reads_foreign_memory, r"line \d+, `return plain\(client, batch\) \* FOREIGN`.*no part"),
-        (draws_globally, r"line \d+, .*one of torch's random generators"),
+        (reads_foreign_memory, r"line \d+, `return plain\(client, batch\) \* FOREIGN`.*not a part"),
+        (draws_globally, r"line \d+, .*uses torch's random generator"),
     ],
 )
 def test_is_refused_and_the_line_is_named(client, loss, says):
@@ -86,7 +86,7 @@ def test_torch_dropout_in_a_network_is_refused(client):
     def dropped(client, batch):
         return cross_entropy(client.extra(client.model(batch.x)), batch.y)
 
-    with pytest.raises(CaptureError, match="one of torch's random generators"):
+    with pytest.raises(CaptureError, match="uses torch's random generator"):
         client.fit(("model", "extra"), dropped)
 
 

@@ -82,7 +82,7 @@ def test_a_worker_killed_in_a_round_costs_one_client_and_is_replaced():
         before = {w.process.pid for w in engine._workers}
         results = list(engine.run(jobs(engine, range(6))))
         assert kinds(results) == [None, "died", None, None, None, None]
-        assert results[1].error.why == "its worker process died (SIGKILL) and is replaced"
+        assert results[1].error.why == "its worker process died (SIGKILL) and was replaced"
         assert [r.client for r in results] == list(range(6))
         assert kinds(engine.run(jobs(engine, [0, 2]))) == [None, None]
         assert len(engine._workers) == 2

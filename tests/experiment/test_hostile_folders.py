@@ -181,7 +181,7 @@ def run(tmp_path_factory):
     [
         ({"images": None}, "images"), ({"network": {"name": "mlp", "hidden": 10**12}}, "GB"),
         ({"method": {}}, "method"),
-        ({"network": {"name": "mlp", "hidden": 10**30}}, "larger than can be counted|hidden|model"),
+        ({"network": {"name": "mlp", "hidden": 10**30}}, "its size overflows|hidden|model"),
         ({"client": 10**30}, "client"), ({"network": {"name": "nothing"}}, "unknown"),
         ({"images": {"classes": ["a"], "shape": [1, 10**6, 10**6], "mean": [0.5], "std": [0.5]}}, "GB"),
     ],

@@ -32,7 +32,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_name():
         ({"norm": 2}, "model.norm = 2: must be true or false"),
         ({"hidden": 0}, "model.hidden = 0: must be at least 1"),
         ({"hidden": 12.5}, "model.hidden = 12.5: must be a whole number"),
-        ({"features": True}, "model.features = True: must be a number, not a switch"),
+        ({"features": True}, "model.features = True: must be a number, not true or false"),
     ],
 )
 def test_a_bad_value_is_refused_with_what_it_should_be(options, remedy):
@@ -71,7 +71,7 @@ def test_a_shape_has_three_positive_numbers(shape):
 
 def test_a_name_is_given_once():
     ours = MODELS["mlp"]
-    with pytest.raises(UserError, match="Net: the model.name 'mlp' is a part of fedloom already; choose another name"):
+    with pytest.raises(UserError, match="Net: model.name = 'mlp' is already part of fedloom; choose another name"):
 
         @register("mlp")
         class Net(SplitModel): ...
@@ -121,7 +121,7 @@ def test_a_number_is_bound_by_its_annotation_alone(numbers, options):
     [
         ({"scale": float("inf")}, "model.scale = inf: must be a finite number"),
         ({"shift": float("nan")}, "model.shift = nan: must be a finite number"),
-        ({"scale": True}, "model.scale = True: must be a number, not a switch"),
+        ({"scale": True}, "model.scale = True: must be a number, not true or false"),
         ({"offset": 1.5}, "model.offset = 1.5: must be a whole number"),
         ({"slope": 0}, "model.slope = 0: must be above 0"),
         ({"momentum": 0}, "model.momentum = 0: must be above 0"),

@@ -374,9 +374,9 @@ def test_who_stops_a_run_is_told_how_to_go_on(by, code, tmp_path, capfd) -> None
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt) as stopped:
         experiment("fedavg", tmp_path / "run", on_round=stop_in(1, by)).run()
-    assert str(stopped.value) == f"stopped after round 1 of 3; go on with: fedloom resume {tmp_path / 'run'}"
+    assert str(stopped.value) == f"stopped after round 1 of 3; resume with: fedloom resume {tmp_path / 'run'}"
     assert stopped.value.exit_code == code
-    assert "a second Ctrl-C (or SIGTERM) leaves at once" in capfd.readouterr().err
+    assert "a second Ctrl-C (or SIGTERM) stops at once" in capfd.readouterr().err
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     assert not (tmp_path / "run" / LOCK).exists()
 

@@ -63,7 +63,7 @@ def test_a_comparison_that_was_ended_goes_on_to_the_same_files(act, number, roun
     with pytest.raises((CrashError, Interrupted)) as ended:
         fedloom.compare(**COMPARED, out=out, on_run=in_run(number, round, act))
     if act is stop:
-        said = f"run {number} of 4 stopped after round {round} of 3; go on with: fedloom resume {out}"
+        said = f"run {number} of 4 stopped after round {round} of 3; resume with: fedloom resume {out}"
         assert str(ended.value) == said
     done = {name: contents(out / name) for name in RUNS[: number - 1]}
     began = []
@@ -80,7 +80,7 @@ def test_a_comparison_that_was_ended_goes_on_to_the_same_files(act, number, roun
 
 def test_asked_to_stop_in_the_last_round_of_a_run_it_stops_after_it(tmp_path) -> None:
     out = tmp_path / "all"
-    with pytest.raises(Interrupted, match="stopped after run 2 of 4; go on with: fedloom resume"):
+    with pytest.raises(Interrupted, match="stopped after run 2 of 4; resume with: fedloom resume"):
         fedloom.compare(**COMPARED, out=out, on_run=in_run(2, 3, stop))
     assert [(out / name / "summary.json").exists() for name in RUNS] == [True, True, False, False]
     assert not (out / RUNS[2]).exists()

@@ -126,7 +126,7 @@ def test_a_stopped_sweep_keeps_what_is_finished_and_goes_on():
 
         return on_round
 
-    with pytest.raises(KeyboardInterrupt, match="run 2 of 2 stopped after round 1 of 2; go on with: fedloom resume s"):
+    with pytest.raises(KeyboardInterrupt, match="run 2 of 2 stopped after round 1 of 2; resume with: fedloom resume s"):
         fedloom.sweep(**TINY, over={"method.mu": [0, 1]}, out="s", on_run=stop_in_second)
     rounds.clear()
     stored = read_yaml("s/sweep.yaml")
@@ -209,7 +209,7 @@ def test_runs_side_by_side_give_what_they_give_one_by_one_and_ctrl_c_reaches_the
     process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 130
-    assert "stopped after run 0 of 2; go on with: fedloom resume s" in said
+    assert "stopped after run 0 of 2; resume with: fedloom resume s" in said
     done = [json.loads(path.read_text().splitlines()[-1]) for path in metrics]
     for path, record in zip(metrics, done, strict=True):
         assert (path.parent / f"checkpoints/round-{record['round']:06d}.json").exists()

@@ -131,7 +131,7 @@ def test_runs_side_by_side_stop_together_with_checkpoints_and_are_gone(
     finally:
         process.kill()
     assert process.returncode == code
-    assert said.count("go on with: the same command") == (3 if code > 0 else 2)  # each run, and the whole
+    assert said.count("resume with: the same command") == (3 if code > 0 else 2)  # each run, and the whole
     for path in rounds:
         last = json.loads(path.read_text().splitlines()[-1])["round"]
         assert last < 200 and (path.parent / f"checkpoints/round-{last:06d}.json").exists()

@@ -1,1 +1,1 @@
-"""Everything that knows CUDA graphs."""
+"""The engine `lanes`: many clients at once on one GPU, with training steps as CUDA graphs."""

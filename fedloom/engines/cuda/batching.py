@@ -1,4 +1,4 @@
-"""A traced step as a function of many clients' tensors at once, each a row of a block."""
+"""Vectorisation of a traced step over many clients, whose tensors are rows of blocks."""
 
 from collections.abc import Callable, Sequence
 from operator import getitem
@@ -18,8 +18,13 @@ BATCH_NORMS = {"aten::native_batch_norm", "aten::_native_batch_norm_legit", "ate
 
 
 def batched(graph: fx.GraphModule, shared: Sequence[bool], fused: bool = False) -> Callable[..., Any]:
-    """The traced step as a function of blocks; inputs that are shared have no rows. `fused` is for a compiler."""
+    """Return the traced step as a function of blocks of tensors.
 
+    Args:
+        graph: The traced step of one client.
+        shared: For each input, whether all clients share it; then it has no rows.
+        fused: Whether the result will be compiled.
+    """
     changing = _changing(graph)
 
     def step(*inputs: Tensor) -> Any:
@@ -29,7 +34,7 @@ def batched(graph: fx.GraphModule, shared: Sequence[bool], fused: bool = False) 
 
 
 class _Batchable(fx.Interpreter):
-    """Does a step's operations in ways that are fast when done for many clients at once."""
+    """Executes a step's operations in forms that are fast for many clients."""
 
     def __init__(self, graph: fx.GraphModule, changing: set[fx.Node], fused: bool):
         super().__init__(graph)
@@ -37,22 +42,22 @@ class _Batchable(fx.Interpreter):
         self._products = Products(fused)
 
     def run_node(self, n: fx.Node) -> Any:
-        """One node: what it does may depend on what others do to its inputs."""
+        """Execute one node, and remember it: how depends on what other nodes do to its inputs."""
         self._node = n
         return super().run_node(n)
 
     def _may_change(self, argument: int) -> bool:
-        """Whether this argument of the node is written in place, here or there."""
+        """Return whether this argument of the current node is written in place anywhere in the graph."""
         node = self._node.args[argument]
         return isinstance(node, fx.Node) and _base(node) in self._changing
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """One operation of the graph."""
+        """Execute one operation of the graph."""
         name = getattr(getattr(target, "_schema", None), "name", "")
         if name.startswith("aten::_foreach_"):
             done = _at_once(target, args, kwargs)
             return self._one_by_one(name.removeprefix("aten::_foreach_"), args, kwargs) if done is None else done
-        if target is torch.ops.aten.view.default and not self._may_change(0):  # products come with their channels last
+        if target is torch.ops.aten.view.default and not self._may_change(0):  # results of Products are channels-last
             return args[0].reshape(args[1])
         if name == "aten::convolution":
             x, weight, bias, stride, padding, dilation, transposed, _, groups = args
@@ -73,7 +78,7 @@ class _Batchable(fx.Interpreter):
         return self._do(target, args, kwargs)
 
     def _batch_norm(self, target: Any, args: list[Any], kwargs: Any) -> Any:
-        """Moves running statistics in memory of their own: vmap moves a copy of rows that are apart."""
+        """Update copies of the running statistics and copy them back: vmap would update a copy of strided rows."""
         apart = args[3:5]
         if apart[0] is None:
             return self._do(target, args, kwargs)
@@ -84,11 +89,11 @@ class _Batchable(fx.Interpreter):
         return made
 
     def _of(self, images: int) -> Products:
-        """Knows the patches of this argument already, unless that may have changed."""
+        """Return the cached patches of this argument, unless it may have changed since."""
         return Products(self._fused) if self._may_change(images) else self._products
 
     def _one_by_one(self, name: str, args: Any, kwargs: Any) -> list[Any]:
-        """An operation on lists, which vmap does not know, tensor by tensor."""
+        """Execute a foreach operation, which vmap does not support, tensor by tensor."""
         if name.rstrip("_") in ("addcmul", "addcdiv") and len(args) == 4:
             args, kwargs = args[:3], {"value": args[3]}
         operation = getattr(torch.ops.aten, name)
@@ -100,18 +105,18 @@ class _Batchable(fx.Interpreter):
         return results
 
     def _do(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """What vmap can only do in place row by row is done out of place, and copied."""
+        """Execute one operation; in-place operations without a batching rule are done out of place and copied."""
         name = getattr(getattr(target, "_schema", None), "name", "")
-        if kwargs.get("memory_format") == torch.channels_last:  # products have a layout of their own
+        if kwargs.get("memory_format") == torch.channels_last:  # the layout of Products differs
             kwargs = {key: value for key, value in kwargs.items() if key != "memory_format"}
         if not _in_place(target) or has_batching_rule(target):
             return super().call_function(target, tuple(args), kwargs)
-        elsewhere = getattr(getattr(torch.ops.aten, name.removeprefix("aten::").rstrip("_")), target._overloadname)
-        return args[0].copy_(elsewhere(*args, **kwargs))
+        functional = getattr(getattr(torch.ops.aten, name.removeprefix("aten::").rstrip("_")), target._overloadname)
+        return args[0].copy_(functional(*args, **kwargs))
 
 
 def _changing(graph: fx.GraphModule) -> set[fx.Node]:
-    """What is written in place."""
+    """Return the nodes that are written in place."""
     found = set()
     for node in graph.graph.nodes:
         schema = getattr(node.target, "_schema", None)
@@ -122,22 +127,22 @@ def _changing(graph: fx.GraphModule) -> set[fx.Node]:
 
 
 def _base(node: fx.Node) -> fx.Node:
-    """What a view, or a view of a view, is a view of; and what an operation in place hands on."""
+    """Return the node whose memory a view or the result of an in-place operation refers to."""
     while node.target is getitem or getattr(node.target, "is_view", False) or _in_place(node.target):
         node = node.args[0]  # type: ignore[assignment]
     return node
 
 
 def _in_place(target: Any) -> bool:
-    """Whether it writes to its first argument and hands that on."""
+    """Return whether an operation writes to its first argument and returns it."""
     handed_on = [made.alias_info for made in target._schema.returns] if hasattr(target, "_schema") else []
     return bool(handed_on) and handed_on[0] is not None and handed_on[0].is_write
 
 
 def _at_once(target: Any, args: Any, kwargs: Any) -> list[Tensor] | None:
-    """An operation on lists, on the blocks themselves: number by number it makes no difference whose they are.
+    """Execute an elementwise foreach operation directly on the blocks of all clients.
 
-    None if it is another kind of operation, or if a tensor beside the lists (a learning rate) has a row per client.
+    Returns None for other operations, and if a tensor outside the lists (a learning rate) has a row per client.
     """
     if target._schema.name.removeprefix("aten::_foreach_").rstrip("_") not in ELEMENTWISE:
         return None

@@ -1,6 +1,6 @@
-"""A lane of several clients at a time: those that come to the same call of `fit` take its steps as one operation.
+"""A lane of several clients: clients that reach the same call of `fit` take its steps as one vectorised operation.
 
-A method knows nothing of it: each client's code runs by itself, as a greenlet, up to a `fit`, and waits there.
+Method code is unaware of this: each client's code runs as a greenlet up to a `fit`, and waits there.
 """
 
 import warnings
@@ -27,7 +27,7 @@ from fedloom.engines.recording import touched, undone
 
 
 class Slot:
-    """A client's place in a cohort: its work, and the steps that it waits for. It is its workspace's stepper."""
+    """A client's place in a cohort: its greenlet, and the steps that it waits for. The stepper of its workspace."""
 
     fixed_memory = True
 
@@ -36,11 +36,11 @@ class Slot:
         self.steps: Steps | None = None
         self.means: State = {}
         self.error: Exception | None = None
-        """Raised by a step of this client."""
+        """Exception raised by a step of this client."""
         self.result: Result | None = None
 
     def run(self, steps: Steps) -> State:
-        """Waits until the cohort has taken the steps."""
+        """Pause until the cohort has taken the steps."""
         if not steps.plan.sizes or _inside_a_context(steps.workspace):
             return Eager().run(steps)
         steps.workspace.refuse_rebound()
@@ -49,20 +49,20 @@ class Slot:
         error, self.error = self.error, None
         try:
             if error is not None:
-                raise error  # it becomes this client's result
+                raise error  # becomes this client's result
         finally:
-            del error  # whose traceback holds all that led here
+            del error  # its traceback references all frames up to here
         steps.workspace.refuse_rebound()
         return self.means
 
 
 def _inside_a_context(workspace: Workspace) -> bool:
-    """Whether something of torch's is open that belongs to the thread, and would be the other clients' as well."""
+    """Return whether a torch context is active that belongs to the thread and would affect other clients."""
     return torch.is_autocast_enabled(workspace.device.type) or torch.is_inference_mode_enabled() or contexts_open()
 
 
 class Cohort(Lane):
-    """Clients side by side, as rows of the same memory. One more row is for steps that a client takes alone."""
+    """Several clients in rows of the same memory. A spare row is used for steps of single clients."""
 
     def __init__(self, slots: int, new_workspace: NewWorkspace, recorder: Recorder, shared: Shared):
         self.slots = slots
@@ -81,12 +81,12 @@ class Cohort(Lane):
         return [new_workspace(stepper=slot, rows=(self._rows, i)) for i, slot in enumerate(self._slots)]
 
     def _all(self, tensor: Tensor, count: int | None = None) -> Tensor:
-        """The first clients' counterparts of a tensor of the first one; itself if they share it."""
+        """Return the rows of the first clients for a tensor of the first one, or the tensor itself if it is shared."""
         found = self._rows.block(tensor, self.slots if count is None else count)
         return tensor.detach() if found is None else found
 
     def launch(self, jobs: Sequence[Job]) -> list[Result]:
-        """Does jobs at once; the longest first, so that the others finish one after another."""
+        """Run jobs concurrently, the longest first, so that the number of active clients only decreases."""
         self._jobs = len(jobs)
         slots = self._slots[: len(jobs)]
         sent = self._sent = self._outboxes(len(jobs)) if jobs[0].kind == "update" else None
@@ -117,14 +117,14 @@ class Cohort(Lane):
         return results
 
     def largest(self, results: Sequence[Result]) -> Tensor | None:
-        """The same in one operation."""
+        """Return the largest magnitude in each message, in one operation if possible."""
         if self._sent is None or len(results) != self._jobs or any(result.error is not None for result in results):
             return super().largest(results)
         floating = self._sent.floating()
         return largest(floating) if floating else None
 
     def _outboxes(self, jobs: int) -> FlatState | None:
-        """Memory for what all clients send, filled in one operation at the end; None if it is needed before."""
+        """Allocate memory for all clients' messages, filled in one operation at the end; None if needed earlier."""
         first = self.workspaces[0]
         if first.setup.codec.up is not None or first.setup.intercept is not None:
             return None
@@ -135,7 +135,7 @@ class Cohort(Lane):
 
     @torch.no_grad()
     def _spread(self, jobs: Sequence[Job]) -> None:
-        """Puts a message that all clients get into all their workspaces at once, if it is theirs as it is."""
+        """Load a message into all workspaces at once, if all clients receive the same one without encoding."""
         message, first = jobs[0].message, self.workspaces[0]
         encoded = jobs[0].kind in ENCODED and first.setup.codec.down is not None
         workspaces = self.workspaces[: len(jobs)]
@@ -143,7 +143,7 @@ class Cohort(Lane):
             return
         own = first.tensors
         if any(n in own and (t.shape, t.dtype) != (own[n].shape, own[n].dtype) for n, t in message.items()):
-            return  # each client's own load says so
+            return  # each client's load reports the error
         rows = [
             FlatState(flat.layout, {dtype: buffer[: len(jobs)] for dtype, buffer in flat.buffers.items()})
             for flat in (self._parts, self._received)
@@ -153,7 +153,7 @@ class Cohort(Lane):
             workspace.holds = message
 
     def _serve(self, requests: list[tuple[int, Steps]]) -> None:
-        """Takes the steps that clients wait for: of the first ones that came to the same call together."""
+        """Take the steps that clients wait for, vectorised over the first clients that wait in the same call."""
         first = requests[0][1]
         alike = takewhile(lambda pair: pair[1][0] == pair[0] and _alike(pair[1][1], first), enumerate(requests))
         group = [steps for _, (_, steps) in alike]
@@ -163,14 +163,14 @@ class Cohort(Lane):
             self._serve_group(0, group)
 
     def _serve_group(self, number: int, group: list[Steps]) -> None:
-        """Takes the steps of clients from this slot on."""
+        """Take the steps of clients, of which the first has the slot `number`."""
         self._prepare(number, group)
         group[0].set_mode()
         try:
             able = self.can_capture(group[0])
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # a step raises: alone it is raised where it belongs
+        except Exception:  # raised again, in the right client, when clients run individually
             able = False
         if able:
             self._take_pieces(group)
@@ -180,7 +180,7 @@ class Cohort(Lane):
         self._keep_means(number, group)
 
     def _prepare(self, number: int, group: list[Steps]) -> None:
-        """Zeroes statistics and optimizers of all of them in few operations; sets their learning rates."""
+        """Zero statistics and optimizers of all clients in few operations, and set their learning rates."""
         if number or len(group) == 1:
             for steps in group:
                 steps.prepare()
@@ -208,7 +208,7 @@ class Cohort(Lane):
 
     @staticmethod
     def _guarded(steps: Steps, work: Callable[[], None]) -> bool:
-        """Does one client's steps, if none has failed; what they raise is its own error, and ends its work alone."""
+        """Take one client's steps unless it has failed already; store an exception as the client's error."""
         slot = steps.workspace.stepper
         assert isinstance(slot, Slot)
         if slot.error is not None:
@@ -223,7 +223,7 @@ class Cohort(Lane):
             return False
 
     def _take_pieces(self, group: list[Steps]) -> None:
-        """Takes clients' steps, together where they come to the same size."""
+        """Take clients' steps, vectorised where several clients reach steps of the same size."""
         plans = [steps.plan for steps in group]
         draw(plans)
         order: list[Piece] = []
@@ -240,10 +240,10 @@ class Cohort(Lane):
                 continue
             steps = group[piece.clients[0]]
             if not self._guarded(steps, lambda steps=steps, piece=piece: self._take_alone(steps, piece)):  # type: ignore[misc]
-                self.seek(position)  # past rows that were not taken
+                self.seek(position)  # skips rows that were not used
 
     def _take_rows(self, group: list[Steps], piece: Piece) -> None:
-        """Steps of the first clients, as one operation for all of them."""
+        """Take steps of the first clients as one vectorised operation."""
         first, clients = group[0], len(piece.clients)
 
         def step() -> StepFunction:
@@ -257,7 +257,7 @@ class Cohort(Lane):
         self.take(run, piece.count)
 
     def _take_alone(self, steps: Steps, piece: Piece) -> None:
-        """Steps of one client: in the row that is for this, so that a graph serves all clients."""
+        """Take steps of one client in the spare row, so that one graph serves all clients."""
         spare = self.workspaces[-1]
         cache = spare.step_cache(steps.cache.site, steps.cache.parts, tuple(steps.cache.optimizers))
         cache.hold_like(steps.cache)
@@ -278,12 +278,12 @@ class Cohort(Lane):
         kind = _kind(steps, piece)
         if kind not in self.shared.traced:
             row = torch.from_numpy(steps.plan.part(piece.start[0], piece.size, 1)[0]).to(steps.workspace.device)
-            steps.set_mode()  # a method may have changed it
+            steps.set_mode()  # the method may have changed modes
             self.shared.traced[kind] = trace(steps, row)
         return self.shared.traced[kind]
 
     def _vectorised(self, group: list[Steps], piece: Piece) -> Function | None:
-        """The step for several clients at once, tried on two; None, and a warning, if vmap cannot do it."""
+        """Return the step of several clients, tried on two; None, with a warning, if vmap does not support it."""
         first, kind = group[0], _kind(group[0], piece)
         if kind not in self.shared.functions:
             try:
@@ -296,15 +296,15 @@ class Cohort(Lane):
                 self.shared.functions[kind] = function
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # vmap has its limits
+            except Exception as error:  # vmap does not support all operations
                 self.shared.functions[kind] = None
                 warnings.warn(
-                    f"engine.cohort: some clients' training steps are taken one by one: {error}", stacklevel=2
+                    f"engine.cohort: some training steps are not vectorised over clients: {error}", stacklevel=2
                 )
         return self.shared.functions[kind]
 
     def _fast(self, group: list[Steps], piece: Piece) -> Function | None:
-        """The same compiled, for a full cohort and steps that are taken often."""
+        """Return the compiled step, for a full cohort and steps that are taken often; otherwise None."""
         first, clients = group[0], len(piece.clients)
         if not self.shared.compile or clients < self.slots or piece.count == 1:
             return None
@@ -320,7 +320,7 @@ class Cohort(Lane):
 
     @contextmanager
     def _undone(self, first: Steps, clients: int) -> Iterator[None]:
-        """What steps of the first clients do inside leaves no trace."""
+        """Undo all changes that steps of the first clients make inside the context."""
         written = [self._all(t, clients) for t in (*first.workspace.flat.buffers.values(), *first.cache.flat())]
         before = [tensor.clone() for tensor in written]
         try:
@@ -340,7 +340,7 @@ def _eagerly(steps: Steps) -> None:
 
 
 def _alike(one: Steps, other: Steps) -> bool:
-    """Whether two clients' steps can be taken together."""
+    """Return whether two clients' steps can be vectorised."""
     shapes = [None if s.cache.data is None else [t.shape for t in s.cache.data] for s in (one, other)]
     return one.cache.site == other.cache.site and one.plan.batches == other.plan.batches and shapes[0] == shapes[1]
 
@@ -355,7 +355,7 @@ def _width(steps: Steps, piece: Piece) -> int:
 
 
 def _memory(steps: Steps) -> list[Tensor]:
-    """All that a client's steps read or write, as few tensors as possible."""
+    """Return all memory that a client's steps read or write, as few tensors."""
     workspace, cache = steps.workspace, steps.cache
     flat = (*workspace.flat.buffers.values(), *workspace.flat_received.buffers.values())
     return [*flat, *cache.flat(), cache.lr, *(cache.data or ())]

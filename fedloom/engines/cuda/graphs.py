@@ -1,4 +1,4 @@
-"""Work as CUDA graphs: captured once, replayed over the same memory. And the buffer that brings steps their rows."""
+"""Capture and replay of CUDA graphs, and the buffer from which captured steps read their rows."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,19 +15,19 @@ Work = Callable[[], None]
 
 
 class Recorder(Protocol):
-    """Records work on a device, to be done again."""
+    """Records work on a device, to be repeated."""
 
     def capture(self, work: Work) -> Work:
-        """The same work, recorded. It has been done once before."""
+        """Record the work, which has been executed once before, and return a function that repeats it."""
         ...
 
     def settle(self) -> None:
-        """Waits until all work that was given to the device is done."""
+        """Wait until all work submitted to the device is done."""
         ...
 
 
 class Graphs:
-    """Captures CUDA graphs in one stream; their memory is a pool that they share."""
+    """Captures CUDA graphs in one stream. The graphs share one memory pool."""
 
     def __init__(self, stream: torch.cuda.Stream):
         self._stream = stream
@@ -35,28 +35,28 @@ class Graphs:
         self._pool: Any = None
 
     def capture(self, work: Work) -> Work:
-        """The work as a graph; returns its replay.
+        """Capture the work as a graph and return its replay.
 
         Raises:
             torch.OutOfMemoryError: The graph's memory does not fit.
-            RuntimeError: The work does something that cannot be captured.
+            RuntimeError: The work contains something that cannot be captured.
         """
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        if not self._graphs:  # torch frees a pool with its last graph
+        if not self._graphs:  # torch frees a pool together with its last graph
             self._pool = torch.cuda.graph_pool_handle()
         try:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 work()
             except BaseException:
-                with suppress(RuntimeError):  # the first error says what happened
+                with suppress(RuntimeError):  # the first error is the informative one
                     graph.capture_end()
                 raise
             graph.capture_end()
         except BaseException as error:
             self._graphs = WeakSet()
-            with suppress(RuntimeError):  # unless torch has noticed that the capture is over
+            with suppress(RuntimeError):  # raised if torch has already ended the capture
                 end_allocate_to_pool(torch.cuda.current_device(), self._pool)
             words = str(error)
             if "CUDA error: out of memory" not in words:
@@ -64,17 +64,17 @@ class Graphs:
         else:
             self._graphs.add(graph)
             return graph.replay
-        raise torch.OutOfMemoryError(words)  # without the first error, whose frames hold memory that is needed now
+        raise torch.OutOfMemoryError(words)  # not chained: frames of the first error hold memory that is needed now
 
     def settle(self) -> None:
-        """Waits for the stream."""
+        """Wait for the stream."""
         self._stream.synchronize()
 
 
 class Feed:
-    """Rows for the next steps, in memory of a fixed place: recorded steps take the next ones from there.
+    """Index buffer: rows for the next steps at a fixed address, from which recorded steps read in sequence.
 
-    One copy brings all of them, and sets the position at which reading begins to 0.
+    One copy transfers all rows and resets the read position.
     """
 
     def __init__(self, capacity: int, device: torch.device):
@@ -84,18 +84,18 @@ class Feed:
         self._offsets = torch.arange(capacity, device=device)
 
     def fill(self, values: list[np.ndarray]) -> None:
-        """The rows of all steps that follow, without waiting for the device."""
+        """Set the rows of all following steps, without waiting for the device."""
         staged = torch.from_numpy(np.concatenate([np.zeros(1, np.int64), *(v.ravel() for v in values)]))
         if self._block.is_cuda:
-            staged = staged.pin_memory()  # torch's allocator keeps it until it has been copied
+            staged = staged.pin_memory()  # torch's allocator keeps pinned memory until it has been copied
         self._block[: len(staged)].copy_(staged, non_blocking=True)
 
     def seek(self, position: int) -> None:
-        """Continues from this value on."""
+        """Set the read position."""
         self._position.fill_(position)
 
     def take(self, *shape: int) -> Tensor:
-        """The next values, in this shape."""
+        """Return the next values in this shape."""
         count = int(np.prod(shape))
         taken = self._values.index_select(0, self._position + self._offsets[:count])
         self._position.add_(count)
@@ -103,7 +103,7 @@ class Feed:
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """What is taken inside can be taken again."""
+        """Restore the read position at the end of the context."""
         before = self._position.clone()
         try:
             yield

@@ -1,10 +1,10 @@
 # mypy: ignore-errors
-"""Triton kernels for training steps of many clients: patches of convolutions, and max-pooling.
+"""Triton kernels for training steps of many clients: unfolding for convolutions, and max-pooling.
 
-Images come as [clients, images, channels, rows, columns] with any strides; results have their channels last. A program
+Images have shape [clients, images, channels, rows, columns] with any strides; results are channels-last. A program
 writes a tile: some pixels (or patches) by some of their entries. So integer divisions, which would take longer than
-memory, are done once for a row or a column of it. Imported where they are used: Triton comes with torch's CUDA builds
-alone.
+memory accesses, are done once per row or column of the tile. Import this module lazily: only torch's CUDA builds
+include Triton.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK, WIDTH = 1024, 32
-"""Numbers that a program writes, and how many of them at most belong to one pixel."""
+"""Elements that a program writes, and maximum number of them per pixel."""
 Sizes = Sequence[int]
 
 
 @triton.jit
 def _tile(length: tl.constexpr, wide: tl.constexpr, block: tl.constexpr):
-    """Pixels [block / wide, 1] and entries [1, wide] of this program, of `length` entries in all."""
+    """Return the pixels [block / wide, 1] and entries [1, wide] of this program, of `length` entries in total."""
     groups: tl.constexpr = (length + wide - 1) // wide
     program = tl.program_id(0)
     pixels = (program // groups) * (block // wide) + tl.arange(0, block // wide)[:, None]
@@ -48,9 +48,10 @@ def _unfold(
 
 @torch.library.custom_op("fedloom::unfold", mutates_args=())
 def unfold(images: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], length: int) -> Tensor:
-    """What a kernel sees: [clients, images, down, across, length], by its rows, columns and channels.
+    """Return the patches that a kernel is applied to, [clients, images, down, across, length].
 
-    A one follows, and zeros up to the length. For a compiler it is one operation.
+    Entries are ordered by the kernel's rows, columns and channels, followed by a one and zeros up to `length`. For a
+    compiler this is one opaque operation.
     """
     clients, each, channels, rows, columns = images.shape
     down, across = _places((rows, columns), kernel, stride, padding)
@@ -91,9 +92,9 @@ def _overlay(
 
 
 def overlay(patches: Tensor, image: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
-    """Images [N, rows, columns, channels] of which patches [N, down, across, height, width, channels] are added up.
+    """Sum patches [N, down, across, height, width, channels] into images [N, rows, columns, channels].
 
-    Every patch is read once; sums in place, one for each place of the kernel, would read and write images each time.
+    Every patch is read once. In-place sums per kernel position would read and write the images each time.
     """
     count, down, across, height, width, channels = patches.shape
     out = patches.new_empty(count, *image, channels)
@@ -131,7 +132,7 @@ def _pool(
 
 
 def max_pool(images: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes) -> tuple[Tensor, Tensor]:
-    """Largest values [clients, images, down, across, channels], and which place of the kernel had them."""
+    """Return the largest values [clients, images, down, across, channels], and their positions in the kernel."""
     clients, each, channels, rows, columns = images.shape
     down, across = _places((rows, columns), kernel, stride, padding)
     out = images.new_empty(clients, each, down, across, channels)
@@ -171,7 +172,7 @@ def _pool_back(
 def max_pool_backward(
     gradient: Tensor, where: Tensor, image: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes
 ) -> Tensor:
-    """The gradient of images [clients, images, rows, columns, channels]."""
+    """Return the gradient of images [clients, images, rows, columns, channels]."""
     clients, each, channels, down, across = gradient.shape
     out = gradient.new_empty(clients, each, *image, channels)
     grid, tile = _grid(out)
@@ -183,13 +184,13 @@ def max_pool_backward(
 
 
 def _places(image: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes) -> list[int]:
-    """How often a kernel fits into an image, downwards and across."""
+    """Return how many times a kernel fits into an image vertically and horizontally."""
     sizes = zip(image, kernel, stride, padding, strict=True)
     return [(side + 2 * around - seen) // step + 1 for side, seen, step, around in sizes]
 
 
 def _grid(out: Tensor) -> tuple[tuple[int], dict[str, int]]:
-    """Programs for all of `out`, and the size of their tiles."""
+    """Return the number of programs for all of `out`, and the size of their tiles."""
     length = out.shape[-1]
     wide = min(WIDTH, triton.next_power_of_2(length))
     pixels = out.numel() // length

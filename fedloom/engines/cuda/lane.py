@@ -1,4 +1,4 @@
-"""A lane: clients on a GPU one after another, or several at a time, whose training steps are CUDA graphs."""
+"""A lane: runs clients on a GPU one after another, or several at a time, with training steps as CUDA graphs."""
 
 import warnings
 from collections.abc import Callable, Hashable, Sequence
@@ -17,15 +17,15 @@ from fedloom.engines.cuda.tracing import Function, compiled, trace
 from fedloom.engines.recording import CaptureError, check, touched, undone
 
 UNROLL = (16, 8, 4, 2, 1)
-"""Steps of one graph: the most first, then what is left over."""
+"""Steps per graph: the largest first, then the remainder."""
 GRAPHS = 64
-"""Graphs that a lane keeps; the one that was not used for the longest time goes first."""
+"""Maximum number of graphs per lane; the least recently used one is dropped."""
 CAPACITY = 8192
-"""Values that a feed has room for from the start."""
+"""Initial capacity of an index buffer, in values."""
 
 NewWorkspace = Callable[..., Workspace]
 StepFunction = Callable[[Tensor], None]
-"""Takes the rows of one step [clients, row]."""
+"""Takes one training step, given the rows of all clients [clients, row]."""
 
 
 @dataclass(frozen=True)
@@ -34,36 +34,36 @@ class StepRun:
 
     key: Hashable
     function: Callable[[], StepFunction]
-    """Makes what is captured."""
+    """Returns the function to capture."""
     clients: int
     width: int
-    """Values of a client's row."""
+    """Number of values in a client's row."""
     undo: Callable[[], AbstractContextManager[None]]
-    """Leaves no trace of what steps do inside."""
+    """Returns a context that undoes all changes that steps make inside."""
 
 
 @dataclass
 class Shared:
-    """What the lanes of an engine know together, by call site."""
+    """State that the lanes of an engine share, by call site."""
 
     compile: bool = False
     checked: set[Hashable] = field(default_factory=set)
     """Call sites whose steps can be captured."""
     eager: set[Hashable] = field(default_factory=set)
-    """Call sites whose steps cannot, and run eagerly."""
+    """Call sites whose steps cannot be captured and run eagerly."""
     traced: dict[Hashable, fx.GraphModule] = field(default_factory=dict)
     functions: dict[Hashable, Function | None] = field(default_factory=dict)
-    """Steps of several clients at once, or compiled ones; None where that is not possible."""
+    """Vectorised or compiled steps; None if that is not possible."""
 
     def run_eagerly(self, steps: Steps, error: Exception) -> None:
-        """Gives up capturing this call site, with a warning."""
+        """Stop capturing this call site, with a warning."""
         if steps.cache.site not in self.eager:
             self.eager.add(steps.cache.site)
             warnings.warn(f"a training step cannot be captured as a CUDA graph and runs eagerly: {error}", stacklevel=2)
 
 
 class Lane:
-    """One client at a time: a workspace whose steps are captured once per call site and batch size."""
+    """Runs one client at a time in a workspace whose steps are captured once per call site and batch size."""
 
     slots = 1
 
@@ -71,7 +71,7 @@ class Lane:
         self.shared, self.recorder = shared, recorder
         self._graphs: dict[Hashable, Work] = {}
         self._seen: set[Hashable] = set()
-        """Single steps that came once: they are captured when they come again."""
+        """Single steps that occurred once; they are captured when they occur again."""
         self._feed: Feed | None = None
         self.workspaces = self._make_workspaces(new_workspace)
 
@@ -79,11 +79,11 @@ class Lane:
         return [new_workspace(stepper=_Captured(self))]
 
     def launch(self, jobs: Sequence[Job]) -> list[Result]:
-        """Does jobs, without waiting for the device."""
+        """Run jobs without waiting for the device."""
         return [launch(self.workspaces[0], job) for job in jobs]
 
     def largest(self, results: Sequence[Result]) -> Tensor | None:
-        """The largest magnitude in each message that was sent; None where that is not known before it is decoded."""
+        """Return the largest magnitude in each message; None if messages are encoded."""
         sent = [r.message.tensors for r in results if r.message is not None]
         flat = [state.floating() for state in sent if isinstance(state, FlatState)]
         if not flat or len(flat) < len(sent) or not flat[0]:
@@ -91,7 +91,7 @@ class Lane:
         return torch.stack([largest(buffers) for buffers in flat])
 
     def run(self, steps: Steps) -> None:
-        """Takes one client's steps."""
+        """Take one client's steps."""
         if not self.can_capture(steps):
             for row in steps.plan.steps(steps.workspace.device):
                 steps.step(row)
@@ -108,7 +108,7 @@ class Lane:
             self.take(StepRun(key, step, 1, width, lambda: undone(steps)), count)
 
     def can_capture(self, steps: Steps) -> bool:
-        """Whether a call's steps can be captured: checked once, on one step, which is undone."""
+        """Return whether a call's steps can be captured; checked once with one step, which is undone."""
         site = steps.cache.site
         if site not in self.shared.checked and site not in self.shared.eager:
             try:
@@ -119,7 +119,7 @@ class Lane:
         return site in self.shared.checked
 
     def _alone(self, steps: Steps, key: Hashable, start: int, size: int, count: int) -> StepFunction:
-        """A step of one client: the method's own code, or compiled if there are enough of them."""
+        """Return the step of one client: the method's code, or a compiled version if it is taken more than once."""
         if not self.shared.compile:
             return lambda rows: steps.step(rows[0])
         if key not in self.shared.functions and count > 1:
@@ -133,7 +133,7 @@ class Lane:
         return bound(function, [tensor.detach() for tensor in touched(steps)])
 
     def fill(self, rows: list[np.ndarray]) -> None:
-        """The rows of all steps that `take` is about to take."""
+        """Set the rows of all steps that `take` is about to take."""
         needed = sum(part.size for part in rows)
         if self._feed is None or self._feed.capacity < needed:
             self.recorder.settle()
@@ -142,12 +142,12 @@ class Lane:
         self._feed.fill(rows)
 
     def seek(self, position: int) -> None:
-        """Lets the next steps take their rows from this value on."""
+        """Set the position in the index buffer from which the next steps read their rows."""
         assert self._feed is not None
         self._feed.seek(position)
 
     def take(self, run: "StepRun", count: int) -> None:
-        """Takes `count` steps of one kind, as many at once as a graph has."""
+        """Take `count` steps of one kind, several per graph."""
         for many in UNROLL:
             while count >= many:
                 self._replay(run, many)
@@ -170,10 +170,10 @@ class Lane:
                 return
             with run.undo():
                 with feed.undone():
-                    work()  # libraries load what they need
+                    work()  # warm-up: libraries initialise themselves
                 with feed.undone():
                     graph = self._captured(work)
-        self._graphs[key] = graph  # as the one that was used last
+        self._graphs[key] = graph  # last position: the most recently used
         if len(self._graphs) > GRAPHS:
             self.recorder.settle()
             del self._graphs[next(iter(self._graphs))]
@@ -190,7 +190,7 @@ class Lane:
 
 
 class _Captured:
-    """The stepper of a lane of one client."""
+    """The stepper of a lane that runs one client at a time."""
 
     fixed_memory = True
 
@@ -198,7 +198,7 @@ class _Captured:
         self._lane = lane
 
     def run(self, steps: Steps) -> State:
-        """Takes the steps as CUDA graphs."""
+        """Take the steps as CUDA graphs."""
         steps.prepare()
         if steps.plan.sizes:
             self._lane.run(steps)
@@ -207,7 +207,7 @@ class _Captured:
 
 
 def bound(function: Function, tensors: Sequence[Tensor]) -> StepFunction:
-    """A step of one client on these tensors."""
+    """Return the step of one client with these tensors as arguments."""
 
     def step(rows: Tensor) -> None:
         with torch.no_grad():
@@ -217,6 +217,6 @@ def bound(function: Function, tensors: Sequence[Tensor]) -> StepFunction:
 
 
 def largest(buffers: Sequence[Tensor]) -> Tensor:
-    """The largest magnitude in each row of these buffers: NaN where there is one."""
+    """Return the largest magnitude in each row of the buffers; NaN for rows that contain one."""
     each = [torch.linalg.vector_norm(buffer.float(), torch.inf, dim=-1) for buffer in buffers]
     return torch.stack(each).amax(0) if len(each) > 1 else each[0]

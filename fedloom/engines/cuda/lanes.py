@@ -1,6 +1,6 @@
-"""Many clients at once on one GPU: lanes are streams, each of which takes one client at a time or several.
+"""The engine `lanes`: many clients at once on one GPU. Each lane is a CUDA stream that runs one or several clients.
 
-One thread gives the GPU all its work and waits only for results, so that lanes run ahead of it.
+One thread launches all GPU work and waits only for results, so that the lanes are always busy.
 """
 
 import gc
@@ -27,21 +27,21 @@ from fedloom.engines.cuda.tuning import Tuning, faster, free_memory, tune
 from fedloom.engines.ordered import ordered
 
 AHEAD = 3
-"""Batches of jobs per lane that are given out before the result that is waited for."""
+"""Batches of jobs per lane that are launched ahead of the awaited result."""
 
 
 class Batch:
-    """Jobs that a lane does at once, and their results when the GPU is done with them."""
+    """Jobs that a lane runs at once, and their results."""
 
     def __init__(self) -> None:
         self.jobs: list[Job] = []
-        """Held until the results are read: the GPU may be reading their tensors."""
+        """Kept until the results are read, because the GPU may still read their tensors."""
         self.results: list[Result] | None = None
         self._numbers: Tensor | None = None
         self._ready: torch.cuda.Event | None = None
 
     def launched(self, lane: Lane, results: list[Result]) -> None:
-        """Asks the GPU, in the lane's stream, for what the host must know of the results: losses, finite numbers."""
+        """Copy losses and largest magnitudes of the results to the host asynchronously, in the lane's stream."""
         losses = [r.loss for r in results if isinstance(r.loss, Tensor)]
         largest = lane.largest(results)
         columns = [*([torch.stack(losses).float()] if losses else []), *([] if largest is None else [largest.float()])]
@@ -52,7 +52,7 @@ class Batch:
         self.results = results
 
     def read(self) -> list[Result]:
-        """Waits for the GPU; the results are complete."""
+        """Wait for the GPU and return the completed results."""
         assert self.results is not None
         if self._ready is not None:
             self._ready.synchronize()
@@ -72,21 +72,21 @@ class Batch:
 
 @dataclass
 class Handle:
-    """A job's place in a batch."""
+    """A job's position in a batch."""
 
     engine: "Lanes"
     batch: Batch
     place: int
 
     def result(self) -> Result:
-        """Waits for the GPU."""
+        """Wait for the GPU and return the result."""
         if self.batch.results is None:
             self.engine.launch(self.batch)
         return self.batch.read()[self.place]
 
 
 class Lanes(Engine):
-    """Clients side by side on one GPU; the same numbers as inline there (bit for bit with `deterministic`)."""
+    """Clients in parallel on one GPU; equal to inline on the GPU (bit-identical with `deterministic`)."""
 
     name: ClassVar[str] = "lanes"
     gpu: ClassVar[bool] = True
@@ -103,25 +103,25 @@ class Lanes(Engine):
         self._clients = self.tuning.clients
         self._open: Batch | None = None
         self._undo.callback(torch.autograd.set_multithreading_enabled, torch.autograd.is_multithreading_enabled())
-        torch.autograd.set_multithreading_enabled(False)  # backward passes run in the thread that captures
+        torch.autograd.set_multithreading_enabled(False)  # backward passes must run in the capturing thread
 
     def _device(self) -> torch.device:
         if self.settings.device == "cpu" or not torch.cuda.is_available():
             why = "engine.device is 'cpu'" if self.settings.device == "cpu" else "torch sees none"
-            raise UserError(f"engine.name = 'lanes' needs an NVIDIA GPU, and {why}; use engine.name = 'processes'")
+            raise UserError(f"engine.name = 'lanes' needs an NVIDIA GPU, but {why}; use engine.name = 'processes'")
         return torch.device("cuda", torch.cuda.current_device())
 
     def choice(self) -> dict[str, int]:
-        """Lanes, and clients that each takes at a time."""
+        """Return the number of lanes, and of clients per lane."""
         return {"workers": self.tuning.lanes, "cohort": self.tuning.clients}
 
     def hints(self) -> list[str]:
-        """What was chosen, and what a lower precision would gain."""
+        """Return the chosen settings, and the speed-up of lower precisions."""
         name = torch.cuda.get_device_name(self.device)
         return [f"engine: {self.tuning} on {name}, {self.settings.precision}", *faster(self.settings)]
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Gives jobs to lanes, the least occupied first; yields results in their order."""
+        """Distribute jobs to the least loaded lanes and yield results in the order of the jobs."""
         window = AHEAD * len(self._lanes) * self._clients
         source = iter(jobs)
         first = list(islice(source, window))
@@ -131,7 +131,7 @@ class Lanes(Engine):
         self._open = None
         try:
             yield from ordered(chain(first, source), self._submit, window)
-        finally:  # a consumer that stops early must not leave work to the next round
+        finally:  # also if the consumer stops early: no work may remain for the next round
             self._open = None
             for lane in self._lanes:
                 lane.settle()
@@ -140,7 +140,7 @@ class Lanes(Engine):
         return len(self.setup.task.samples(job.client)) if job.kind == "update" else 1
 
     def _submit(self, job: Job) -> Handle:
-        """Adds a job to the open batch, and gives that to a lane when it is full."""
+        """Add a job to the open batch, and launch the batch when it is full."""
         batch = self._open
         if batch is not None and batch.jobs[0].kind != job.kind:
             self.launch(batch)
@@ -153,7 +153,7 @@ class Lanes(Engine):
         return handle
 
     def launch(self, batch: Batch) -> None:
-        """Gives a batch to the lane with the least work."""
+        """Launch a batch on the least loaded lane."""
         if batch is self._open:
             self._open = None
         here = torch.cuda.current_stream()
@@ -165,7 +165,7 @@ class Lanes(Engine):
                 worker = lane.lane or self._make(lane)
                 with torch.cuda.stream(lane.stream):
                     lane.stream.wait_event(made)
-                    jobs, many = batch.jobs, worker.slots  # fewer, where memory ran out
+                    jobs, many = batch.jobs, worker.slots  # fewer slots than jobs after running out of memory
                     parts = [jobs[i : i + many] for i in range(0, len(jobs), many)]
                     batch.launched(worker, [result for part in parts for result in worker.launch(part)])
                 results: list[Result] = batch.results or []
@@ -174,7 +174,7 @@ class Lanes(Engine):
                         for buffer in result.message.tensors.buffers.values():
                             buffer.record_stream(here)
             except torch.OutOfMemoryError as error:
-                error.with_traceback(None).__cause__ = error.__context__ = None  # whose frames hold memory
+                error.with_traceback(None).__cause__ = error.__context__ = None  # their frames hold memory
                 if not self._made_room(lane):
                     raise
 
@@ -194,7 +194,7 @@ class Lanes(Engine):
         )  # fmt: skip
 
     def _made_room(self, lane: "_Stream") -> bool:
-        """Continues with one lane less, or with fewer clients at a time; False when there is nothing left to give."""
+        """Continue with one lane fewer, or with half the clients per lane; return False if neither is possible."""
         many, clients = len(self._lanes), self._clients
         lane.close()
         if many > 1:
@@ -206,21 +206,21 @@ class Lanes(Engine):
             words = f"engine.cohort: {clients} clients do not fit into the GPU's memory; continuing with {clients // 2}"
         else:
             return False
-        self._shared.functions.clear()  # compiled ones hold memory
+        self._shared.functions.clear()  # compiled functions hold memory
         gc.collect()
         torch.cuda.empty_cache()
         warnings.warn(words, stacklevel=2)
         return True
 
     def close(self) -> None:
-        """Ends the lanes."""
+        """Close the lanes."""
         for lane in self._lanes:
             lane.close()
         super().close()
 
 
 class _Stream:
-    """A lane with its CUDA stream, made when it is first used."""
+    """A lane and its CUDA stream, both created on first use."""
 
     def __init__(self) -> None:
         self.lane: Lane | None = None
@@ -244,5 +244,5 @@ class _Stream:
 
 
 def useful_lanes(costs: list[int]) -> int:
-    """How many lanes a round can use: more of them would only slow the longest job down, which all wait for."""
+    """Return how many lanes a round can use: more would only slow down the longest job, for which all wait."""
     return max(1, sum(costs) // max(1, *costs)) if costs else 1

@@ -1,4 +1,4 @@
-"""Max-pooling for many clients at once: torch's keeps places as 64-bit numbers, and takes long for its gradient."""
+"""Max-pooling for many clients at once. torch's version stores 64-bit indices and has a slow backward pass."""
 
 from collections.abc import Sequence
 from operator import getitem
@@ -10,14 +10,14 @@ from fedloom.core.torch_internals import rebatched, unbatched, vmap_level
 
 Sizes = int | Sequence[int]
 PLACES = 127
-"""Places of a kernel that a byte can tell apart."""
+"""Maximum number of kernel positions that fit into an int8."""
 
 
 def pooled(
     node: fx.Node, x: Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0, dilation: Sizes = 1,
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
-    """As aten::max_pool2d_with_indices, with bytes for places; None where no kernel of ours does it."""
+    """Compute aten::max_pool2d_with_indices with int8 positions; None if our kernel does not support the arguments."""
     rows, (height, width) = unbatched(x), _pair(kernel)
     ours = not ceil_mode and _pair(dilation) == (1, 1) and height * width <= PLACES and _places_are_hidden(node)
     if rows is None or not rows.is_cuda or rows.dim() != 5 or not ours:
@@ -32,7 +32,7 @@ def pooled(
 def pooled_backward(
     gradient: Tensor, x: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, _: Sizes, __: bool, places: Tensor
 ) -> Tensor:
-    """As aten::max_pool2d_with_indices_backward, of places that `pooled` made."""
+    """Compute aten::max_pool2d_with_indices_backward, given the positions of `pooled`."""
     from fedloom.engines.cuda.kernels import max_pool_backward
 
     where, rows = unbatched(places), unbatched(gradient)
@@ -43,7 +43,7 @@ def pooled_backward(
 
 
 def _places_are_hidden(node: fx.Node) -> bool:
-    """Whether nothing but the gradient reads the places of maxima."""
+    """Return whether only the backward pass reads the positions of maxima."""
     places = [user for user in node.users if user.target is getitem and user.args[1] == 1]
     readers = {reader.target for user in places for reader in user.users}
     return readers <= {torch.ops.aten.max_pool2d_with_indices_backward.default}

@@ -1,4 +1,4 @@
-"""Convolutions as matrix products: for many small ones at once, each with its own weights, GPUs have nothing faster."""
+"""Convolutions as matrix products: the fastest way on GPUs to do many small ones, each with different weights."""
 
 import math
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from fedloom.core.torch_internals import rebatched, unbatched, vmap_level
 Sizes = Sequence[int]
 ALIGNED = 8
 SMALL_PRODUCT, LONG_SUM = 64 * 128, 4096
-"""Entries of a product that leaves most of a GPU idle, and terms of their sums from which on it takes long."""
+"""A product of at most SMALL_PRODUCT entries, each a sum of at least LONG_SUM terms, leaves most of a GPU idle."""
 
 
 class Products:
-    """Convolutions of a step, forward and backward; patches are laid out once for both.
+    """Convolutions of a step, forward and backward; both use the same patches.
 
-    `fused` is for a compiler, which makes one operation of many that would take long one by one.
+    `fused` is for a compiler, which fuses many operations that would be slow individually.
     """
 
     def __init__(self, fused: bool = False) -> None:
@@ -28,11 +28,11 @@ class Products:
 
     @staticmethod
     def can(x: Tensor, dilation: Sizes, transposed: bool, groups: int) -> bool:
-        """Whether this is a plain convolution of images."""
+        """Return whether this is an ordinary 2-d convolution."""
         return x.dim() == 4 and groups == 1 and not transposed and set(dilation) == {1}
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes) -> Tensor:
-        """As aten::convolution."""
+        """Compute aten::convolution."""
         patches = self._patches(x, weight, stride, padding)
         kernel = _as_patches(weight)
         column = kernel.new_zeros(len(kernel), 1) if bias is None else bias[:, None]
@@ -43,7 +43,7 @@ class Products:
     def backward(
         self, gradient: Tensor, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes, wanted: Sequence[bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """As aten::convolution_backward: of the input, the weight and the bias."""
+        """Compute aten::convolution_backward: gradients of the input, the weight and the bias."""
         rows = gradient.permute(0, 2, 3, 1).flatten(0, 2)
         to_input = to_weight = to_bias = None
         if wanted[0]:
@@ -60,9 +60,10 @@ class Products:
         return to_input, to_weight, to_bias if wanted[2] else None
 
     def _patches(self, x: Tensor, weight: Tensor, stride: Sizes, padding: Sizes) -> Tensor:
-        """[images, rows, columns, what the kernel sees there: its rows, columns and channels, then a one and zeros].
+        """Return the patches [images, rows, columns, entries] that the kernel is applied to.
 
-        The one is multiplied by the bias, and in the gradient of the weight gives the bias its own.
+        Entries are the kernel's rows, columns and channels, followed by a one and zeros. The one is multiplied by the
+        bias, and yields the gradient of the bias as a column of the weight's gradient.
         """
         key = (id(x), (*weight.shape[2:], *stride, *padding))
         if key not in self._known:
@@ -71,7 +72,7 @@ class Products:
 
 
 def _long_product(rows: Tensor, patches: Tensor, images: int) -> Tensor:
-    """rowsᵀ · patches; image by image where the result is small and its sums are long, to keep a GPU busy."""
+    """Return rowsᵀ · patches. Small results of long sums are computed per image, to keep a GPU busy."""
     small = rows.shape[1] * patches.shape[1] <= SMALL_PRODUCT
     if not small or len(rows) < LONG_SUM or len(rows) // images < LONG_SUM // 16:
         return rows.t() @ patches
@@ -80,7 +81,7 @@ def _long_product(rows: Tensor, patches: Tensor, images: int) -> Tensor:
 
 
 def _seen(x: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
-    """What the kernel sees: by one kernel on a GPU, compiled or not; a compiler's own takes three times as long."""
+    """Return the patches, by one Triton kernel on a GPU; a compiler-generated kernel takes three times as long."""
     all_rows = unbatched(x)
     if all_rows is not None and all_rows.is_cuda:  # inside vmap
         from fedloom.engines.cuda.kernels import unfold
@@ -99,10 +100,10 @@ def _seen(x: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
 
 
 def _overlaid(patches: Tensor, image: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
-    """Images of which patches [images, rows, columns, kernel's rows, its columns, channels] are added up.
+    """Sum patches [images, rows, columns, kernel rows, kernel columns, channels] into images.
 
-    A sum over the kernel's places, which a compiler makes one operation of: col2im, pixel by pixel, takes several times
-    as long.
+    A sum over kernel positions, which a compiler fuses into one operation. col2im, which works pixel by pixel, takes
+    several times as long.
     """
     exact = torch.promote_types(patches.dtype, torch.float32)
     (top, left), (rows, columns) = padding, image
@@ -118,7 +119,7 @@ def _overlaid(patches: Tensor, image: Sizes, stride: Sizes, padding: Sizes) -> T
 
 
 def _overlaid_at_once(patches: Tensor, image: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
-    """The same without a compiler: by one kernel on a GPU, else by sums in place."""
+    """Compute `_overlaid` without a compiler: by one Triton kernel on a GPU, otherwise by in-place sums."""
     all_rows = unbatched(patches)
     if all_rows is not None and all_rows.is_cuda:  # inside vmap
         from fedloom.engines.cuda.kernels import overlay
@@ -136,7 +137,7 @@ def _overlaid_at_once(patches: Tensor, image: Sizes, stride: Sizes, padding: Siz
 
 
 def _apart(patches: Tensor, dim: int, stride: int) -> Tensor:
-    """With zeros between them, so that they stand where the kernel stood."""
+    """Insert zeros between patches, so that they are at the positions of the kernel."""
     if stride == 1:
         return patches
     spaced = pad(patches.movedim(dim, -1).unsqueeze(-1), (0, stride - 1)).flatten(-2)
@@ -148,6 +149,6 @@ def _as_patches(weight: Tensor) -> Tensor:
 
 
 def _aligned(rows: Tensor) -> Tensor:
-    """With zeros at the end of rows: products of lengths that are no multiples of eight take slow ways."""
+    """Append zeros to rows: products whose lengths are not multiples of eight use slow kernels."""
     missing = -rows.shape[-1] % ALIGNED
     return pad(rows, (0, missing)) if missing else rows

@@ -1,4 +1,4 @@
-"""Which clients of a lane take their steps together: those that come to steps of the same size at the same time."""
+"""Schedule of a cohort: steps are vectorised over clients that reach steps of the same size at the same time."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ from fedloom.core.batches import Plan
 
 @dataclass(frozen=True)
 class Piece:
-    """Steps of one size: of the first `clients` clients together, or of one of them alone."""
+    """Steps of one size, taken by the first `clients` clients at once or by one client."""
 
     clients: range
     size: int
     count: int
     start: tuple[int, ...]
-    """The first of these steps in each client's plan."""
+    """Index of the first of these steps in each client's plan."""
 
     @property
     def together(self) -> bool:
@@ -25,22 +25,22 @@ class Piece:
         return len(self.clients) > 1
 
     def one_by_one(self) -> list["Piece"]:
-        """The same steps, client after client."""
+        """Return the same steps as pieces of single clients."""
         starts = zip(self.clients, self.start, strict=True)
         return [Piece(range(client, client + 1), self.size, self.count, (start,)) for client, start in starts]
 
     def rows(self, plans: Sequence[Plan]) -> np.ndarray:
-        """int64 [count, clients, row]: what every step takes."""
+        """Return the rows of all steps, int64 [count, clients, row]."""
         each = [plans[c].part(start, self.size, self.count) for c, start in zip(self.clients, self.start, strict=True)]
         return np.stack(each, axis=1)
 
 
 def pieces(plans: Sequence[Plan]) -> list[Piece]:
-    """Everybody's steps, each client's in its own order.
+    """Return all clients' steps as a schedule that keeps each client's order.
 
-    As long as all clients that have steps left come to the same size, they take them together. Before that, a client
-    that comes to another size (a remainder) takes it alone. Those that go together are the first ones: a client with
-    more steps than one before it takes the last of them alone.
+    While all clients with remaining steps are at the same batch size, their steps are vectorised. Before that, clients
+    at another size (a remainder) take those steps individually. Vectorised clients are always the first ones: a client
+    with more steps than a client before it takes its last steps individually.
     """
     left = [[(size, count) for _, size, count in plan.runs()][::-1] for plan in plans]
     taken = [0] * len(plans)

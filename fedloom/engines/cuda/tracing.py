@@ -1,7 +1,7 @@
-"""A training step as a function of tensors: traced once, for one client or for many at a time, compiled if asked for.
+"""Training steps as functions of tensors: traced once, applied to one or many clients, optionally compiled.
 
-A step touches nothing but its workspace's memory (recording.py sees to that), so what it does to one workspace's
-tensors can be traced and done to another's.
+A step touches only its workspace's memory, which recording.py checks. So operations traced in one workspace can be
+applied to the tensors of another.
 """
 
 import warnings
@@ -17,13 +17,13 @@ from fedloom.core.workspace import Steps
 from fedloom.engines.recording import touched, undone
 
 Function = Callable[..., Any]
-"""A step: changes its arguments, the tensors that `touched` lists, by the row, its last argument."""
+"""A step: updates its arguments, the tensors that `touched` lists, given the row as its last argument."""
 
 
 def trace(steps: Steps, row: Row) -> fx.GraphModule:
-    """What a step does to the tensors that it touches, as a graph of operations on them."""
+    """Return a step as a graph of operations on the tensors that it touches."""
 
-    def body(*_: Tensor) -> Tensor:  # the arguments are the workspace's own tensors: known by what they are
+    def body(*_: Tensor) -> Tensor:  # the arguments are the workspace's tensors, which tracing recognises by identity
         steps.step(row)
         return steps.cache.lr + 0
 
@@ -33,7 +33,10 @@ def trace(steps: Steps, row: Row) -> fx.GraphModule:
 
 
 def compiled(function: Function, inputs: Sequence[Tensor]) -> Function:
-    """The same by torch's inductor; what it does to these inputs must be undone. If that fails, a warning says why."""
+    """Compile a step with torch's inductor; return the original, with a warning, if that fails.
+
+    The step is executed once, so the caller must undo its changes to the inputs.
+    """
     inputs = [tensor.detach() for tensor in inputs]
     try:
         with torch.no_grad():
@@ -41,10 +44,10 @@ def compiled(function: Function, inputs: Sequence[Tensor]) -> Function:
             if not isinstance(function, fx.GraphModule):
                 graph = make_fx(function, tracing_mode="real", decomposition_table=decompositions())(*inputs)
             fast = compile_graph(graph, inputs)
-            fast(*inputs)  # the first call tunes kernels
+            fast(*inputs)  # the first call autotunes kernels
         return fast
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # it fails in many ways, none of which should end a run
+    except Exception as error:  # compilers fail in many ways, none of which should end a run
         warnings.warn(f"engine.compile: a training step runs uncompiled: {error}", stacklevel=2)
         return function

@@ -286,7 +286,7 @@ def test_steps_that_cannot_be_vectorised_are_taken_one_by_one(of):
     Odd.odd = getattr(Odd, of)
     setup, recorder = setup_of(Odd), Recorder()
     cohort = lane_of(setup, 3, recorder)
-    with pytest.warns(UserWarning, match="taken one by one"):
+    with pytest.warns(UserWarning, match="not vectorised over clients"):
         check(setup, cohort, updates(setup, range(3)))
     check(setup, cohort, updates(setup, range(3), 2))
     assert recorder.replays > 0
@@ -336,7 +336,7 @@ def test_a_step_of_one_client_that_raises_is_its_own_failure(clients):
         jobs = updates(setup, clients)
         for got, job in zip(cohort.launch(jobs), jobs, strict=True):
             if job.client == 1:
-                assert "no part is called 'no_such_part'" in got.error.why
+                assert "client.no_such_part: there is no such part" in got.error.why
             else:
                 close(got.message, perform(Workspace(setup), job).message)
 

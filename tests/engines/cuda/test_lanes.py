@@ -44,7 +44,7 @@ def furthest(one, other):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
 def test_without_a_gpu_the_remedy_is_named():
-    with pytest.raises(UserError, match="needs an NVIDIA GPU, and torch sees none; use engine.name = 'processes'"):
+    with pytest.raises(UserError, match="needs an NVIDIA GPU, but torch sees none; use engine.name = 'processes'"):
         tiny_run("fedavg", engine="lanes", engine__device="auto")
 
 
