@@ -13,8 +13,8 @@ from fedloom.report.table import percent
 
 SCORES = {"personal_accuracy": "clients %", "global_accuracy": "global %"}
 NOTE = (
-    "these are accuracies on test data, without a validation split: choosing a setting by them means choosing it on "
-    "test data. Report all settings, or choose by separate runs (with another data.seed) from those you report"
+    "these are accuracies on test data, without a validation split: a setting chosen by them is chosen on test data. "
+    "Report all settings, or choose by separate runs (with another data.seed) from those you report"
 )
 
 

@@ -105,7 +105,7 @@ def test_the_command_prints_every_tensor_and_json(tmp_path):
     for tensor in entries(ledger, "up")[0]["tensors"]:
         assert sum(line.split()[0] == tensor["name"] and f"{tensor['bytes']:,} bytes" in line for line in lines) == 2
     assert any(line.split()[:1] == ["model.head"] and "kept by the client" in line for line in lines)
-    assert "the messages that it got are not" in shown.stdout
+    assert "the messages that the server received are not" in shown.stdout
     as_json = CliRunner().invoke(commands.app, ["ledger", str(tmp_path / "run"), "--json"])
     assert json.loads(as_json.stdout) == ledger
 
