@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint layers types unit slow gpu clean
+.PHONY: demo test lint layers types unit slow gpu docs clean
 
 demo: $(VENV)/.user
 	$(BIN)/fedloom compare demo
@@ -32,6 +32,11 @@ slow: $(VENV)/.dev
 gpu: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.gpu_suite $(GPU)
 
+# The documentation site in build/site. Warnings, such as broken links, are errors.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "read it: python3 -m http.server --directory build/site"
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -41,6 +46,10 @@ $(VENV)/.user: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: $(VENV)/.user
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.user
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	touch $@
 
 clean:
