@@ -108,7 +108,7 @@ def resume_comparison(
 
 def table(summaries: list[Summary]) -> str:
     """The table of a comparison, as text to print."""
-    console = Console(width=100, file=StringIO())
+    console = Console(width=100, file=StringIO(), force_jupyter=False)
     console.print(comparison_table(summaries))
     file = console.file
     assert isinstance(file, StringIO)
