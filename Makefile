@@ -34,7 +34,7 @@ gpu: $(VENV)/.dev
 
 # The documentation site in build/site. Warnings, such as broken links, are errors.
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "read it: python3 -m http.server --directory build/site"
 
 $(BIN)/python:

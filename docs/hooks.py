@@ -88,11 +88,11 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Replace Mermaid blocks by drawings, and adapt links that lead out of docs/."""
+    """Replace Mermaid blocks by drawings, show file names of code blocks, and adapt links that lead out of docs/."""
     from mkdocs.structure.files import File
 
     uri = page.file.src_uri
-    text, assets = relinked(with_drawings(markdown, uri), uri)
+    text, assets = relinked(with_titles(with_drawings(markdown, uri)), uri)
     for path in assets:
         if files.get_file_from_path(f"files/{path}") is None:
             files.append(File.generated(config, f"files/{path}", abs_src_path=str(ROOT / path)))
@@ -140,6 +140,11 @@ def with_drawings(markdown: str, uri: str) -> str:
     return re.sub(r"^```mermaid\n\s*(\w+).*?^```", drawing, markdown, flags=re.DOTALL | re.MULTILINE)
 
 
+def with_titles(markdown: str) -> str:
+    """Write the file name of a code block in the form that the site shows as a title."""
+    return re.sub(r"^```(\w+) ([\w./-]+)$", r'```\1 title="\2"', markdown, flags=re.MULTILINE)
+
+
 # --- generated pages --------------------------------------------------------------------------------------------------
 
 
@@ -184,7 +189,7 @@ def method_page(name: str) -> str:
     lines = [
         f"# {kind.__name__}", "", cleandoc(kind.__doc__ or ""), "", f"Reference: {info['paper'] or 'none'}", "",
         f"```\nfedloom run --method {name}\n```", "", "## State and messages", "",
-        *table(("", ""), [(key, value) for key, value in what.items() if value]),
+        *table(("Property", "Value"), [(key, value) for key, value in what.items() if value]),
         "", "Values are those of the default hyperparameters.", "",
         "## Hyperparameters", "", *parameters(info["parameters"], kind),
         "", "## Source", "", f"`{_repository_path(source)}`", "", "```python", text.rstrip(), "```", "",
