@@ -127,7 +127,7 @@ def relinked(markdown: str, uri: str) -> tuple[str, list[str]]:
             assets.append(path)
         return f"[{label}]({posixpath.relpath(target, posixpath.dirname(uri) or '.')}{anchor})"
 
-    return re.sub(r"\[([^\]\n]*)\]\(([^)#\s:]+)((?:#[^)\s]*)?)\)", relink, markdown), assets
+    return re.sub(r"\[([^\]]*)\]\(([^)#\s:]+)((?:#[^)\s]*)?)\)", relink, markdown), assets
 
 
 def with_drawings(markdown: str, uri: str) -> str:
