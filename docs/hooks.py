@@ -299,7 +299,13 @@ def api_page(name: str) -> str:
 
     title, about, package, names = API[name]
     names = names or import_module(package).__all__
-    return "\n".join([f"# {title}", "", about, "", *(f"::: {package}.{one}\n" for one in names)])
+    return "\n".join([f"# {title}", "", about, "", *(f"::: {package}.{one}\n{_options(one)}" for one in names)])
+
+
+def _options(name: str) -> str:
+    """Return options of mkdocstrings: `Method` documents the keywords of a class statement, which are in no signature."""
+    allowed = "warn_unknown_params: false, warn_missing_types: false"
+    return f"    options:\n      docstring_options: {{{allowed}}}\n" if name.endswith("Method") else ""
 
 
 def notebooks() -> list[Path]:
