@@ -303,7 +303,7 @@ def api_page(name: str) -> str:
 
 
 def _options(name: str) -> str:
-    """Return options of mkdocstrings: `Method` documents the keywords of a class statement, which are in no signature."""
+    """Return options of mkdocstrings: `Method` documents class keywords, which are in no signature."""
     allowed = "warn_unknown_params: false, warn_missing_types: false"
     return f"    options:\n      docstring_options: {{{allowed}}}\n" if name.endswith("Method") else ""
 
