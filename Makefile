@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint layers types unit slow gpu docs clean
+.PHONY: demo test lint layers types unit slow gpu clean
 
 demo: $(VENV)/.user
 	$(BIN)/fedloom compare demo
@@ -32,6 +32,7 @@ slow: $(VENV)/.dev
 gpu: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.gpu_suite $(GPU)
 
+.PHONY: docs
 # The documentation site in build/site. Warnings, such as broken links, are errors.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

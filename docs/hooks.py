@@ -59,7 +59,7 @@ API = {
         ],
     ),
 }  # fmt: skip
-"""API pages: title, introduction, package, and names in it (all of `__all__` if there is no list)."""
+"""API pages: title, introduction, package, and names in it (None: all of `__all__`)."""
 
 
 # --- events -----------------------------------------------------------------------------------------------------------

@@ -108,11 +108,11 @@ def resume_comparison(
 
 def table(summaries: list[Summary]) -> str:
     """The table of a comparison, as text to print."""
-    console = Console(width=100, file=StringIO(), force_jupyter=False)
-    console.print(comparison_table(summaries))
-    file = console.file
-    assert isinstance(file, StringIO)
-    return file.getvalue()
+    console = Console(width=100, file=StringIO())
+    # Not read from the file: in a notebook, rich displays output instead of writing it there.
+    with console.capture() as captured:
+        console.print(comparison_table(summaries))
+    return captured.get()
 
 
 def _comparison(values: dict[str, Any], methods: Iterable[Any] | None, seeds: Iterable[int] | None) -> Comparison:
