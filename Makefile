@@ -42,6 +42,12 @@ lock: $(VENV)/.user
 	$(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --all-extras --constraints constraints.in \
 	  --no-annotate --quiet --custom-compile-command "make lock" --output-file constraints.txt
 
+.PHONY: docs
+# The documentation site in build/site. Warnings, such as broken links, are errors.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "read it: python3 -m http.server --directory build/site"
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -51,6 +57,10 @@ $(VENV)/.user: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: $(VENV)/.user
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.user
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	touch $@
 
 clean:

@@ -161,10 +161,10 @@ def table(summaries: list[Summary]) -> str:
         >>> print(fedloom.table(fedloom.compare("demo")))   # doctest: +SKIP
     """
     console = Console(width=100, file=StringIO())
-    console.print(comparison_table(summaries))
-    file = console.file
-    assert isinstance(file, StringIO)
-    return file.getvalue()
+    # Not read from the file: in a notebook, rich displays output instead of writing it there.
+    with console.capture() as captured:
+        console.print(comparison_table(summaries))
+    return captured.get()
 
 
 def _comparison(values: dict[str, Any], methods: Iterable[Any] | None, seeds: Iterable[int] | None) -> Comparison:

@@ -1,0 +1,58 @@
+"""The notebooks in examples/ run from top to bottom in an empty folder, and reach the results that they describe."""
+
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import fedloom
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def execute(name: str) -> str:
+    """Run a notebook in the current folder; return what its cells printed."""
+    notebook = nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(Path.cwd())}}).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    return "".join(output.get("text", "") for output in outputs)
+
+
+@pytest.mark.slow
+def test_compare_methods():
+    printed = execute("compare_methods")
+    runs = json.loads(Path("runs/compare-methods/comparison.json").read_text())["runs"]
+    accuracy = {run["label"]: run["personal_accuracy"] for run in runs}
+    assert list(accuracy) == ["local", "fedavg", "fedavg+ft", "fedper", "ditto"]
+    assert all(name in printed for name in accuracy)
+    assert accuracy["fedavg+ft"] > accuracy["fedavg"] > 0.7
+    assert Path("compare-methods.png").stat().st_size > 20_000
+
+
+@pytest.mark.slow
+def test_own_method():
+    printed = execute("own_method")
+    runs = json.loads(Path("runs/own-method/comparison.json").read_text())["runs"]
+    fedavg, ditto, blend, slower = (run["personal_accuracy"] for run in runs)
+    assert blend > fedavg and slower > fedavg and ditto > fedavg
+    assert "blend=0.1" in printed
+
+
+@pytest.mark.slow
+def test_own_images():
+    printed = execute("own_images")
+    assert fedloom.load("runs/own-images").summary["personal_accuracy"] > 0.8
+    assert printed.count("classified correctly") == 4
+    assert Path("shops.png").stat().st_size > 5000
+    assert len(fedloom.load_model("shop-2.safetensors").classes) == 10
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_are_stored_without_outputs(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert code
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
