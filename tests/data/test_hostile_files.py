@@ -249,9 +249,7 @@ def test_large_pictures_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatc
     assert workers_for([(100, 100)], 10**6, "x") is None
     assert workers_for([(6000, 6000)], 10**6, "x") == 1
     monkeypatch.setattr(limits, "free_memory", lambda: 10**8)
-    with pytest.raises(
-        UserError, match=r"^x: the images would take 0\.6 GB, but only 0\.1 GB are free; use"
-    ):
+    with pytest.raises(UserError, match=r"^x: the images would take 0\.6 GB, but only 0\.1 GB are free; use"):
         workers_for([(6000, 6000)], 10**6, "x")
 
 
