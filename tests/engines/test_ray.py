@@ -136,7 +136,7 @@ def test_a_lost_worker_is_replaced_and_its_client_is_not_lost(caplog, mine):
             assert [r.error for r in got] == [None] * 4
             assert all(same_state(r.message.tensors, m.tensors) for r, m in zip(got, expected, strict=True))
             assert gone(struck[0])
-        assert "silent for engine.lost_after = 3 s" in caplog.text
+        assert "no heartbeat for engine.lost_after = 3 s" in caplog.text
         engine.settings = engine.settings.model_copy(update={"client_timeout": 1.0})
         got, _ = results(engine, jobs(3, one_slow))
         assert [r.error and r.error.kind for r in got] == ["timed_out", None, None]
