@@ -46,7 +46,7 @@ API = {
         "fedloom.data",
         [
             "load", "Dataset", "Federation", "federate", "Pool", "Partition", "parse_partition", "parse_split",
-            "combine", "limit", "resize", "counts", "describe",
+            "combine", "limit", "resize", "counts",
         ],
     ),
     "engines": (
