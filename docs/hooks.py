@@ -62,9 +62,6 @@ API = {
 """API pages: title, introduction, package, and names in it (None: all of `__all__`)."""
 
 
-# --- events -----------------------------------------------------------------------------------------------------------
-
-
 def on_config(config: Any) -> Any:
     """Add the generated method pages to the navigation, below the page that compares the methods."""
     for section in config.nav:
@@ -97,9 +94,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         if files.get_file_from_path(f"files/{path}") is None:
             files.append(File.generated(config, f"files/{path}", abs_src_path=str(ROOT / path)))
     return text
-
-
-# --- links and drawings -----------------------------------------------------------------------------------------------
 
 
 def relinked(markdown: str, uri: str) -> tuple[str, list[str]]:
@@ -143,9 +137,6 @@ def with_drawings(markdown: str, uri: str) -> str:
 def with_titles(markdown: str) -> str:
     """Write the file name of a code block in the form that the site shows as a title."""
     return re.sub(r"^```(\w+) ([\w./-]+)$", r'```\1 title="\2"', markdown, flags=re.MULTILINE)
-
-
-# --- generated pages --------------------------------------------------------------------------------------------------
 
 
 def generated() -> dict[str, str]:
@@ -325,9 +316,6 @@ def notebook_page(path: Path) -> str:
     title, *rest = [text if kind == "markdown" else f"```python\n{text}\n```" for text, kind in texts]
     notice = f"This page is the notebook [{path.name}](../files/examples/{path.name})."
     return "\n\n".join([title, notice, *rest]) + "\n"
-
-
-# --- formatting -------------------------------------------------------------------------------------------------------
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
