@@ -108,9 +108,11 @@ def test_runs_side_by_side_store_their_results(data: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("by", "everyone", "code"),
     [
-        (signal.SIGTERM, False, 143),
+        pytest.param(signal.SIGTERM, False, 143, marks=pytest.mark.slow),
         (signal.SIGTERM, True, 143),  # as a scheduler does; to the runs it comes twice
-        (signal.SIGKILL, False, -signal.SIGKILL),  # as with a lost terminal, it can pass nothing on
+        pytest.param(
+            signal.SIGKILL, False, -signal.SIGKILL, marks=pytest.mark.slow
+        ),  # a lost terminal: nothing passed on
     ],
 )
 def test_runs_side_by_side_stop_together_with_checkpoints_and_are_gone(
