@@ -176,7 +176,7 @@ FILES = {
         own(), ["x_train and x_test differ"]),
     "npz: one class name too long a list": (npz(classes=np.zeros((2, 2))), own(), ["own.npz", "classes"]),
     "npz: labels far too large": (npz(y=Y + 2**40), own(), ["own.npz", "label 1099511627778", "from 0 without gaps"]),
-    "a file that is no archive": (text("own.csv", "1,2"), [*digits()[:6], "own.csv"], ["a file must be an .npz"]),
+    "a file that is not an archive": (text("own.csv", "1,2"), [*digits()[:6], "own.csv"], ["a file must be an .npz"]),
     # folders of pictures
     "pictures of mixed sizes": (
         mixed_sizes, ["run", "--data", "pics"], ["a/1.png is 8×8", "b/2.png is 9×8", "set data.size"]),
@@ -212,7 +212,7 @@ FILES = {
     "usps: no libsvm": (usps("1 1:2 x"), original("usps"), ["line 1", "libsvm"]),
     "usps: a pixel too many": (usps("1 257:2"), original("usps"), ["line 1", "libsvm"]),
     "usps: a label out of range": (usps("99 1:2"), original("usps"), ["label 98", "out of range"]),
-    "usps: a pixel that is no number": (usps("1 1:nan"), original("usps"), ["usps.bz2", "line 1"]),
+    "usps: a pixel that is not a number": (usps("1 1:nan"), original("usps"), ["usps.bz2", "line 1"]),
     "files that are not there": (None, original("cifar10"), ["cifar10", "data folder d", "get it with: "]),
     "a data folder that is a file": (text("d", "x"), original("mnist"), ["data folder d", "get it with"]),
     # recipes

@@ -277,6 +277,17 @@ def test_wire_counts_bytes(monkeypatch, capfd):
     assert float(row(lines, "fedavg", "int8", "int8")[2]) > 3
 
 
+def test_the_net_records_runs_and_compares_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(net.logging, "disable", lambda level: None)
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    recorded = net.record(("inline",), "inline fedavg resume")
+    assert [len(value) for value in recorded.values()] == [16]  # a run, not a refusal
+    for file, value in ((first, recorded), (second, dict.fromkeys(recorded, "0" * 16))):
+        file.write_text(json.dumps(value))
+    assert net.main(["compare", str(first), str(first)]) == 0
+    assert net.main(["compare", str(first), str(second)]) == 1
+
+
 @pytest.mark.slow
 def test_the_net_finds_two_recordings_of_this_tree_equal_and_others_different(tmp_path, capfd):
     first, second = tmp_path / "first.json", tmp_path / "second.json"

@@ -79,7 +79,7 @@ assert offers.models("") == MODELS.names()
 assert offers.engines("") == [AUTO, *ENGINES.names()]
 assert offers.datasets("") == SOURCES.names()
 assert offers.partitions("") == PARTITIONS.names()
-"""  # in a process of its own: other tests register things
+"""  # in a separate process: other tests register things
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
@@ -121,8 +121,8 @@ def test_tab_and_help_do_not_import_torch(words, variables, said):
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=120)
     assert "Traceback" not in done.stderr
-    told, _, imported = done.stdout.rpartition("imported:")
-    assert said in told
+    shown, _, imported = done.stdout.rpartition("imported:")
+    assert said in shown
     assert (HEAVY - {"yaml"}).isdisjoint(imported.split())  # names of recipes come from a module with yaml
 
 
@@ -156,8 +156,8 @@ def test_help_shows_the_text_of_every_parameter_and_fits_100_columns(words):
         return
     assert "Example" in text
     for parameter in COMMANDS[words].params:
-        told = (getattr(parameter, "help", None) or "").replace("\\[", "[").split()
-        assert [word for word in told if word not in text] == [], parameter.name
+        words = (getattr(parameter, "help", None) or "").replace("\\[", "[").split()
+        assert [word for word in words if word not in text] == [], parameter.name
 
 
 def test_help_of_deploy_does_not_need_flower(monkeypatch):

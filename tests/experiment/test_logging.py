@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases get the rounds' numbers, and a resumed run goes on in the same log."""
+"""TensorBoard and Weights & Biases get the rounds' numbers, and a resumed run continues in the same log."""
 
 import json
 import os
@@ -18,7 +18,7 @@ NUMBERS = ("loss", "personal_accuracy", "up_bytes")
 
 
 def stopped_and_resumed(log):
-    """A run that dies in its third round, after a checkpoint of the second; then goes on. Its metrics."""
+    """Metrics of a run that dies in its third round, after a checkpoint of the second, and is resumed."""
 
     def die(record):
         if record["round"] == 3:

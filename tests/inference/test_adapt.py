@@ -50,10 +50,10 @@ def test_one_class_and_one_image_are_warned_of(runs: dict[str, Path], tmp_path: 
     (lonely / "digit 2" / "torn.png").write_bytes(b"not a picture")
     said = last_line(invoke("adapt", runs["fedavg"], "--images", lonely, "--head", "svm", "--json"))
     assert said["accuracy"] <= 11 / 13  # what has one image is never right
-    told = " ".join(said["warnings"])
-    assert "one image of 'digit 4', 'digit 7'" in told
-    assert "no better than always answering 'digit 2' (85%)" in told
-    assert "torn.png (cannot identify image file)" in told
+    warned = " ".join(said["warnings"])
+    assert "one image of 'digit 4', 'digit 7'" in warned
+    assert "no better than always answering 'digit 2' (85%)" in warned
+    assert "torn.png (cannot identify image file)" in warned
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_noise_is_not_flattered(runs: dict[str, Path]) -> None:
     rng = np.random.default_rng(0)
     images = torch.from_numpy(rng.integers(0, 256, (40, 1, 8, 8), dtype=np.uint8))
     base = fedloom.load(runs["repper"]).representation()
-    _, told = adapt(base, images, rng.permutation(np.arange(40) % 2), ("a", "b"), head="mlp")
-    assert told.accuracy is not None and told.low is not None
-    assert told.low < 0.5
+    _, found = adapt(base, images, rng.permutation(np.arange(40) % 2), ("a", "b"), head="mlp")
+    assert found.accuracy is not None and found.low is not None
+    assert found.low < 0.5
 
 
 def test_folds_hold_every_class_evenly_and_each_image_once() -> None:

@@ -15,15 +15,15 @@ from fedloom.inference.newcomers import in_channels
 
 
 def test_newcomers_of_the_run_are_tested_in_every_way(runs: dict[str, Path]) -> None:
-    told = last_line(invoke("newcomers", runs["fedavg"], "--alone-epochs", 1, "--json"))
+    found = last_line(invoke("newcomers", runs["fedavg"], "--alone-epochs", 1, "--json"))
     run = fedloom.load(runs["fedavg"])
     rows = {row["client"]: row for row in run.clients}
-    assert [row["client"] for row in told["clients"]] == list(run.task.federation.newcomers)
-    for row in told["clients"]:  # the global model as it is: what the run itself said
+    assert [row["client"] for row in found["clients"]] == list(run.task.federation.newcomers)
+    for row in found["clients"]:  # the global model as it is: what the run itself said
         assert row["global"] == pytest.approx(rows[row["client"]]["accuracy"])
     for way in (*HEADS, "alone", "global"):
-        assert told["ways"][way]["mean"] == pytest.approx(np.mean([row[way] for row in told["clients"]]))
-    assert told["ways"]["logreg"]["mean"] > max(told["ways"]["alone"]["mean"], told["ways"]["global"]["mean"])
+        assert found["ways"][way]["mean"] == pytest.approx(np.mean([row[way] for row in found["clients"]]))
+    assert found["ways"]["logreg"]["mean"] > max(found["ways"]["alone"]["mean"], found["ways"]["global"]["mean"])
 
 
 def test_newcomers_may_come_from_another_dataset_with_other_classes(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -33,14 +33,14 @@ def test_newcomers_may_come_from_another_dataset_with_other_classes(runs: dict[s
     x = np.clip(colours[y][:, None, None] + rng.normal(0, 20, (120, 12, 12, 3)), 0, 255).astype(np.uint8)
     np.savez(tmp_path / "colours.npz", x=x, y=y)
     flags = ("--data", tmp_path / "colours.npz", "--clients", 3, "--partition", "iid", "--heads", "linear,svm")
-    told = last_line(invoke("newcomers", runs["repper"], *flags, "--alone-epochs", 0, "--json"))
-    assert told["ways"].keys() == {"linear", "svm"}  # no global classifier knows these classes
-    assert told["representation"] == "shared"
-    assert told["newcomers"] == 3
-    assert told["ways"]["svm"]["mean"] > 0.9
-    told = invoke("newcomers", runs["lgfedavg"], *flags, "--alone-epochs", 1)
-    assert "average of the clients' extractors" in told.stderr
-    assert "linear head" in told.stdout
+    found = last_line(invoke("newcomers", runs["repper"], *flags, "--alone-epochs", 0, "--json"))
+    assert found["ways"].keys() == {"linear", "svm"}  # no global classifier knows these classes
+    assert found["representation"] == "shared"
+    assert found["newcomers"] == 3
+    assert found["ways"]["svm"]["mean"] > 0.9
+    found = invoke("newcomers", runs["lgfedavg"], *flags, "--alone-epochs", 1)
+    assert "average of the clients' extractors" in found.stderr
+    assert "linear head" in found.stdout
 
 
 def test_newcomers_that_are_not_there_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:

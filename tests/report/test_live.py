@@ -1,4 +1,4 @@
-"""The page of a run as it goes: served to this machine alone, told of every change, ended by Ctrl-C."""
+"""The page of a run as it goes: served to this machine alone, updated with every change, ended by Ctrl-C."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A run that was stopped, killed or failed goes on to the very numbers of one that never was."""
+"""A run that was stopped, killed or failed resumes to the very numbers of one that was not."""
 
 import errno
 import json
@@ -73,8 +73,8 @@ def results(folder: Path) -> dict[str, object]:
     assert not [name for name in files if "checkpoint" in name or "lock" in name or name.endswith(".tmp")]
     summary = json.loads(files.pop("summary.json"))
     lines = [list(json.loads(line)) for line in files.pop("metrics.jsonl").splitlines()]
-    told = {name: value for name, value in summary.items() if name not in ("seconds", "run_dir")}
-    return files | {"metrics.jsonl": metrics(folder), "order of fields": lines, "summary.json": told}
+    kept = {name: value for name, value in summary.items() if name not in ("seconds", "run_dir")}
+    return files | {"metrics.jsonl": metrics(folder), "order of fields": lines, "summary.json": kept}
 
 
 def whole(method: str) -> dict[str, object]:
@@ -428,7 +428,7 @@ def test_mistakes_are_named(tmp_path) -> None:
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    """The command, in a session of its own, as these tests have it."""
+    """Starts the command in a separate session, from the source of these tests."""
     return subprocess.Popen(
         [sys.executable, "-m", "fedloom", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True, env=os.environ | {"PYTHONPATH": str(Path(fedloom.__file__).parents[1])},

@@ -1,4 +1,4 @@
-"""A comparison that was stopped or killed goes on as a whole: finished runs stay as they are, the rest is the same."""
+"""A comparison that was stopped or killed is resumed as a whole: finished runs stay, the rest is the same."""
 
 import json
 import os
@@ -73,8 +73,8 @@ def test_a_comparison_that_was_ended_goes_on_to_the_same_files(act, number, roun
     assert figures(summaries) == figures(whole[1])
     for name in RUNS:
         assert results(out / name) == results(whole[0] / name)
-    told = json.loads((out / "comparison.json").read_text())["runs"]
-    assert figures(told) == figures(summaries)
+    stored = json.loads((out / "comparison.json").read_text())["runs"]
+    assert figures(stored) == figures(summaries)
     assert sorted(path.name for path in out.iterdir()) == [*RUNS, "comparison.json", "comparison.yaml"]
 
 

@@ -1,4 +1,4 @@
-"""Sweeps: which settings, which runs, going on after a stop, several at a time, the table and the picture."""
+"""Sweeps: which settings, which runs, resuming after a stop, several at a time, the table and the picture."""
 
 import json
 import os
@@ -116,23 +116,23 @@ def test_the_command_runs_the_grid_and_reports_without_choosing():
 
 
 def test_a_stopped_sweep_keeps_what_is_finished_and_goes_on():
-    told = []
+    seen = []
 
     def stop_in_second(recipe):
         def on_round(record):
-            told.append((recipe.out.name, record["round"]))
-            if told[-1] == ("mu=1-s0", 1):
+            seen.append((recipe.out.name, record["round"]))
+            if seen[-1] == ("mu=1-s0", 1):
                 os.kill(os.getpid(), signal.SIGINT)
 
         return on_round
 
     with pytest.raises(KeyboardInterrupt, match="run 2 of 2 stopped after round 1 of 2; go on with: fedloom resume s"):
         fedloom.sweep(**TINY, over={"method.mu": [0, 1]}, out="s", on_run=stop_in_second)
-    told.clear()
+    seen.clear()
     stored = read_yaml("s/sweep.yaml")
     assert stored["sweep"]["over"] == {"method.mu": [0, 1]}
     runs = fedloom.sweep("s/sweep.yaml", out="s", resume=True, on_run=stop_in_second)
-    assert told == [("mu=1-s0", 2)]
+    assert seen == [("mu=1-s0", 2)]
     assert [run["setting"] for run in runs] == [{"method.mu": 0}, {"method.mu": 1}]
     with pytest.raises(UserError, match="sweep.over.method.mu = .*was begun"):
         fedloom.sweep(**TINY, over={"method.mu": [0, 2]}, out="s", resume=True)
