@@ -2,14 +2,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS := 1
+QUICK := $(addprefix tests/,config core data losses methods models objectives) $(wildcard tests/test_[adp]*.py)
 
-.PHONY: demo test lint layers types unit slow gpu catalogue lock clean
+.PHONY: demo test quick lint layers types unit slow slow-tests long-fuzz gpu catalogue lock clean
 
 demo: $(VENV)/.user
 	$(BIN)/fedloom compare demo
 	@echo "look at it: source $(BIN)/activate, then: fedloom report RUN_FOLDER"
 
-test: lint layers types unit
+# About 4 minutes on 2 idle cores. Types are checked beside the tests: mypy uses one core.
+test: lint
+	$(MAKE) --no-print-directory --jobs 2 unit layers types
+
+# The tests without whole experiments, for while you edit: under a minute.
+quick: lint
+	$(BIN)/pytest -n 2 --dist loadgroup $(QUICK)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -24,8 +31,13 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	$(BIN)/pytest -n 2 --dist loadgroup
 
-slow: $(VENV)/.dev
-	$(BIN)/pytest -m slow
+# What takes minutes: cases marked `slow` (soaks, Flower, Ray, notebooks, the docs site) and long fuzzing.
+slow: slow-tests long-fuzz
+
+slow-tests: $(VENV)/.dev
+	$(BIN)/pytest -n 2 --dist loadgroup -m slow
+
+long-fuzz: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.fuzz --inputs 50000
 
 # Tests and benchmarks that need a GPU; results in benchmarks/results. Continues where it stopped: make gpu GPU="--time 560"

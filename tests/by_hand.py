@@ -26,17 +26,19 @@ class ByHand:
         setup = Setup(self.task, method, Training.model_validate(values), seed=3)
         self.lane, home = Workspace(setup), Workspace(setup)
         self.server = Server(home, federation=len(self.clients))
-        self.memories, self.sent, self.told, self.rounds = {}, {}, {}, 0
+        self.memories, self.sent, self.received, self.rounds = {}, {}, {}, 0
 
     def round(self, clients=None):
         """One round; returns what was sent up."""
         self.rounds += 1
         self.server.begin(self.rounds)
         chosen = self.clients if clients is None else clients
-        self.told = {c: Message(deepcopy(dict(self.method.message_for(self.server, c)))) for c in chosen}
+        self.received = {c: Message(deepcopy(dict(self.method.message_for(self.server, c)))) for c in chosen}
         self.sent = {}
         for c in chosen:
-            result = perform(self.lane, Job("update", self.rounds, self.told[c], client=c, memory=self.memories.get(c)))
+            result = perform(
+                self.lane, Job("update", self.rounds, self.received[c], client=c, memory=self.memories.get(c))
+            )
             self.memories[c], self.sent[c] = result.memory, result.message
         self.method.combine(self.server, iter(self.sent.values()))
         return self.sent

@@ -39,16 +39,16 @@ def small_recipe(method: str | dict, **fields) -> Recipe:
     return recipe.with_(**{name.replace("__", "."): value for name, value in fields.items()})
 
 
-def make_federation(folder: Path, recipe: Recipe, **ports: int) -> Task:
+def make_federation(folder: Path, recipe: Recipe, names: tuple[str, ...] = NAMES, **ports: int) -> Task:
     """The folder of `deploy init`, and each organisation's images under data/: what a simulation would give it."""
     task = make_task(recipe)
     images, labels = task.dataset.images.numpy(), task.dataset.labels.numpy()
     federation = FederationTerms(
-        name="digits", host="127.0.0.1", organisations=NAMES, classes=task.dataset.classes, shape=task.shape, **ports
+        name="digits", host="127.0.0.1", organisations=names, classes=task.dataset.classes, shape=task.shape, **ports
     )
     write_federation(folder, federation, recipe)
     (folder / "data").mkdir()
-    for name, train, test in zip(NAMES, task.federation.train, task.federation.test, strict=True):
+    for name, train, test in zip(names, task.federation.train, task.federation.test, strict=True):
         np.savez(
             folder / "data" / f"{name}.npz", x_train=images[train], y_train=labels[train], x_test=images[test],
             y_test=labels[test], classes=np.array(task.dataset.classes),

@@ -212,7 +212,7 @@ FILES = {
     "usps: no libsvm": (usps("1 1:2 x"), original("usps"), ["line 1", "libsvm"]),
     "usps: a pixel too many": (usps("1 257:2"), original("usps"), ["line 1", "libsvm"]),
     "usps: a label out of range": (usps("99 1:2"), original("usps"), ["label 98", "out of range"]),
-    "usps: a pixel that is no number": (usps("1 1:nan"), original("usps"), ["usps.bz2", "line 1"]),
+    "usps: a pixel that is not a number": (usps("1 1:nan"), original("usps"), ["usps.bz2", "line 1"]),
     "files that are not there": (None, original("cifar10"), ["cifar10", "data folder d", "get it with: "]),
     "a data folder that is a file": (text("d", "x"), original("mnist"), ["data folder d", "get it with"]),
     # recipes

@@ -61,6 +61,7 @@ def test_cpu_compares_the_engines(monkeypatch, capfd):
     assert lines[-1] == "final weights of inline and processes: bit-identical"
 
 
+@pytest.mark.slow
 def test_cpu_has_a_plain_loop(monkeypatch, capfd):
     lines = printed(monkeypatch, capfd, cpu, "--images 60 --clients 2 --rounds 1 --only 'plain loop'")
     seconds, _steps, _images, ratio, *_ = row(lines, "plain", "loop")
@@ -109,7 +110,9 @@ def test_gpu_measures_on_a_cpu_and_shows_its_file_again(monkeypatch, capfd, tmp_
     assert printed(monkeypatch, capfd, gpu, f"--show {tmp_path}/found.json") == lines
 
 
-@pytest.mark.parametrize(("letter", "parameters"), [("P", 1_626_442), ("Q", 1_206_590)])
+@pytest.mark.parametrize(
+    ("letter", "parameters"), [("P", 1_626_442), pytest.param("Q", 1_206_590, marks=pytest.mark.slow)]
+)
 def test_gpu_samples_clients_in_works_p_and_q(monkeypatch, capfd, letter, parameters):
     work = WORKS[letter]
     assert sum(p.numel() for p in work.network().parameters()) == parameters
@@ -158,6 +161,7 @@ def test_gpu_resumes_contestant_by_contestant(monkeypatch, capfd, tmp_path):
         printed(monkeypatch, capfd, gpu, f"{words} --scale 0.1")
 
 
+@pytest.mark.slow
 def test_gpu_times_a_whole_training(monkeypatch, capfd):
     monkeypatch.setattr(gpu, "in_process", in_this_process)
     words = "--device cpu --scale 0.002 --works --whole auto lanes-bf16-compile"
@@ -183,6 +187,7 @@ def test_gpu_has_pfl_research_train_work_p(tmp_path):
     assert len(found["seconds"]) == 2 and found["steps"] == 10 and 0 < found["loss"] < 5
 
 
+@pytest.mark.slow
 def test_gpu_suite_keeps_tests_and_benchmarks_of_a_commit(monkeypatch, capfd, tmp_path):
     monkeypatch.setattr(gpu, "in_process", lambda spec, folder, limit: {"skipped": "not here"})
     words = f"--commit 0123456789abcdef --results {tmp_path} --mark 'not cuda' --tests tests/losses/test_cosines.py"
@@ -203,6 +208,7 @@ def test_gpu_suite_says_what_is_left(monkeypatch, capfd, tmp_path):
     assert "unfinished, run the same command again: 1 tests" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_overhead_holds_an_engine_against_a_plain_loop(monkeypatch, capfd):
     lines = printed(monkeypatch, capfd, overhead, "--clients 4 --rounds 1 --workers 1 --engines processes")
     assert row(lines, "plain")[3:] == ["1.00", "0"]
@@ -222,6 +228,7 @@ def test_gpu_tells_why_a_contestant_failed(tmp_path):
     assert found["failed"] == "KeyError: 'scale'"
 
 
+@pytest.mark.slow
 def test_hostile_compares_rules(monkeypatch, capfd):
     words = "--methods fedavg --seeds 0 --strengths 10 --rounds 1 --workers 1 --rules median"
     lines = printed(monkeypatch, capfd, hostile, words)
@@ -255,6 +262,7 @@ def test_scale_server(monkeypatch, capfd):
     assert len(row(lines, "2")) == 3
 
 
+@pytest.mark.slow
 def test_soak_ends_a_run_and_finds_nothing_different():
     words = "--rounds 4 --ends 1 --every 2 --engines inline --method fedavg --fork"
     command = [sys.executable, soak.__file__, *shlex.split(words)]  # not here: it forks
@@ -269,6 +277,18 @@ def test_wire_counts_bytes(monkeypatch, capfd):
     assert float(row(lines, "fedavg", "int8", "int8")[2]) > 3
 
 
+def test_the_net_records_runs_and_compares_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(net.logging, "disable", lambda level: None)
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    recorded = net.record(("inline",), "inline fedavg resume")
+    assert [len(value) for value in recorded.values()] == [16]  # a run, not a refusal
+    for file, value in ((first, recorded), (second, dict.fromkeys(recorded, "0" * 16))):
+        file.write_text(json.dumps(value))
+    assert net.main(["compare", str(first), str(first)]) == 0
+    assert net.main(["compare", str(first), str(second)]) == 1
+
+
+@pytest.mark.slow
 def test_the_net_finds_two_recordings_of_this_tree_equal_and_others_different(tmp_path, capfd):
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     for file in (first, second):

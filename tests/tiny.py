@@ -59,7 +59,7 @@ SMALL = {
 
 
 def small(method: str | dict, objective: str = "labels") -> dict:
-    """A method with few epochs of its own."""
+    """A method with few epochs in its extra stages."""
     given = {"name": method} if isinstance(method, str) else method
     base, *added = given["name"].split("+")
     fields = SMALL.get(base, {})

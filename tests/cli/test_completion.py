@@ -80,7 +80,7 @@ assert offers.models("") == MODELS.names()
 assert offers.engines("") == [AUTO, *ENGINES.names()]
 assert offers.datasets("") == SOURCES.names()
 assert offers.partitions("") == PARTITIONS.names()
-"""  # in a process of its own: other tests register things
+"""  # in a separate process: other tests register things
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 

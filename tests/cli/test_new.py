@@ -22,7 +22,7 @@ def test_everything_it_writes_passes_its_own_test_and_the_linter():
     for kind in ("model", "objective", "dataset"):
         new(kind, f"my_{kind}", "--to", "code")
     assert len([line for line in Path("code/mine.py").read_text().splitlines() if line]) <= 20
-    # pytest beside pytest: a process of its own, as a user would start it
+    # pytest beside pytest: a separate process, as a user would start it
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "code"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert "7 passed" in done.stdout, done.stdout + done.stderr

@@ -77,10 +77,10 @@ def test_only_the_fitted_parts_move_buffers_included():
 def test_a_single_sample_trains_with_batch_norm_in_eval_mode():
     client = client_of(who=5)
     before = snapshot(client.parts)
-    told = client.fit("model", plain)
+    result = client.fit("model", plain)
     after = snapshot(client.parts)
-    assert told.steps == 1
-    assert torch.isfinite(told["loss"])
+    assert result.steps == 1
+    assert torch.isfinite(result["loss"])
     running = [name for name in before if "running" in name]
     assert running
     assert all(torch.equal(before[name], after[name]) for name in running)
@@ -94,12 +94,12 @@ def test_told_is_the_sample_weighted_mean():
         client.note("size", torch.tensor(float(batch.size)))
         return plain(client, batch)
 
-    told = client.fit("model", size)
+    result = client.fit("model", size)
     n = client.size
     sizes = [16] * (n // 16) + ([n % 16] if n % 16 else [])
-    assert told.steps == len(sizes)
-    assert np.isclose(told["size"].item(), sum(s * s for s in sizes) / n)
-    assert np.isclose(told.lr.item(), 0.1)
+    assert result.steps == len(sizes)
+    assert np.isclose(result["size"].item(), sum(s * s for s in sizes) / n)
+    assert np.isclose(result.lr.item(), 0.1)
 
 
 @pytest.mark.parametrize("name", ["id", "round", "size", "first"])
@@ -164,8 +164,8 @@ def test_two_batches_of_a_step_are_independent_and_equally_large():
         seen.append((first._index.clone(), second._index.clone()))
         client.descend("model", plain(client, first))
 
-    told = client.steps(step, train="model", batches=2)
-    assert told.steps == len(seen) == -(-client.size // 16)
+    result = client.steps(step, train="model", batches=2)
+    assert result.steps == len(seen) == -(-client.size // 16)
     assert all(len(a) == len(b) for a, b in seen)
     assert any(set(a.tolist()) != set(b.tolist()) for a, b in seen)
 

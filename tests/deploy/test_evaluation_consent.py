@@ -70,7 +70,7 @@ def _labels(victim):
     return victim.member._images.labels[victim.member._images.test].numpy()
 
 
-@pytest.mark.parametrize("repeats", [1, 30])
+@pytest.mark.parametrize("repeats", [1, pytest.param(30, marks=pytest.mark.slow)])
 def test_up_to_the_budget_an_attack_is_no_better_than_the_mean_image(tmp_path, seeded, repeats):
     """The default consent of a run of 100 rounds or more: 100 answers, however the attack spends them."""
     guessed, mean = [], []

@@ -1,11 +1,11 @@
-"""A whole federation on this machine: a server and three organisations as processes, with TLS and keys."""
+"""A whole federation on this machine: a server and its organisations as processes, with TLS and keys."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -15,6 +15,7 @@ from federated import NAMES, make_federation, small_recipe, without_losses
 from safetensors.torch import load_file
 from tiny import same_state, without_times
 
+from fedloom.config.recipe import Recipe
 from fedloom.core.errors import RunError
 from fedloom.deploy.certificates import new_key, write_key_pair
 from fedloom.deploy.control import controlling
@@ -31,15 +32,13 @@ PATIENCE = 300.0
 class Site:
     """The server and its organisations."""
 
-    def __init__(self, folder: Path, stack: ExitStack):
-        self.folder, self.stack = folder, stack
+    def __init__(self, folder: Path, stack: ExitStack, recipe: Recipe, names: tuple[str, ...]):
+        self.folder, self.stack, self.names = folder, stack, names
         self.server = folder / "server"
         self.port, self.control_port = free_port(), free_port()
-        make_federation(
-            folder, small_recipe("repper", evaluation__every=2), port=self.port, control_port=self.control_port
-        )
+        make_federation(folder, recipe, names, port=self.port, control_port=self.control_port)
         self.processes = {"server": self.start("server", "server", "--folder", str(self.server))}
-        for name in NAMES:
+        for name in names:
             self.join(name)
         self.until(self._all_online)
 
@@ -62,7 +61,7 @@ class Site:
                 states = flower.nodes()
         except RunError:  # it is not up yet
             return False
-        return len(states) == len(NAMES) and set(states.values()) == {"online"}
+        return len(states) == len(self.names) and set(states.values()) == {"online"}
 
     def until(self, happened) -> None:
         limit = monotonic() + PATIENCE
@@ -77,9 +76,15 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site") / "fed"
+    """Three organisations, for all tests here but the first."""
+    with running(tmp_path_factory.mktemp("site") / "fed", small_recipe("repper", evaluation__every=2), NAMES) as found:
+        yield found
+
+
+@contextmanager
+def running(folder: Path, recipe: Recipe, names: tuple[str, ...]):
     with ExitStack() as stack:
-        found = Site(folder, stack)
+        found = Site(folder, stack, recipe, names)
         yield found
         for child in found.processes.values():  # all at once; each is waited for below
             child.terminate()
@@ -104,6 +109,15 @@ def _same_as_simulated(site: Site, name: str, recipe, tmp_path: Path) -> None:
     assert without_times(found) == without_losses(without_times(simulated.history))
 
 
+def test_one_organisation_over_tls_gives_what_a_simulation_gives_bit_for_bit(tmp_path):
+    """The short version, for `make test`: a third of the processes."""
+    recipe = small_recipe("repper", data__clients=1, training__rounds=1)
+    with running(tmp_path / "fed", recipe, NAMES[:1]) as site:
+        await_run(site.server, begin(site.server, recipe, "first"), PATIENCE)
+        _same_as_simulated(site, "first", recipe, tmp_path)
+
+
+@pytest.mark.slow
 def test_repper_over_tls_gives_what_a_simulation_gives_bit_for_bit(site, tmp_path):
     recipe = small_recipe("repper", evaluation__every=2)
     await_run(site.server, begin(site.server, recipe, "first"), PATIENCE)
@@ -115,6 +129,7 @@ def test_repper_over_tls_gives_what_a_simulation_gives_bit_for_bit(site, tmp_pat
         assert (site.folder / "organisations" / name / "runs" / "first" / "personal.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_organisations_reach_the_fleet_api_alone_and_control_asks_for_its_token(site):
     def ask(port: int, path: str, **headers: str) -> int:
         ca = str(site.server / "ca.pem")
@@ -130,6 +145,7 @@ def test_organisations_reach_the_fleet_api_alone_and_control_asks_for_its_token(
         httpx.get(f"https://127.0.0.1:{site.port}/v1/fleet/")  # without the federation's CA
 
 
+@pytest.mark.slow
 def test_an_unregistered_key_is_refused(site, tmp_path):
     write_key_pair(tmp_path, "stranger", new_key())
     arguments = (
@@ -142,6 +158,7 @@ def test_an_unregistered_key_is_refused(site, tmp_path):
     assert "Failed to initialize the connection" in (tmp_path / "supernode.log").read_text()
 
 
+@pytest.mark.slow
 def test_fedcrl_with_a_client_that_is_killed_in_a_round_and_restarted(site, tmp_path):
     fields = {"evaluation__every": 2, "training__min_clients": 3}
     number = begin(site.server, small_recipe("fedcrl", **fields), "killed", wait=PATIENCE)

@@ -77,7 +77,7 @@ def test_a_slow_client_does_not_let_results_pile_up():
     assert meanwhile == [AHEAD * 2]
 
 
-@pytest.mark.parametrize("method", ["fedavg+ft", "fedstyle"])
+@pytest.mark.parametrize("method", ["fedavg+ft", pytest.param("fedstyle", marks=pytest.mark.slow)])
 def test_where_forking_is_impossible_workers_are_spawned_and_agree(method, monkeypatch):
     monkeypatch.setattr("fedloom.engines.processes.fork_works", lambda: False)
     expected = tiny_run(method, training__rounds=1)

@@ -1,4 +1,4 @@
-"""Workers of the process engine that are killed, stopped or hang: the round goes on, with new ones."""
+"""Workers of the process engine that are killed, stopped or hang: the round continues with new ones."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from fedloom.trust.faults import FaultInjector, Faults
 
 
 class _Suicidal(Method, abstract=True):
-    """Client 1 is shot in the middle of its update; so is whoever evaluates it, the first time."""
+    """Client 1 kills its worker in the middle of its update, and the first one that evaluates it."""
 
     def update(self, client):
         super().update(client)
@@ -59,7 +59,7 @@ def jobs(engine, clients, kind="update", **fields):
 
 
 def slow_alone(client, of, seconds):
-    """Faults and a seed with which this client is slow in round 1, of so many the only one."""
+    """Faults and a seed with which this client alone, among the first `of`, is slow in round 1."""
     faults = {"slow": 0.3, "slow_seconds": seconds}
     only = [c == client for c in range(of)]
     seeds = (seed for seed in count() if [Faults(**faults).draw(seed, 1, c)[1] > 0 for c in range(of)] == only)

@@ -23,10 +23,10 @@ class Watched(Client):
 
     def fit(self, parts, loss, **options):
         before = snapshot(self.parts)
-        told = super().fit(parts, loss, **options)
+        result = super().fit(parts, loss, **options)
         after = snapshot(self.parts)
-        Watched.moved.append((parts, {n for n in before if not torch.equal(before[n], after[n])}, told.steps))
-        return told
+        Watched.moved.append((parts, {n for n in before if not torch.equal(before[n], after[n])}, result.steps))
+        return result
 
 
 def test_three_steps_in_order_and_frozen_parts_do_not_move_buffers_included():

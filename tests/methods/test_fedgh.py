@@ -102,9 +102,9 @@ def test_class_means_are_taken_one_by_one():
 
     class Counting(Server):
         def fit(self, parts, loss, **options):
-            told = super().fit(parts, loss, **options)
-            counted.append(told.steps)
-            return told
+            result = super().fit(parts, loss, **options)
+            counted.append(result.steps)
+            return result
 
     lane.setup.method.combine(Counting(lane, federation=6), iter(sent))
     assert counted == [9]

@@ -1,4 +1,4 @@
-"""pFedMe: proximal steps of θ, then w moves towards it; θ is a copy of its own."""
+"""pFedMe: proximal steps of θ, then w moves towards it; θ is a separate copy."""
 
 import pytest
 import torch

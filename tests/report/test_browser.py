@@ -140,7 +140,7 @@ COVERED = """
   return [...new Set(found)].map((element) => `${plot.id}: ${element.tagName} ${element.className}`);
 })
 """
-"""What lies over the plot area of a chart, visible or not, and is no part of its drawing."""
+"""Elements over the plot area of a chart, visible or not, that are not part of its drawing."""
 
 TOOLS = """
 () => [...document.querySelectorAll(".plot .modebar")].map((bar) => ({

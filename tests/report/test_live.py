@@ -1,4 +1,4 @@
-"""The page of a run as it goes: served to this machine alone, told of every change, ended by Ctrl-C."""
+"""The page of a run as it goes: served to this machine alone, updated with every change, ended by Ctrl-C."""
 
 import json
 import os
@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_read_is_told_and_comes_back(tmp_path):
             next(lines)
 
 
-@pytest.mark.parametrize("command", ["watch", "run"])
+@pytest.mark.parametrize("command", [pytest.param("watch", marks=pytest.mark.slow), "run"])
 def test_ctrl_c_ends_it_cleanly_after_the_run(command, tmp_path):
     if command == "watch":
         arguments = ["watch", str(write_run(tmp_path / "run"))]

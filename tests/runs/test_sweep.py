@@ -197,6 +197,7 @@ def test_a_failing_run_is_named_and_the_others_are_waited_for(pretend):
     assert Path("1").exists() and not Path("3").exists()
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_give_what_they_give_one_by_one_and_ctrl_c_reaches_them():
     over = ["--over", "method.mu=0,1", "--out", "s", "--parallel", "2", "--set", "training.rounds=400"]
     command = [sys.executable, "-m", "fedloom", "sweep", *FLAGS, *over, "--resume"]

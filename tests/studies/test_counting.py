@@ -37,7 +37,7 @@ UNPRINTED = cell("repper/table2", "repper-large-stem", dataset="cifar10", C=0.2,
         (LOCAL, 71.9, "agrees"),  # 2.00 as it is printed, although 71.9 - 69.9 is a little more in binary
         (LOCAL, 67.9, "agrees"),
         (LOCAL, 71.91, "above"),
-        (LOCAL, 95.9, "above"),  # a surplus is no agreement
+        (LOCAL, 95.9, "above"),  # a surplus is not an agreement
         (LOCAL, 67.89, "below"),
         (SPREAD, 7.0, "below"),  # nor is a smaller spread
         (SPREAD, 12.0, "above"),

@@ -108,9 +108,11 @@ def test_runs_side_by_side_store_their_results(data: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("by", "everyone", "code"),
     [
-        (signal.SIGTERM, False, 143),
+        pytest.param(signal.SIGTERM, False, 143, marks=pytest.mark.slow),
         (signal.SIGTERM, True, 143),  # as a scheduler does; to the runs it comes twice
-        (signal.SIGKILL, False, -signal.SIGKILL),  # as with a lost terminal, it can pass nothing on
+        pytest.param(
+            signal.SIGKILL, False, -signal.SIGKILL, marks=pytest.mark.slow
+        ),  # a lost terminal: nothing passed on
     ],
 )
 def test_runs_side_by_side_stop_together_with_checkpoints_and_are_gone(
@@ -127,7 +129,7 @@ def test_runs_side_by_side_stop_together_with_checkpoints_and_are_gone(
         runs = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split() if everyone else []
         for pid in (*map(int, runs), process.pid):
             os.kill(pid, by)
-        said = process.communicate(timeout=60)[1]  # to its end: whoever still ran would hold the pipe
+        said = process.communicate(timeout=60)[1]  # to its end: a process that still runs holds the pipe
     finally:
         process.kill()
     assert process.returncode == code
@@ -149,9 +151,9 @@ def test_a_run_that_is_killed_gives_the_exit_code_that_a_shell_gives(monkeypatch
     script = "import os; os.kill(os.getpid(), 9)"
     killed = lambda *_, **__: subprocess.Popen([sys.executable, "-c", script])  # noqa: E731
     monkeypatch.setattr(running, "fedloom_process", killed)
-    told: list[str] = []
-    assert running.run_side_by_side([["one"]], 2, running.StudyPlan(), Interrupts(), told.append) == 137
-    assert told[0].startswith("exit code -9: ")
+    lines: list[str] = []
+    assert running.run_side_by_side([["one"]], 2, running.StudyPlan(), Interrupts(), lines.append) == 137
+    assert lines[0].startswith("exit code -9: ")
 
 
 def test_the_list_tells_what_tables_would_take_here(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,10 +83,10 @@ def test_a_pool_in_which_a_capture_failed_is_not_used_again(kind):
         graphs.capture(nothing)
     kind.fails = ()
     after = [graphs.capture(nothing), graphs.capture(nothing)]
-    first, spoilt, *others = kind.pools
-    assert first is spoilt
-    assert kind.ended == [spoilt]
-    assert others[0] is others[1] is not spoilt
+    first, broken, *others = kind.pools
+    assert first is broken
+    assert kind.ended == [broken]
+    assert others[0] is others[1] is not broken
     del living, after  # whose lives mattered
 
 

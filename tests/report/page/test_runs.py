@@ -1,4 +1,4 @@
-"""Run folders are read as far as they have come, and told apart by what differs."""
+"""Run folders are read as far as they are written, and named by what differs."""
 
 import json
 from pathlib import Path
