@@ -482,8 +482,8 @@ def test_an_error_that_an_organisation_tells_is_words_and_no_more(agreed):
     for kind in ("raised", "nonsense", ["raised"]):
         bad = pack({}, {"has": [], "samples": 0, "client": 0, "loss": None, "scores": [], "seconds": 0,
                         "error": failure | {"kind": kind}})  # fmt: skip
-        failure = agreed.fleet._admit(0, {"what": "result"}, bad)
-        assert isinstance(failure.why, str) and len(failure.why) <= 1000 and failure.cause is None
+        admitted = agreed.fleet._admit(0, {"what": "result"}, bad)
+        assert isinstance(admitted.why, str) and len(admitted.why) <= 1000 and admitted.cause is None
 
 
 def test_a_header_has_its_limit_too():

@@ -135,7 +135,7 @@ def rewrite(message, others, without=None):
 BAD = {
     "nan": (lambda m: m["model.head.bias"].fill_(math.nan), "'model.head.bias' has values that are not finite"),
     "inf": (lambda m: m["model.head.bias"][0].fill_(-math.inf), "'model.head.bias' has values that are not finite"),
-    "shape": (lambda m: rewrite(m, {"model.head.bias": torch.zeros(5)}), "[5], and torch.float32 [4] is"),
+    "shape": (lambda m: rewrite(m, {"model.head.bias": torch.zeros(5)}), "[5], but torch.float32 [4] is"),
     "dtype": (lambda m: rewrite(m, {"model.head.bias": torch.zeros(4).double()}), "is torch.float64 [4]"),
     "missing": (lambda m: rewrite(m, {}, without="model.head.bias"), "'model.head.bias' is missing"),
     "extra": (lambda m: rewrite(m, {"model.tail": torch.zeros(1)}), "'model.tail' is not expected"),

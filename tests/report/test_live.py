@@ -108,7 +108,7 @@ def test_ctrl_c_ends_it_cleanly_after_the_run(command, tmp_path):
     )  # fmt: skip
     try:
         said = ""
-        while "Ctrl-C ends it" not in said:
+        while "Ctrl-C stops the server" not in said:
             line = process.stdout.readline()
             assert line, said
             said += line

@@ -481,7 +481,8 @@ def test_the_command_resumes_what_is_finished_by_saying_so(capsys, monkeypatch) 
     fedloom.run(**FROM_PYTHON, out="run")
     before = contents(Path("run"))
     code, said = finish("resume", "run")
-    assert (code, said) == (0, "the run in 'run' is finished: there is nothing to resume\n")
+    assert code == 0
+    assert said.endswith("the run in 'run' is finished: there is nothing to resume\n")
     assert contents(Path("run")) == before
     assert refused(capsys, monkeypatch, "resume", "elsewhere").startswith("error: 'elsewhere' holds no run")
 

@@ -71,7 +71,7 @@ def test_styles_are_seen_where_there_are_style_networks():
 
 def test_what_was_not_kept_is_told_and_the_rest_shown():
     found = insight("fedper", **{"storage.personal_models": False})
-    assert "storage.personal_models was off" in found.problem
+    assert "storage.personal_models was false" in found.problem
     assert [m.what for m in found.maps] == ["global"]
     assert found.holdings is not None
 

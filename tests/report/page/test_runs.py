@@ -50,7 +50,7 @@ def test_a_folder_without_runs_is_refused_with_the_remedy(tmp_path):
         read_runs([tmp_path])
     (tmp_path / "recipe.yaml").write_text("seed: 1\n")
     with pytest.raises(
-        UserError, match="has format 1, and this fedloom reads format 2: repeat it with `fedloom run .*"
+        UserError, match="has format 1, but this fedloom reads format 2: repeat the run with `fedloom run .*"
     ):
         read_runs([tmp_path])
     (tmp_path / "versions.json").write_text(json.dumps({"format": 2}))

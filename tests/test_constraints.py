@@ -33,6 +33,8 @@ def test_every_requirement_is_pinned_to_a_version_that_satisfies_it():
     extras = project["optional-dependencies"].values()
     found = pins()
     for requirement in map(Requirement, [*project["dependencies"], *(line for extra in extras for line in extra)]):
+        if requirement.name == "fedloom":  # an extra that includes another
+            continue
         versions = found[canonical(requirement.name)]
         assert all(requirement.specifier.contains(version) for version in versions), requirement
 
