@@ -72,9 +72,12 @@ def results(folder: Path) -> dict[str, object]:
     files.pop("log.txt", None)
     assert not [name for name in files if "checkpoint" in name or "lock" in name or name.endswith(".tmp")]
     summary = json.loads(files.pop("summary.json"))
+    versions = json.loads(files.pop("versions.json"))
     lines = [list(json.loads(line)) for line in files.pop("metrics.jsonl").splitlines()]
     kept = {name: value for name, value in summary.items() if name not in ("seconds", "run_dir")}
-    return files | {"metrics.jsonl": metrics(folder), "order of fields": lines, "summary.json": kept}
+    installed = {name: value for name, value in versions.items() if not name.endswith(".py")}  # files of other tests
+    found = {"metrics.jsonl": metrics(folder), "order of fields": lines, "summary.json": kept, "versions": installed}
+    return files | found
 
 
 def whole(method: str) -> dict[str, object]:
