@@ -103,6 +103,7 @@ def test_mistakes_on_the_command_line_are_named(arguments: list[str], words: str
         raise reproduce(*arguments).exception or AssertionError
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_does_not_stop_the_others_and_is_reported_with_its_log(data: Path) -> None:
     absent = "{name: absent, table: fedcrl/table2, at: {dataset: cifar100, kind: practical}, methods: local}"
     options = ["--queue", queue(absent, f"{LOCAL}, scale: 0.005}}"), "--results", "kept"]
