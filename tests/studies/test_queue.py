@@ -127,6 +127,7 @@ def test_a_run_that_fails_does_not_stop_the_others_and_is_reported_with_its_log(
     assert [path.stat().st_mtime_ns for path in kept] == before
 
 
+@pytest.mark.slow
 def test_what_is_out_of_time_stops_with_a_checkpoint_and_is_resumed(data: Path) -> None:
     options = ["--queue", queue(f"{LOCAL}, seeds: [0, 1], scale: 0.04}}"), "--data-dir", str(data)]
     options += ["--engine", "inline"]
