@@ -95,6 +95,11 @@ class LaneEngine(Engine):
                 yield from (result.read() for result in self.lane.launch(wave))
 
 
+def alternately(methods: list[str], first: int) -> list:
+    """Every second method for `make test`, the others for `make slow`."""
+    return [m if i % 2 == first else pytest.param(m, marks=pytest.mark.slow) for i, m in enumerate(methods)]
+
+
 def updates(setup, clients, round=1):
     message = Message(Workspace(setup).downward())
     return [Job("update", round, message, client=client) for client in clients]

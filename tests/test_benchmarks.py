@@ -54,6 +54,7 @@ def row(lines, *beginning):
     return found[0][len(beginning) :]
 
 
+@pytest.mark.slow
 def test_cpu_compares_the_engines(monkeypatch, capfd):
     words = "--images 60 --clients 2 --rounds 1 --workers 1 --only inline processes"
     lines = printed(monkeypatch, capfd, cpu, words)
@@ -68,6 +69,7 @@ def test_cpu_has_a_plain_loop(monkeypatch, capfd):
     assert float(seconds) >= 0 and float(ratio) == 1
 
 
+@pytest.mark.slow
 def test_fuzz_has_a_row_for_each_format_and_finds_nothing(tmp_path):
     words = f"--inputs 300 --format npz jobs ledger --workers 2 --findings {tmp_path}/found"
     command = [sys.executable, "-m", "benchmarks.fuzz", *shlex.split(words)]  # not here: it forks, and limits memory

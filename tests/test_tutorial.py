@@ -26,6 +26,7 @@ def _forget_the_tutorials_method(monkeypatch):
     REGISTRY.pop("steady", None)
 
 
+@pytest.mark.slow
 def test_every_block_works_in_order(monkeypatch):
     names: dict[str, object] = {}
     said = []

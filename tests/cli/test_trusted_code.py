@@ -282,8 +282,8 @@ def test_runs_in_parallel_have_the_consent_of_their_command(stranger, capsys, mo
     done = last_line(invoke(*arguments, "--trust-code", "--out", "out", "--json"))
     assert [len(setting["runs"]) for setting in done["settings"]] == [1, 1]
     named = ["--method", f"{stranger}/evil.py:Mine", "--data", "digits", "--model", "mlp", "--parallel", 2]
-    fields = ["--over", "lr=0.1,0.2", "--rounds", 1, "--clients", 2, "--set", "data.limit=100", "--out", "named"]
-    assert len(last_line(invoke("sweep", *named, *fields, "--json"))["settings"]) == 2
+    fields = ["--over", "lr=0.1", "--rounds", 1, "--clients", 2, "--set", "data.limit=100", "--out", "named"]
+    assert len(last_line(invoke("sweep", *named, *fields, "--json"))["settings"]) == 1
 
 
 @pytest.mark.parametrize("engine", ["processes", "replay"])

@@ -471,9 +471,9 @@ def test_scores_are_of_as_many_images_as_its_organisation_said(tmp_path):
 
 def test_an_error_that_an_organisation_tells_is_words_and_no_more(agreed):
     """A header can hold anything where an exception would be, or a text without end."""
-    failure = {"kind": "raised", "why": "x" * 10**5, "trace": "", "injected": False, "mistake": True, "reported": False,
+    header = {"kind": "raised", "why": "x" * 10**5, "trace": "", "injected": False, "mistake": True, "reported": False,
             "cause": None}  # fmt: skip
-    body = pack({}, {"has": [], "samples": 0, "client": 0, "loss": None, "scores": [], "seconds": 0, "error": failure})
+    body = pack({}, {"has": [], "samples": 0, "client": 0, "loss": None, "scores": [], "seconds": 0, "error": header})
     experiment = make_experiment(agreed.fleet, agreed.recipe)
     with experiment._make_engine(experiment.setup, agreed.recipe.engine) as flower:
         error = flower._checked(Job("update", 1, Message({}), client=0), 0, Result.from_bytes(body)).error
@@ -481,9 +481,9 @@ def test_an_error_that_an_organisation_tells_is_words_and_no_more(agreed):
     assert len(error.why) <= 1000
     for kind in ("raised", "nonsense", ["raised"]):
         bad = pack({}, {"has": [], "samples": 0, "client": 0, "loss": None, "scores": [], "seconds": 0,
-                        "error": failure | {"kind": kind}})  # fmt: skip
-        admitted = agreed.fleet._admit(0, {"what": "result"}, bad)
-        assert isinstance(admitted.why, str) and len(admitted.why) <= 1000 and admitted.cause is None
+                        "error": header | {"kind": kind}})  # fmt: skip
+        failure = agreed.fleet._admit(0, {"what": "result"}, bad)
+        assert isinstance(failure.why, str) and len(failure.why) <= 1000 and failure.cause is None
 
 
 def test_a_header_has_its_limit_too():

@@ -70,6 +70,9 @@ def kinds(results):
     return [r.error.kind if r.error else None for r in results]
 
 
+SLOW_SPAWN = ["fork", pytest.param("spawn", marks=pytest.mark.slow)]  # a new interpreter takes 3 s
+
+
 @pytest.fixture(params=["fork", "spawn"])
 def start(request, monkeypatch):
     if request.param == "spawn":
@@ -140,6 +143,7 @@ def test_a_worker_killed_from_outside_during_a_round(start):
         assert engine._workers[0].process.pid != victim
 
 
+@pytest.mark.parametrize("start", SLOW_SPAWN, indirect=True)
 def test_a_hanging_client_is_left_after_its_time_and_only_it(start):
     if start == "spawn":
         method = get("fedavg")  # a class of a test file is not known to a new interpreter

@@ -139,6 +139,7 @@ def test_runs_side_by_side_stop_together_with_checkpoints_and_are_gone(
         assert last < 200 and (path.parent / f"checkpoints/round-{last:06d}.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_beside_others_is_told_and_so_is_the_exit_code(data: Path) -> None:
     (data / "cifar-10-batches-py" / "data_batch_3").unlink()
     command = ["reproduce", *CELLS, "--data-dir", str(data), "--engine", "inline", "--parallel", "2"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cohorts import LaneEngine, Recorder, check, close, lane_of, same_run, updates
+from cohorts import LaneEngine, Recorder, alternately, check, close, lane_of, same_run, updates
 from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run_with_memory, tiny_task
 from torch.nn.functional import cross_entropy
 
@@ -62,7 +62,8 @@ def together_and_alone(method, slots=4, **fields):
     return LaneEngine.recorder
 
 
-@pytest.mark.parametrize("method", [*sorted(REGISTRY), "fedavg+ft", "fedavg+linear"])
+# Every method in a cohort here or in a lane of one client in test_lane.py; both in `make slow`.
+@pytest.mark.parametrize("method", alternately([*sorted(REGISTRY), "fedavg+ft", "fedavg+linear"], first=0))
 def test_every_method_ends_where_it_ends_alone(method):
     task = few_sizes(tiny_task(norm=False))
     recorder = together_and_alone(method, 3, training__rounds=2, training__fraction=1.0, task=task)
