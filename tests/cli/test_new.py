@@ -34,7 +34,7 @@ def test_everything_it_writes_passes_its_own_test_and_the_linter():
     ("arguments", "words"),
     [
         (("method", "Mine!"), "use lower-case letters"),
-        (("method", "fedavg"), "fedloom ships one of this name"),
+        (("method", "fedavg"), "fedloom has a method of this name"),
         (("method", "there"), "there.py already exists"),
     ],
 )
