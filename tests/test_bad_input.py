@@ -282,7 +282,7 @@ FILES = {
     "a run folder that is a file": (text("f", "x"), digits("--out", "f"), ["out = 'f'", "choose another"]),
     "a name of half the alphabet": (None, digits("--out", "x" * 300), ["out = ", "cannot be created"]),
     # the command
-    "seeds that are none": (None, ["compare", "--seeds", "0,x"], ["--seeds: 'x' is no seed"]),
+    "seeds that are none": (None, ["compare", "--seeds", "0,x"], ["--seeds: 'x' is not a seed"]),
     "no methods": (None, ["compare", "--methods", ""], ["method"]),
     "a setting without a value": (None, digits("--set", "seed"), ["--set seed: write field=value"]),
     "a picture that cannot be": (None, ["data", "plot", "--to", "no/x.png"], ["--to no/x.png: cannot be written"]),

@@ -93,8 +93,8 @@ def test_mistakes_in_a_queue_are_named(text: str, words: str) -> None:
     [
         (["--queue", "decisve"], "queue 'decisve' cannot be read: .*did you mean 'decisive'"),
         (["--queue", "decisive", "--methods", "fedavg"], "--methods: cannot be combined with --queue"),
-        (["--queue", "decisive", "--set", "model.features=8"], "--set model.features: figures depend on it"),
-        (["--status"], "--status: say which queue"),
+        (["--queue", "decisive", "--set", "model.features=8"], "--set model.features: changes the figures"),
+        (["--status"], "--status: name a queue"),
     ],
 )
 def test_mistakes_on_the_command_line_are_named(arguments: list[str], words: str) -> None:

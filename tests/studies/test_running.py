@@ -191,7 +191,7 @@ def test_the_plan_of_a_cell_is_its_command_and_its_recipe() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "say which table"),
+        ([], "TABLE: name at least one"),
         (["repper/table9"], "table 'repper/table9' is unknown"),
         (["repper/table2", "--methods", "repperr"], "--methods repperr: did you mean 'repper'"),
         (["repper/table2", "--only", "mnist"], "no cell meets all these conditions"),
