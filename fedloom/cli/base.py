@@ -131,7 +131,7 @@ def watching() -> Iterator[Any]:
 
 
 class _Hints(logging.Handler):
-    """Print the engine's choices. Warnings have another handler."""
+    """Log handler that prints the settings that the engine chose; warnings have another handler."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno == logging.INFO:

@@ -37,7 +37,9 @@ def _needs_flower() -> None:
 @deploy_app.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="Folder to create.")],
-    organisations: Annotated[str, typer.Option("--organisations", help="Names, comma-separated: a,b,c.")],
+    organisations: Annotated[
+        str, typer.Option("--organisations", help="Names of the organisations, comma-separated: a,b,c.")
+    ],
     host: Annotated[str, typer.Option("--host", help="Host name or address of the server.")],
     recipe: Annotated[str, typer.Option("--recipe", help="Recipe file, or the name of a shipped recipe.")],
     data_like: Annotated[
@@ -91,7 +93,8 @@ def server(
     listen: Annotated[
         str | None,
         typer.Option(
-            "--listen", help="Address to listen on for organisations; default: all, or loopback if --host is."
+            "--listen",
+            help="Address to listen on for organisations; default: all interfaces (loopback if --host is loopback).",
         ),
     ] = None,
     control: Annotated[str, typer.Option("--control", help="Address to listen on for control commands.")] = "127.0.0.1",
@@ -146,13 +149,13 @@ def client(
             "--max-evaluations",
             min=0,
             rich_help_panel=EVALUATION,
-            help="Maximum number of evaluations, over all runs; default: those of one run of recipe.yaml.",
+            help="Maximum number of evaluations, over all runs; default: number in one run of recipe.yaml, up to 100.",
         ),
     ] = None,
     min_test: Annotated[
         int,
         typer.Option(
-            "--min-test", min=0, rich_help_panel=EVALUATION, help="Decline evaluation with fewer test images."
+            "--min-test", min=0, rich_help_panel=EVALUATION, help="Minimum number of test images for an evaluation."
         ),
     ] = 50,
     epsilon: Annotated[
@@ -160,23 +163,27 @@ def client(
         typer.Option(
             "--evaluation-epsilon",
             rich_help_panel=EVALUATION,
-            help="Noise on each evaluation: ε with respect to one test image; inf for none.",
+            help="Privacy loss ε of an evaluation for one test image; inf: no noise.",
         ),
     ] = 0.5,
     max_parameters: Annotated[
         int,
         typer.Option(
-            "--max-parameters", min=1, rich_help_panel=LIMITS, help="Maximum parameters of all networks of a method."
+            "--max-parameters",
+            min=1,
+            rich_help_panel=LIMITS,
+            help="Maximum number of parameters, over all networks of a method.",
         ),
     ] = 100_000_000,
     max_message: Annotated[
         int, typer.Option("--max-message-mb", min=1, rich_help_panel=LIMITS, help="Maximum size of a message in MiB.")
     ] = 1024,
     max_epochs: Annotated[
-        int, typer.Option("--max-epochs", min=1, rich_help_panel=LIMITS, help="Maximum epochs of a job.")
+        int, typer.Option("--max-epochs", min=1, rich_help_panel=LIMITS, help="Maximum number of epochs of a job.")
     ] = 100,
     max_seconds: Annotated[
-        float, typer.Option("--max-seconds", min=0.001, rich_help_panel=LIMITS, help="Maximum seconds of a job.")
+        float,
+        typer.Option("--max-seconds", min=0.001, rich_help_panel=LIMITS, help="Maximum duration of a job in seconds."),
     ] = 3600,
     max_memory: Annotated[
         float | None,
@@ -184,10 +191,10 @@ def client(
             "--max-memory-gb",
             min=0.001,
             rich_help_panel=LIMITS,
-            help="Maximum memory of a job; default: half of the machine's.",
+            help="Maximum memory of a job in GB; default: half of the machine's memory.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, typer.Option("--device", help="Device: auto, cpu or cuda.")] = "auto",
     yes: Annotated[bool, typer.Option("--yes", help="Consent without being asked, for scripts.")] = False,
     trust_code: flags.TrustCode = False,
 ) -> None:

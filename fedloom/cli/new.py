@@ -59,7 +59,7 @@ def new(
 
 
 def write(kind: Kind, name: str, folder: Path) -> list[Path]:
-    """Write the file and its test; neither may exist."""
+    """Write the file and its test; neither may exist already."""
     from fedloom.experiment.files import unwritable
     from fedloom.methods import METHODS
     from fedloom.objectives import OBJECTIVES
@@ -68,7 +68,7 @@ def write(kind: Kind, name: str, folder: Path) -> list[Path]:
         raise UserError(f"new {kind} '{name}': use lower-case letters, digits and _, as in: fedloom new {kind} mine")
     shipped = {Kind.METHOD: set(METHODS), Kind.OBJECTIVE: set(OBJECTIVES)}
     if _class_name(name).lower() in shipped.get(kind, set()):
-        raise UserError(f"new {kind} '{name}': fedloom ships one of this name; choose another")
+        raise UserError(f"new {kind} '{name}': fedloom has a {kind} of this name; choose another name")
     texts = files("fedloom") / "cli" / "templates"
     made = {folder / f"{name}.py": f"{kind}.py.txt", folder / f"test_{name}.py": f"test_{kind}.py.txt"}
     if present := [path for path in made if path.exists()]:

@@ -9,7 +9,10 @@ from fedloom.cli.catalogue import Kind, names
 
 
 def matching(names: Iterable[str], incomplete: str) -> list[str]:
-    """Return the names that start with the typed text, else such files; of a comma list, complete the last entry."""
+    """Return the names that start with the typed text, or matching files if there are none.
+
+    Of a comma-separated list, the last entry is completed.
+    """
     before, comma, last = incomplete.rpartition(",")
     found = [name for name in names if name.startswith(last)]
     if not found:

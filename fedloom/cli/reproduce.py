@@ -47,7 +47,7 @@ def reproduce(
     limit_seconds: Annotated[
         float | None, typer.Option("--limit-seconds", help="Stop between rounds after this time; a later call resumes.")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Run cells again that have stored results.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Run cells again even if their results are stored.")] = False,
     results: Annotated[Path, typer.Option("--results", help="Folder of stored results.")] = Path("docs/reproduction"),
     queue: Annotated[
         str | None, typer.Option("--queue", help="Run a queue: a YAML file, or a shipped one (decisive, tables).")
@@ -59,7 +59,9 @@ def reproduce(
         bool, typer.Option("--dry-run", help="Print each cell's command and recipe; run nothing.")
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List all tables: cells, cost, stored results.")] = False,
-    measure: Annotated[bool, typer.Option("--measure", help="With --list: time each network on this machine.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="With --list: measure training speed here to estimate the time of runs.")
+    ] = False,
     report_: Annotated[bool, typer.Option("--report", help="Write the report of all stored results.")] = False,
     to: Annotated[Path, typer.Option("--to", help="Report file.")] = Path("docs/reproduction.md"),
     as_json: flags.Json = False,
@@ -178,7 +180,10 @@ def _run_beside(runs: list[tuple[StudyPlan, list[Cell]]], many: int, plan: Study
     from fedloom.studies.running import recipe_of, run_side_by_side
 
     if any(recipe_of(run[0], one)[1] for one, run in runs):
-        raise UserError("--parallel: a trial (--set of what the figures depend on) is not stored; run it without")
+        raise UserError(
+            "--parallel: needs stored results, but with --set of a field that affects the figures they are not stored; "
+            "leave out --parallel or --set"
+        )
     commands = [arguments_of(run, one) for one, run in runs]
     with watching(), Interrupts() as interrupts:
         return run_side_by_side(commands, many, plan, interrupts, lambda text: say(text, err))

@@ -30,7 +30,7 @@ def run(
 ) -> None:  # fmt: skip
     """Run one experiment.
 
-    Ctrl-C (or SIGTERM) finishes the round, writes a checkpoint and prints how to resume. A second one exits at once.
+    Ctrl-C (or SIGTERM) finishes the round, writes a checkpoint and prints how to resume. A second signal exits at once.
 
     Examples:
 
@@ -73,9 +73,9 @@ def resume(
 ) -> None:  # fmt: skip
     """Resume a run, comparison or sweep that was stopped or killed; results are bit-identical to an uninterrupted one.
 
-    A run resumes from its last checkpoint; finished runs of a comparison or sweep are kept. Only engine, storage and
-    data.dir can be changed. Python files that the recipe names are imported only with your consent: you are asked, or
-    you pass --trust-code.
+    A run resumes from its last checkpoint; finished runs of a comparison or sweep are kept. Only engine, storage, log
+    and data.dir can be changed. Python files that the recipe names are imported only with your consent: you are asked,
+    or you pass --trust-code.
 
     Examples:
 
@@ -109,7 +109,7 @@ def compare(
     recipe: flags.RecipeFile = None,
     names: Annotated[
         str | None,
-        typer.Option("--methods", autocompletion=offers.methods, help="Comma-separated: local,fedavg,fedavg+ft"),
+        typer.Option("--methods", autocompletion=offers.methods, help="Methods, comma-separated: local,fedavg,repper"),
     ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="Seeds, comma-separated: 0,1,2")] = None,
     data: flags.Data = None, data_dir: flags.DataDir = None, clients: flags.Clients = None,

@@ -54,7 +54,7 @@ def _counted(lines: Sequence[Line]) -> str:
     if found.paper.judged:
         agree = f"{found.paper.within} of {found.paper.judged} agree (within 2 points, above or below)"
         words.append(f"in the paper's setting {agree}, {found.paper.above} above, {found.paper.below} below")
-    words += [f"in a setting of ours {count_in_words(found.ours)}"] * bool(found.ours.run)
+    words += [f"in another setting {count_in_words(found.ours)}"] * bool(found.ours.run)
     words += [f"shortened {count_in_words(found.shortened)}"] * bool(found.shortened.run)
     return "; ".join(words) + "."
 

@@ -1,4 +1,4 @@
-"""`fedloom reproduce --queue`: run a queue of cells, or print its status."""
+"""`fedloom reproduce --queue`: run a queue of table cells, or print its status."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ STATES: tuple[State, ...] = ("done", "running", "stopped", "failed", "waiting")
 
 
 def refuse_selection(given: Mapping[str, object]) -> None:
-    """Raise a UserError if an option was given that belongs into the queue's entries."""
+    """Raise a UserError if an option was given that a queue does not allow."""
     if names := [name for name, value in given.items() if value]:
         raise UserError(
-            f"{names[0]}: cannot be combined with --queue; write it into an entry of the queue, or leave --queue out"
+            f"{names[0]}: cannot be combined with --queue, which defines what is run; leave out {names[0]} or --queue"
         )
 
 

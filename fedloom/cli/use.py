@@ -41,10 +41,13 @@ def newcomers(
     partition: Annotated[str, typer.Option("--partition", help="How --data is divided.")] = "dirichlet:1",
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use at most this many images of --data.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Random seed for dividing --data.")] = 0,
-    heads: Annotated[str, typer.Option("--heads", help="Classifier heads, comma-separated.")] = "linear,mlp,svm,logreg",
+    heads: Annotated[
+        str, typer.Option("--heads", help="Classifier heads to fit, comma-separated.")
+    ] = "linear,mlp,svm,logreg",
     steps: Annotated[int, typer.Option("--steps", min=1, help="Minimum training steps of linear and mlp heads.")] = 100,
     alone_epochs: Annotated[
-        int | None, typer.Option("--alone-epochs", min=0, help="Epochs of training alone; 0 skips it.")
+        int | None,
+        typer.Option("--alone-epochs", min=0, help="Epochs that newcomers train alone, for comparison; 0: none."),
     ] = None,
     trust_code: flags.TrustCodeOrAsk = False,
     as_json: flags.Json = False,
@@ -227,15 +230,16 @@ def export_model(
     client: ClientFlag = None,
     style: Style = None,
     path: Annotated[
-        Path | None, typer.Option("--out", help="File to write; default: for example client-3.onnx.")
+        Path | None, typer.Option("--out", help="File to write; default: named after the model, such as client-3.onnx.")
     ] = None,
     trust_code: flags.TrustCodeOrAsk = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Export a model with its preprocessing: it takes batches of H × W × C uint8 images.
+    """Export a model with its preprocessing to ONNX, TorchScript or safetensors.
 
-    The exported file is run once and its logits are compared with the model's (within 1e-4). Class names are stored in
-    the file's metadata.
+    ONNX and TorchScript models take uint8 images [batch, H, W, C] and return logits; safetensors files are for fedloom
+    predict. The exported model is run on random images first. If its logits differ from the model's by more than 1e-4,
+    no file is written. Class names are stored in the file's metadata.
 
     Examples:
 

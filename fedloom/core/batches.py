@@ -62,7 +62,7 @@ class Plan:
         return max(self.sizes, default=0) > 1
 
     def part(self, start: int, size: int, count: int) -> np.ndarray:
-        """Return the rows of `count` consecutive equal steps, starting at step `start`, as int64 [count, row]."""
+        """Return the `Row` of each of `count` steps of equal size, from step `start` on, as int64 [count, row]."""
         first = sum(self.sizes[:start])
         taken = self.index[:, first : first + size * count].reshape(self.batches, count, size)
         rows = np.empty((count, 1 + self.batches * size), np.int64)
@@ -79,7 +79,7 @@ class Plan:
             start += count
 
     def steps(self, device: torch.device) -> Iterator[Row]:
-        """Yield the row of each step as a tensor on `device`."""
+        """Yield the `Row` of each step as a tensor on `device`."""
         for run in self.runs():
             yield from torch.from_numpy(self.part(*run)).to(device)
 

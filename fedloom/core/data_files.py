@@ -1,4 +1,4 @@
-"""Locations of a dataset's original files. Light on purpose: `fedloom datasets` must not import torch."""
+"""Locations of a dataset's original files. Does not import torch, so that `fedloom datasets` starts fast."""
 
 import os
 from collections.abc import Iterable

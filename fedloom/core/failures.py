@@ -26,7 +26,7 @@ class ClientError(RuntimeError):
 
 
 class RoundError(RunError):
-    """Too few clients responded in a round, including after retries with other clients."""
+    """Too few clients responded in a round, even after retries with other clients."""
 
 
 @dataclass(frozen=True)

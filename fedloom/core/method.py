@@ -87,7 +87,7 @@ class Method:
     """The class without add-ons."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as class, add-ons and hyperparameters: a class with add-ons is created at run time."""
+        """Pickle the plain class, add-ons and hyperparameters: a class with add-ons has no importable name."""
         added = self.name.removeprefix(self.plain.name).split("+")[1:]
         addons = [(name, ADDONS.find(name)) for name in added]
         return _again, (self.plain, addons, {f.name: getattr(self, f.name) for f in fields(self)})

@@ -253,7 +253,7 @@ def _parsed(module: str) -> tuple[str, str]:
 
 
 class _Loader(SourceFileLoader):
-    """Executes the source of a file, never cached bytecode, if its hash is the one in the module's name."""
+    """Loader that executes source, never cached bytecode, and only if its hash equals the one in the module's name."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Execute the module. The file's folder is appended to `sys.path`, so that it can import its neighbours."""

@@ -20,7 +20,7 @@ SMALLEST = torch.finfo(torch.float64).tiny
 
 
 class Combination(Protocol):
-    """Replaces the weighted mean: a robust aggregation rule, or differential privacy."""
+    """Replacement for the weighted mean in `Server.average`: a robust aggregation rule, or differential privacy."""
 
     refusal: str
     """Error message for methods that read messages directly instead of calling `server.average`."""
@@ -124,7 +124,9 @@ class Server:
             was = split["state/"].get(name)
             if was is None or (was.shape, was.dtype) != (now.shape, now.dtype):
                 found = (
-                    "is not in the checkpoint" if was is None else f"{tuple(was.shape)}, {was.dtype} in the checkpoint"
+                    "is not in the checkpoint"
+                    if was is None
+                    else f"has {tuple(was.shape)}, {was.dtype} in the checkpoint"
                 )
                 raise UserError(
                     f"{name} has shape {tuple(now.shape)}, {now.dtype}, but {found}: the method has changed; start a "

@@ -22,7 +22,7 @@ def follows() -> bool:
 
 
 def follow() -> None:
-    """Send SIGTERM to this process when its leader ends, for any reason. Linux only; on other systems it continues."""
+    """Send SIGTERM to this process when its leader ends, for any reason. Does nothing outside Linux."""
     if sys.platform == "linux":
         import ctypes  # imported here to keep shell completion fast
 
@@ -40,7 +40,7 @@ class Interrupted(KeyboardInterrupt):
     """A run was stopped by a signal after writing a checkpoint.
 
     Args:
-        when: When the run stopped.
+        when: Text that says when the run stopped, such as `stopped after round 3`.
         command: The command that resumes the run.
         signal: The signal's number.
     """

@@ -269,8 +269,8 @@ def refuse_model_without_room(task: Task) -> None:
     if room is not None and COPIES * size > room:
         pixels = "×".join(map(str, task.shape))
         raise UserError(
-            f"model.name = '{task.network.name}': with {_options(task)} and images of {pixels} it takes "
-            f"{gigabytes(size)}, {COPIES} times over, but only {gigabytes(room)} of memory are free; choose a "
+            f"model.name = '{task.network.name}': with {_options(task)} and images of {pixels} it needs "
+            f"{COPIES} copies of {gigabytes(size)} each, but only {gigabytes(room)} of memory are free; choose a "
             "smaller model or data.size"
         )
 

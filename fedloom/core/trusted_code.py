@@ -83,7 +83,7 @@ def trust(*values: Any) -> None:
 
 
 def allow_hashes(hashes: Mapping[str, str]) -> None:
-    """Adopt the consent that another process of this user has, by path."""
+    """Adopt consent that the user gave in another process: hashes by path."""
     _allowed.update(hashes)
 
 

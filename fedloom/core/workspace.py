@@ -371,7 +371,7 @@ class Workspace:
                 parameter.requires_grad_(learns)
 
     def expect_mode(self, paths: tuple[str, ...], *, norms: bool) -> None:
-        """Set modes like `train_only`, unless they are already set; another workspace may take the steps."""
+        """Set modes like `train_only`, unless they are already set."""
         if self._in_mode != (paths, norms):
             self.train_only(paths, norms=norms)
 

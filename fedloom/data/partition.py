@@ -272,7 +272,8 @@ def shards(pool: Pool, *, each: Count) -> np.ndarray:
     count = pool.clients * each
     if count > len(pool.labels):
         raise UserError(
-            f"partition 'shards:{each}': {count} shards cannot be cut from {len(pool.labels)} samples; use fewer"
+            f"partition 'shards:{each}': {count} shards cannot be cut from {len(pool.labels)} samples; use fewer "
+            "clients or shards"
         )
     shuffled = pool.rng.permutation(len(pool.labels))
     by_label = shuffled[np.argsort(pool.labels[shuffled], kind="stable")]

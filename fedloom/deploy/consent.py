@@ -29,7 +29,7 @@ NUMBERS = [
     "with every update: the number of training samples, the mean training loss, the seconds of training",
     "when a request fails or is refused: a sentence; for an error only its type, its text stays in this folder's log",
 ]
-"""What leaves an organisation in addition to tensors."""
+"""What an organisation sends in addition to tensors."""
 
 
 class RefusalError(UserError):
@@ -38,13 +38,13 @@ class RefusalError(UserError):
 
 @dataclass(frozen=True)
 class Consent:
-    """What an organisation allows, for all runs together."""
+    """What an organisation allows, over all runs."""
 
     recipe: Recipe
     """The recipe in the organisation's folder; the only one that may run, unless `methods` allow others."""
     methods: tuple[str, ...]
     max_rounds: int | None
-    """Number of updates that may leave; None for no limit."""
+    """Maximum number of updates that are sent; None for no limit."""
     evaluation: EvaluationTerms
     limits: JobLimits
 
@@ -90,7 +90,7 @@ class Consent:
         Args:
             asked: The requested recipe.
             federation: The terms of the federation.
-            answered: The number of updates that have left so far.
+            answered: Number of updates that were sent so far.
 
         Raises:
             RefusalError: If the recipe, its method or its rounds are not allowed.
@@ -109,22 +109,22 @@ class Consent:
             raise RefusalError(f"training.rounds = {rounds}: this organisation allows at most {self.max_rounds}")
 
     def lines(self, federation: FederationTerms, task: Task, organisation: str) -> Iterator[str]:
-        """Yield lines that describe what may leave and what a job may cost, shown before an organisation joins."""
+        """Yield lines that describe what may be sent and what a job may cost, shown before an organisation joins."""
         rounds = self.recipe.training.rounds if self.max_rounds is None else self.max_rounds
         yield f"'{organisation}' joins '{federation.name}' at {federation.host}:{federation.port}"
         limit = "no limit (--max-rounds sets one)" if self.max_rounds is None else f"at most {self.max_rounds} updates"
-        yield f"updates that may leave: {limit}"
+        yield f"updates that may be sent: {limit}"
         yield from self.evaluation.lines(len(task.federation.test[federation.number(organisation)]))
         yield from self.limits.lines()
         for recipe in self._covered():
             only = "any recipe of the method" if self.methods else "only the recipe in this folder, with the method"
-            yield f"allowed: {only} {recipe.method.name}. What leaves with it, and what does not:"
+            yield f"allowed: {only} {recipe.method.name}. What is sent, and what is not:"
             self.limits.check(recipe, task)
             yield from (f"  {line}" for line in self._what_leaves(recipe, task, min(rounds, recipe.training.rounds)))
         yield "the server sees each of these messages individually (docs/how-to/deploy.md explains what that means)"
 
     def ledger(self, recipe: Recipe, workspace: Workspace) -> Ledger:
-        """Return an empty ledger of this organisation, with what never leaves and what leaves besides tensors."""
+        """Return an empty ledger of this organisation, with what is never sent and what is sent besides tensors."""
         made = Ledger()
         made.describe(  # models stay in the organisation's folder
             workspace, models=False, privacy=recipe.privacy, simulated=False, numbers=NUMBERS
@@ -186,7 +186,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 class UpdateCounter:
-    """Number of updates that have left this organisation in all runs, written to disk before each update leaves."""
+    """Number of updates that this organisation has sent in all runs, written to disk before each update is sent."""
 
     def __init__(self, folder: Path):
         self._path = folder / "answered.json"
@@ -200,7 +200,7 @@ class UpdateCounter:
             return 0
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"'{self._path}' cannot be read ({error}): it counts the updates that have left; restore it from a "
+                f"'{self._path}' cannot be read ({error}): it counts the updates that were sent; restore it from a "
                 "backup"
             ) from None
 

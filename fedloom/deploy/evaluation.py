@@ -37,7 +37,7 @@ class EvaluationTerms:
     shares: Shares = "accuracy"
     """`accuracy`: correct predictions over all classes; `classes`: per class; `none`: nothing."""
     answers: int = 0
-    """Number of answers in all runs together."""
+    """Maximum number of answers, over all runs."""
     min_test: int = 50
     """Smallest number of test images for which answers are given."""
     epsilon: float = 0.5
@@ -60,7 +60,7 @@ class EvaluationTerms:
         return None
 
     def shared(self, scores: Scores) -> Scores:
-        """Return the part of a result that leaves the organisation: noisy counts, without the loss."""
+        """Return the part of a result that is sent to the server: noisy counts, without the loss."""
         right, total = scores.right, scores.total
         if self.shares == "accuracy":
             right, total = [sum(right)], [sum(total)]
@@ -77,7 +77,7 @@ class EvaluationTerms:
     def lines(self, test: int) -> list[str]:
         """Return lines that describe these terms to the organisation before it consents."""
         if why := self.withheld(test):
-            return [f"evaluation: no results leave ({why})"]
+            return [f"evaluation: no results are sent ({why})"]
         each = "per class" if self.shares == "classes" else "all classes together"
         decay = math.exp(-self.epsilon)
         noise = "exact" if math.isinf(self.epsilon) else (
@@ -116,7 +116,7 @@ class EvaluationRequest:
 
 
 class EvaluationLog:
-    """Log of started evaluations and their answers, one line each, written to disk before an answer leaves.
+    """Log of started evaluations and their answers, one line each, written to disk before an answer is sent.
 
     Evaluations without an answer are logged too, but not counted: the final evaluation still creates the personal
     model, once.
@@ -171,7 +171,7 @@ class EvaluationLog:
             self._counted.add(request)
 
     def add(self, request: EvaluationRequest, scores: Scores) -> None:
-        """Store an answer, before it leaves."""
+        """Store an answer, before it is sent."""
         self._append(request, scores, True)
         self._answers[request] = scores
 

@@ -33,17 +33,17 @@ log = logging.getLogger("fedloom")
 
 @dataclass
 class PendingRequest:
-    """A request that was sent, or the failure to send it.
-
-    It has the client, Flower's id of its node and since when the node is online, Flower's message id, the name of the
-    request (which the answer repeats) and the deadline.
-    """
+    """A request that was sent, or the failure to send it."""
 
     client: int
     node: int = 0
+    """Flower's id of the client's node."""
     since: str = ""
+    """When the node came online."""
     parcel: str = ""
+    """Flower's id of the message."""
     name: str = ""
+    """Hash of the request, which the answer repeats."""
     deadline: float = 0.0
     failure: Failure | None = None
 

@@ -68,7 +68,7 @@ def parse_shape(text: str) -> tuple[int, int, int]:
         text: Channels, height and width, separated by `x`.
 
     Raises:
-        UserError: If the text has another form.
+        UserError: If the text does not have this form.
     """
     if not re.fullmatch(r"[1-9]\d*x[1-9]\d*x[1-9]\d*", text):
         raise UserError(f"--shape {text}: must be channels x height x width, such as 3x32x32")

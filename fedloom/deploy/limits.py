@@ -47,12 +47,13 @@ class JobLimits:
     """Limits of one job; the defaults suit common networks in federated learning."""
 
     parameters: int = 100_000_000
-    """Number of elements in all parts of a method: networks, copies, buffers."""
+    """Maximum number of elements in all parts of a method: networks, copies, buffers."""
     message_bytes: int = 2**30
-    """Size of a received or sent message."""
+    """Maximum size of a received or sent message."""
     epochs: int = 100
-    """Limit of `training.epochs` and of every hyperparameter of the method that counts epochs."""
+    """Maximum of `training.epochs` and of every hyperparameter of the method that counts epochs."""
     seconds: float = 3600
+    """Maximum duration of a job."""
     memory_bytes: int = 0
     """Memory that a job may allocate in addition to what the process already uses; 0 means half of the machine's."""
 

@@ -67,7 +67,7 @@ class Member:
             self.name = (folder / "organisation").read_text(encoding="utf-8").strip()
         except OSError:
             raise UserError(
-                f"'{folder}' is not an organisation's folder: give one of those that `fedloom deploy init` created in "
+                f"'{folder}' is not an organisation's folder: give a folder that `fedloom deploy init` created in "
                 "organisations/"
             ) from None
         self.number = self.federation.number(self.name)
@@ -85,7 +85,7 @@ class Member:
     def answer(self, about: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """Answer a request.
 
-        A refusal includes its reason. Of an error, only the exception's type leaves; the details are logged.
+        A refusal includes its reason. Of an error, only the exception's type is sent; the details are logged.
 
         Args:
             about: The header of the request.
@@ -116,7 +116,7 @@ class Member:
         refuse_unless(about.get("to") == self.number, f"it is for client {about.get('to')!r:.20}, not for this client")
 
     def _reported(self, failure: Failure) -> Failure:
-        """Return the part of a failure that leaves; exception messages contain paths and values and are only logged."""
+        """Return the part of a failure that is sent; exception messages contain paths and values and stay here."""
         if isinstance(failure.cause, TimeLimitError):
             return Failure("timed_out", f"{self.name} refuses: {failure.cause}")
         log.error(f"a request failed: {failure.why}\n{failure.trace}")
@@ -310,8 +310,9 @@ def load_member(
         folder: The organisation's folder from `fedloom deploy init`.
         data: Its images.
         methods: Methods that may run; by default only the recipe in the folder.
-        max_rounds: Number of updates that may leave; None for no limit.
-        max_evaluations: Number of evaluations that are answered; by default as many as one run of the recipe has.
+        max_rounds: Maximum number of updates that are sent, over all runs; None for no limit.
+        max_evaluations: Number of evaluations that are answered. Default: the number in one run of the recipe,
+            at most 100.
         evaluation: What is shared of an evaluation.
         limits: Limits of a job.
         device: `auto`, `cpu` or `cuda`.

@@ -42,10 +42,11 @@ class EngineSettings(Section):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto uses a GPU if the engine supports it")
     precision: Literal["float32", "tf32", "bf16"] = Field(
-        "float32", description="of matrix products on a GPU: tf32 rounds their inputs to 10 bits; bf16 is autocast"
+        "float32",
+        description="precision of matrix products on a GPU: tf32 rounds their inputs to 10 bits; bf16 is autocast",
     )
     channels_last: bool = Field(False, description="store images and convolutions with channels last in memory")
-    deterministic: bool = Field(False, description="bit-identical reruns on a GPU too (CPUs always give them)")
+    deterministic: bool = Field(False, description="make reruns bit-identical on a GPU too (on CPUs they always are)")
     compile: bool = Field(False, description="lanes: compile training steps; pays off in long runs")
     cohort: int | None = Field(
         None,

@@ -61,14 +61,14 @@ class Worker:
     """A worker process."""
 
     ready: bool = False
-    """Whether it has started; the time before that does not count towards timeouts."""
+    """Whether the worker has started; its start does not count towards timeouts."""
     tasks: list[Task] = field(default_factory=list)
-    """Jobs that it was sent and has not answered."""
+    """Jobs that were sent to the worker and have no result yet."""
     deadline: float | None = None
 
     @property
     def late(self) -> bool:
-        """Whether its client has exceeded its time limit."""
+        """Whether the worker's current client has exceeded its time limit."""
         return self.deadline is not None and monotonic() > self.deadline
 
 
@@ -105,7 +105,7 @@ class WorkerPool(Engine, Generic[W]):
         """Send jobs to a worker.
 
         Raises:
-            WorkerLostError: They cannot be sent.
+            WorkerLostError: The jobs cannot be sent.
         """
 
     @abstractmethod

@@ -29,7 +29,7 @@ from fedloom.engines.pickling import receive, send
 from fedloom.engines.pool import NO_MESSAGE, Worker, WorkerError, WorkerLostError, WorkerPool, portable
 
 CRASHED = 70
-"""Exit code of a worker that `faults.crash` ends."""
+"""Exit code of a worker that was ended by the injected fault `faults.crash`."""
 QUICK = 0.01
 """Clients faster than this many seconds may have one job queued behind them; slower ones would block it."""
 SMALL = 2**15
@@ -43,7 +43,7 @@ class _Worker(Worker):
     message: Message | None = None
     """The message that was sent last: usually all clients of a round receive the same one."""
     quick: bool = False
-    """Whether its last client took less than QUICK."""
+    """Whether the worker's last client took less than QUICK seconds."""
 
 
 class Processes(WorkerPool[_Worker]):

@@ -2,9 +2,9 @@
 
 A checkpoint is a manifest (JSON) and the safetensors files that it lists with size and SHA-256. It becomes valid when
 the manifest is renamed to its final name; all its files are on disk by then. Clients whose memory has not changed are
-not written again: the manifest lists an older file that holds them. This file always belongs to the checkpoint before
-the last one, never to the last. So the two checkpoints that are kept share no file, and one damaged file cannot
-invalidate both. Randomness is keyed by round, so there are no generators to save.
+not written again. The manifest of checkpoint N then lists a file of checkpoint N − 2, never of N − 1. So the two
+checkpoints that are kept share no file, and one damaged file cannot invalidate both. Randomness is keyed by round, so
+there are no generators to save.
 """
 
 import hashlib
@@ -87,7 +87,7 @@ class Checkpoint:
         """Parse and check the JSON of a manifest.
 
         Raises:
-            DamagedError: The manifest is damaged, or has another format.
+            DamagedError: The manifest is damaged, or has an unsupported format.
         """
         try:
             whole = json.loads(data)
@@ -153,7 +153,7 @@ class Checkpoints:
         self._prune()
 
     def _unchanged(self, stores: Stores) -> tuple[dict[str, File], dict[str, set[int]]]:
-        """Return the reusable files of the checkpoint before the last one, and the clients that must be written.
+        """Return the reusable files of checkpoint N − 2, and the clients that must be written.
 
         A file is reused only if more than half of its clients are up to date, so that disk space stays bounded.
         """
@@ -335,7 +335,7 @@ class CheckpointSchedule:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Measure how long writing a checkpoint takes; use it as a context around the writing."""
+        """Return a context manager that measures how long writing a checkpoint takes."""
         start = perf_counter()
         yield
         self._since = perf_counter()

@@ -35,7 +35,7 @@ class ClientStore(MutableMapping[int, State]):
         self._spilled: set[Key] = set()
         self._staged: set[int] = set()
         self._devices: dict[Key, torch.device] = {}
-        """Devices of states on disk: they return there when they are read."""
+        """Devices to which states on disk are moved when they are read."""
         self.changed: set[int] = set()
         """Clients set or deleted since this set was last cleared (by a checkpoint)."""
 

@@ -166,7 +166,7 @@ class Evaluator:
         return sorted(scores, key=lambda s: s.client)
 
     def _received_alone(self, message: Message, state: State) -> State:
-        """Return the tensors that a client received and that differ from the server's state, named for its file."""
+        """Return the tensors that a client received and that differ from the server's state, by name in its file."""
         codec = self.setup.codec
         if codec.down is None and not self.method.overrides("message_for"):
             return {}

@@ -60,7 +60,9 @@ class RunLock:
                     os.close(file)
                     continue
                 if owner:
-                    log.warning("%s belongs to a process that has ended (%s): taken over", self.path, _words(owner))
+                    log.warning(
+                        "%s belongs to a process that has ended (%s): its lock is taken over", self.path, _words(owner)
+                    )
                 os.ftruncate(file, 0)
                 os.pwrite(file, json.dumps(_me()).encode(), 0)
             except BaseException:

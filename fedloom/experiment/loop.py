@@ -299,7 +299,7 @@ class Experiment:
         raise AssertionError("the last attempt raises")
 
     def _answer(self) -> Answer:
-        """Return a function that gives the server's message for a client: the same object unless the method differs."""
+        """Return a function from client to server message: one shared message, unless `message_for` is overridden."""
         if self.method.overrides("message_for"):
             return lambda client: Message(self.method.message_for(self.server, client), client=client)
         shared = Message(FlatState.of(self.method.message_for(self.server, EVERYONE)))

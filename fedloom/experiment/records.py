@@ -68,9 +68,9 @@ class RoundRecord(Measures, total=False):
     loss: float | None
     """Mean training loss over samples."""
     up_bytes: Count
-    """Bytes sent to the server, per client that answered."""
+    """Bytes that a client sent to the server; mean over the clients that responded."""
     down_bytes: Count
-    """Bytes sent to clients, per client that was asked."""
+    """Bytes that the server sent to a client; mean over all participants."""
     failed: dict[str, Count]
     """Number of clients that were left out, by kind of failure."""
     attempts: Count
@@ -101,9 +101,9 @@ class Figures(Measures, total=False):
     """The rule by which accuracies were computed from evaluations (`evaluation.summary`)."""
     best: Best
     up_bytes: Count
-    """Bytes sent to the server, per client and round."""
+    """Bytes that a client sent to the server per round; mean over rounds."""
     down_bytes: Count
-    """Bytes sent to clients, per client and round."""
+    """Bytes that the server sent to a client per round; mean over rounds."""
     failed: dict[str, Count]
     """Number of failures in all rounds, by kind."""
     epsilon: Known

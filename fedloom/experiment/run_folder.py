@@ -131,7 +131,7 @@ def stored_values(folder: Path) -> dict[str, Any]:
     """Return the values of the recipe of the run in a folder.
 
     Raises:
-        UserError: The folder holds no run, or has another format.
+        UserError: The folder holds no run, or has an unsupported format.
     """
     if not holds_run(folder):
         raise UserError(

@@ -33,7 +33,7 @@ class Sampling:
         if self.per_round == 0:
             raise UserError(
                 f"training.fraction = {self._fraction:g}: selects none of {len(self.trainers)} clients; "
-                f"set it to {1 / len(self.trainers):.2g}, which selects one, or more"
+                f"set it to {1 / len(self.trainers):.2g}, which selects one client, or more"
             )
         if needed > self.per_round:
             raise UserError(

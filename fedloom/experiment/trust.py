@@ -21,7 +21,7 @@ log = logging.getLogger("fedloom")
 
 
 class Trust:
-    """Hostile clients, and the rule that replaces the mean; without these sections, results are bit-identical.
+    """Hostile clients, and the rule that replaces the mean; without these sections, a run is unchanged.
 
     In a simulation all randomness is derived from the seed. In a deployment (`deployed`) every member knows the seed,
     so the noise for privacy comes from the operating system.
@@ -63,7 +63,7 @@ class Trust:
         return engine if self.attack is None else FalsifyMessages(engine, self.attack)
 
     def sealed(self, messages: Iterator[Message]) -> Iterator[Message]:
-        """Return the messages for a method's `combine`, sealed if a rule replaces the mean."""
+        """Return the messages for a method's `combine`; if a rule replaces the mean, only this rule can read them."""
         return messages if self.combination is None else SealedMessages(messages, self.combination.refusal)
 
     def note(self, record: RoundRecord, chosen: Iterable[int]) -> None:

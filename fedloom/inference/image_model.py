@@ -46,13 +46,13 @@ class ImageModel(nn.Module):
         """Compute logits.
 
         Args:
-            images: Images in any of the forms listed at the class.
+            images: Images in a supported format; see `ImageModel`.
 
         Returns:
             Logits [B, classes].
 
         Raises:
-            UserError: The images have another shape or type, or the model has no classifier.
+            UserError: The images have an unsupported shape or type, or the model has no classifier.
         """
         return self.logits(self.prepared(images))
 
@@ -60,13 +60,13 @@ class ImageModel(nn.Module):
         """Compute representations.
 
         Args:
-            images: Images in any of the forms listed at the class.
+            images: Images in a supported format; see `ImageModel`.
 
         Returns:
             Representations [B, width].
 
         Raises:
-            UserError: The images have another shape or type.
+            UserError: The images have an unsupported shape or type.
         """
         return self.represent(self.prepared(images))
 
@@ -107,13 +107,13 @@ class ImageModel(nn.Module):
         """Compute class probabilities, in chunks of images.
 
         Args:
-            images: Images in any of the forms listed at the class.
+            images: Images in a supported format; see `ImageModel`.
 
         Returns:
             Probabilities [B, classes], as a NumPy array.
 
         Raises:
-            UserError: The images have another shape or type, or the model has no classifier.
+            UserError: The images have an unsupported shape or type, or the model has no classifier.
         """
         return torch.cat([self(chunk).softmax(1) for chunk in chunks(images)]).cpu().numpy()
 

@@ -24,7 +24,7 @@ class Pictures:
     images: Tensor
     """uint8 [N, C, H, W]"""
     skipped: dict[str, str]
-    """Reasons by path."""
+    """Reasons why files were skipped, by path."""
 
 
 def read_pictures(paths: Sequence[Path], shape: tuple[int, int, int]) -> Pictures:
@@ -102,15 +102,15 @@ def labelled_pictures(root: Path, shape: tuple[int, int, int]) -> tuple[Pictures
         The pictures, their labels, and the class names.
 
     Raises:
-        UserError: The folder does not exist or has another structure, or no picture can be read.
+        UserError: The folder does not exist or does not have this structure, or no picture can be read.
     """
     if not root.is_dir():
-        raise UserError(f"--images {root}: no such folder; name a folder that has a folder of pictures for each class")
+        raise UserError(f"--images {root}: no such folder; name a folder with one subfolder of pictures per class")
     files = pictures_in(root)
     wrong = next((file for file in files if len(file) != 2), None)
     if wrong or not files:
         found = f"found '{'/'.join(wrong)}'" if wrong else "found no pictures"
-        raise UserError(f"--images {root}: expected a folder of pictures for each class, but {found}")
+        raise UserError(f"--images {root}: expected one subfolder of pictures per class, but {found}")
     pictures = read_pictures([root.joinpath(*file) for file in files], shape)
     if not pictures.paths:
         raise UserError(f"--images {root}: none of its {len(files)} pictures can be read")

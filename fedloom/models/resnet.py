@@ -35,11 +35,12 @@ def initialise(network: nn.Module, fan: Literal["fan_in", "fan_out"] = "fan_out"
 
 
 class ResNet(SplitModel):
-    """Four stages of basic blocks (64, 128, 256, 512), with a stride of two and a projection between stages.
+    """ResNet with four stages of basic blocks, of 64, 128, 256 and 512 channels.
 
-    Images under 64 pixels get a 3×3 stem without stride and max-pooling, since the usual stem would leave one pixel of
-    a 32×32 image for the last stage. `stem: small` and `stem: large` choose a stem regardless of the image size;
-    libraries that use torchvision's network have the large one.
+    The first block of stages 2 to 4 has a stride of two and a projection shortcut. Images under 64 pixels get a small
+    stem: a 3×3 convolution with stride 1 and no max-pooling. The usual (large) stem would reduce a 32×32 image to one
+    pixel in the last stage. `stem: small` and `stem: large` choose a stem regardless of the image size;
+    torchvision's networks have the large one.
     """
 
     blocks: ClassVar[tuple[int, int, int, int]]

@@ -213,7 +213,8 @@ def _range(path: str, text: str) -> Range:
         raise UserError(f"sweep.over.{path} = '{text}': a range needs two numbers, as in 0.001..0.1") from None
     if not 0 < low < high < float("inf"):
         raise UserError(
-            f"sweep.over.{path} = '{text}': a range is log-uniform and needs 0 < low < high; otherwise list the values"
+            f"sweep.over.{path} = '{text}': a range is sampled log-uniformly and needs 0 < low < high; list the values "
+            "instead, or change the range"
         )
     return Range(low, high)
 

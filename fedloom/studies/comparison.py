@@ -43,7 +43,8 @@ class Line:
     def verdict(self) -> Verdict | None:
         """How our figure compares with the paper's, both rounded to two decimals.
 
-        Only a run in the paper's setting can agree. A run that is counted separately is `within 2 points` instead.
+        Figures agree if they differ by at most 2 points and the run has the paper's setting. A shortened run, or one in
+        another setting, is `within 2 points` instead. None if one of the figures is missing.
         """
         if self.difference is None:
             return None
@@ -56,7 +57,7 @@ class Line:
     def apart(self) -> Apart | None:
         """Why the cell is counted separately from those in the paper's setting; None if it is not.
 
-        A shortened run in a setting of ours counts as `shortened`.
+        A shortened run in another setting counts as `shortened`.
         """
         return "shortened" if self.changes else "ours" if self.cell.ours else None
 
@@ -89,7 +90,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of cells: in the paper's setting, in settings of ours, and shortened."""
+    """Counts of cells: in the paper's setting, in another setting, and shortened."""
 
     cells: int
     """Number of cells in the paper's setting; if there are none, of all cells."""
@@ -99,7 +100,7 @@ class Tally:
 
     @property
     def run(self) -> int:
-        """Number of cells that were run, completely or shortened, without those in a setting of ours."""
+        """Number of cells that were run, completely or shortened, without cells in another setting."""
         return self.paper.run + self.shortened.run
 
     @property

@@ -1,4 +1,4 @@
-"""Queues: ordered lists of cells to run with several seeds, and the state of each run."""
+"""Queues: ordered lists of table cells to run with several seeds, and the state of each run."""
 
 import json
 import socket
@@ -44,12 +44,12 @@ class Entry(Section):
 
     name: str
     what: str = Field("", description="the question that the runs answer")
-    table: Texts = Field(description="fedcrc/table1, or a paper, or a list of them")
+    table: Texts = Field(description="a table such as fedcrc/table1, a paper, or a list of them")
     only: Texts | None = Field(None, description="columns with one of these values: [cifar10, mnist]")
     at: dict[str, Texts] = Field(
         {}, description="columns with these values on the axes: {dataset: cifar10, beta: [0.1, 0.5]}"
     )
-    methods: Texts | None = Field(None, description="rows; all by default")
+    methods: Texts | None = Field(None, description="methods (rows of the table); default: all")
     first: bool = Field(False, description="only cells marked to be run first")
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
     scale: float = Field(1.0, gt=0, le=1, description="fraction of the rounds; stored with the results")

@@ -22,11 +22,12 @@ repeat a run whose result is stored, add `--again`.
 
 COUNTING = """\
 A figure **agrees** if it is within 2 points of the paper's, in either direction; otherwise it is **above** or
-**below**. If a run was shorter or smaller than the paper's, or its setting is one of ours, its row says so, and it is
-counted separately, because it is not a result in the paper's setting. The order of a pair of methods is **confirmed**
-if the 95% confidence interval of their difference over seeds (Student's t, unequal variances) is entirely on the
-paper's side of 0, and **contradicted** if it is entirely on the other side. It is **open** if the interval contains 0
-or if one of the two methods has a single seed. A figure that appears in several tables is counted in each of them.
+**below**. If a run was shorter or smaller than the paper's, or its setting differs in another way, its row says so, and
+it is counted separately, because it is not a result in the paper's setting. The order of a pair of methods is
+**confirmed** if the 95% confidence interval of their difference over seeds (Student's t, unequal variances) is entirely
+on the paper's side of 0, and **contradicted** if it is entirely on the other side. It is **open** if the interval
+contains 0 or if one of the two methods has a single seed. A figure that appears in several tables is counted in each of
+them.
 """
 
 
@@ -52,9 +53,7 @@ def _overview(tables: dict[str, Table], lines: dict[str, list[Line]]) -> Iterato
     yield "## Summary"
     yield ""
     yield COUNTING
-    head = (
-        "cells | run | agree | above | below | in a setting of ours | shortened | confirmed, contradicted, open pairs"
-    )
+    head = "cells | run | agree | above | below | in another setting | shortened | confirmed, contradicted, open pairs"
     yield f"| paper | {head} |"
     yield "|---" * 9 + "|"
     for paper in PAPERS:

@@ -1,4 +1,4 @@
-"""Execution of cells: resumable, with a time limit that stops runs with a checkpoint, and several at once."""
+"""Execution of table cells: resumable, with a time limit that stops runs with a checkpoint, and several at once."""
 
 import shlex
 import signal
@@ -44,7 +44,7 @@ class StudyPlan:
     """Fields of a trial, by path. Results of a trial are not stored if these fields affect the figures."""
     results: Path = RESULTS
     deadline: float | None = None
-    """Time of `monotonic()` after which no run is started or continued."""
+    """Value of `time.monotonic()` after which no run is started or continued."""
     again: bool = False
     """Whether to run cells again whose result is stored; a finished run folder is renamed first."""
 

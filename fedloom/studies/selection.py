@@ -18,7 +18,7 @@ class Selection:
     at: Mapping[str, Collection[str]] = field(default_factory=dict)
     """For each axis, the values of which a column must have one."""
     methods: Collection[str] | None = None
-    """Rows."""
+    """Names of rows, such as methods."""
     first: bool = False
     """Whether to select only cells that are marked to be run first."""
     dashes: str = "--"

@@ -34,10 +34,12 @@ Figure = float | Literal["-"] | None
 class Column(Section):
     """A column of the paper's table."""
 
-    at: dict[str, str | int | float] = Field(description="its value on each axis: {dataset: cifar10, beta: 0.5}")
+    at: dict[str, str | int | float] = Field(
+        description="the column's value on each axis: {dataset: cifar10, beta: 0.5}"
+    )
     measure: str | None = Field(None, description="the metric to compare; by default the table's")
     round: int | None = Field(None, ge=1, description="the round of the figure; by default the last")
-    first: bool = Field(False, description="whether to run it before the other columns")
+    first: bool = Field(False, description="whether to run this column before the others")
 
 
 class Row(Section):
@@ -48,8 +50,8 @@ class Row(Section):
     each: dict[str, list[Any]] = Field({}, description="hyperparameters that differ from column to column")
     recipe: dict[str, Any] = Field({}, description="fields that differ for this method, by path")
     measure: str | None = Field(None, description="the metric to compare; by default the column's")
-    first: bool = Field(True, description="whether it is run first in columns that are run first")
-    ours: bool = Field(False, description="not in the paper: a variant that shows the effect of a choice")
+    first: bool = Field(True, description="whether to run this row first, in columns that are run first")
+    ours: bool = Field(False, description="a variant that is not in the paper, to show the effect of a choice")
     figures: list[Figure]
 
 
@@ -59,14 +61,14 @@ class Table(Section):
     title: str
     setting: str = Field(description="the setting in words")
     recipe: dict[str, Any] = Field({}, description="fields that override the paper's setting.yaml, by path")
-    ours: bool = Field(False, description="the setting is not the paper's, but the figures are compared with it")
+    ours: bool = Field(False, description="the setting differs from the paper's; figures are still compared with it")
     reduced: dict[str, Any] = Field({}, description="a smaller, faster setting, by path; named in the report")
     axes: dict[str, Axis] = Field(description="what a value on an axis sets: a template, or fields for each value")
     measure: str = "global_accuracy"
     unit: Literal["percent", "share"] = "percent"
     columns: list[Column] = Field(min_length=1)
-    rows: dict[str, Row] = Field(min_length=1, description="or the name of a table with the same rows")
-    deviations: list[str] = Field([], description="what the paper leaves open or is not available, and what we do")
+    rows: dict[str, Row] = Field(min_length=1, description="rows by key, or the name of a table with the same rows")
+    deviations: list[str] = Field([], description="what the paper does not state or is not available, and what is done")
     notes: list[str] = Field([], description="findings, shown in the report")
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ class SealedMessages(Iterator[Message]):
 
 
 def opened(messages: Iterable[Message]) -> Iterable[Message]:
-    """Return readable messages, whether they were sealed or not."""
+    """Return the messages inside `SealedMessages`; other messages are returned unchanged."""
     return messages.open() if isinstance(messages, SealedMessages) else messages
 
 

@@ -1,4 +1,4 @@
-"""The format of ledger.json, and reading it. Light on purpose: `fedloom ledger` must not import torch."""
+"""The format of ledger.json, and reading it. Does not import torch, so that `fedloom ledger` starts fast."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -5,9 +5,9 @@ the vector of all its averaged float tensors, batch-norm statistics included. It
 clients have equal weight. m is the planned number of clients per round, known in advance. A client that fails, or sends
 numbers that are not finite, counts as an update of zero, so that the bound also holds for this client.
 
-Nothing else that a client sends may reach the server's state. Messages are sealed and integer buffers do not change. A
-method that reads messages directly, adds up (`sums`) or weighs by rows (`by`) is refused. docs/explanation/trust.md
-states what the guarantee covers and what it does not cover.
+Nothing else that a client sends may reach the server's state. Only the private average can read messages
+(`SealedMessages`), and integer buffers do not change. A method that reads messages directly, adds up (`sums`) or weighs
+by rows (`by`) is refused. docs/explanation/trust.md states what the guarantee covers and what it does not cover.
 """
 
 import os
@@ -81,7 +81,7 @@ class PrivateAverage:
             raise UserError(f"privacy: method.name = '{self.method.name}' {_ADDS_UP}; {_REMEDY}")
         if server.round == self._last:
             raise UserError(
-                f"privacy: method.name = '{self.method.name}' averages twice in a round, but ε counts one; {_REMEDY}"
+                f"privacy: method.name = '{self.method.name}' averages twice in a round, but ε covers one; {_REMEDY}"
             )
         self._last = server.round
         old = {
@@ -149,7 +149,8 @@ _ADDS_UP = (
 def uncovered(method: Method) -> str | None:
     """Return why a method cannot be private, or None if a trial call of its `combine` shows no reason.
 
-    A method that passes this check still gets sealed messages.
+    The trial call may miss a reason. During the run, `combine` therefore gets messages that only the private average
+    can read (`SealedMessages`).
     """
     if method.pooled:
         return "pools all data in one place, so that there are no clients to protect"

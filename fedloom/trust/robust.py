@@ -122,7 +122,7 @@ class RobustAverage:
 
         Args:
             server: The server, with the state before this round.
-            messages: The clients' messages, sealed or not.
+            messages: The clients' messages, possibly as `SealedMessages`.
             paths: Paths of the tensors to combine; None: all.
             rows: By tensor with row weights: the name of the tensor that holds its weights.
             sums: Paths of the tensors that are added up instead of averaged.

@@ -40,7 +40,7 @@ def test_the_tests_that_it_writes_pass():
     ("arguments", "words"),
     [
         (("method", "Mine!"), "use lower-case letters"),
-        (("method", "fedavg"), "fedloom ships one of this name"),
+        (("method", "fedavg"), "fedloom has a method of this name"),
         (("method", "there"), "there.py already exists"),
     ],
 )

@@ -148,7 +148,7 @@ def test_evaluation_can_be_declined_and_small_test_sets_give_no_figure(tmp_path,
     assert not own.exists()  # once in a run
     assert asking.north._evaluations.count == 0
     text = "\n".join(_lines(asking.north))
-    assert "no results leave" in text and why in text
+    assert "no results are sent" in text and why in text
 
 
 def _lines(north):

@@ -59,7 +59,7 @@ def test_one_class_and_one_image_are_warned_of(runs: dict[str, Path], tmp_path: 
 @pytest.mark.parametrize(
     ("inside", "problem"),
     [
-        ("photo.png", "a folder of pictures for each class, but found 'photo.png'"),
+        ("photo.png", "one subfolder of pictures per class, but found 'photo.png'"),
         ("notes.txt", "but found no pictures"),
     ],
 )

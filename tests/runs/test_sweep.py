@@ -69,7 +69,7 @@ def test_labels_have_the_last_part_of_a_field_or_all_of_it():
     [
         ({}, "sweep.over is missing: name a field"),
         ({"over": {"lr": "0.1..1"}}, "sweep.over.lr = '0.1..1': values of a range are drawn at random; set the number"),
-        ({"over": {"lr": "0..1"}, "random": 2}, "a range is log-uniform and needs 0 < low < high"),
+        ({"over": {"lr": "0..1"}, "random": 2}, "a range is sampled log-uniformly and needs 0 < low < high"),
         ({"over": {"lr": "a..b"}, "random": 2}, "a range needs two numbers"),
         ({"over": {"lr": []}}, "sweep.over.lr = []: must have at least one value"),
         ({"over": {"seed": [1, 2]}}, "set seeds with --seeds"),

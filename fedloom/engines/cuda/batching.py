@@ -1,4 +1,4 @@
-"""Vectorisation of a traced step over many clients, whose tensors are rows of blocks."""
+"""Vectorisation of a traced step over many clients, whose tensors are stored as rows of larger tensors (blocks)."""
 
 from collections.abc import Callable, Sequence
 from operator import getitem
@@ -42,7 +42,7 @@ class _Batchable(fx.Interpreter):
         self._products = Products(fused)
 
     def run_node(self, n: fx.Node) -> Any:
-        """Execute one node, and remember it: how depends on what other nodes do to its inputs."""
+        """Execute one node. The current node is stored: `_may_change` looks up its inputs."""
         self._node = n
         return super().run_node(n)
 

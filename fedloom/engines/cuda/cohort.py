@@ -124,7 +124,7 @@ class Cohort(Lane):
         return largest(floating) if floating else None
 
     def _outboxes(self, jobs: int) -> FlatState | None:
-        """Allocate memory for all clients' messages, filled in one operation at the end; None if needed earlier."""
+        """Allocate memory for all clients' messages, filled in one operation at the end; None if not possible."""
         first = self.workspaces[0]
         if first.setup.codec.up is not None or first.setup.intercept is not None:
             return None

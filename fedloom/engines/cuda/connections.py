@@ -7,7 +7,7 @@ import torch
 NAME = "CUDA_DEVICE_MAX_CONNECTIONS"
 MOST = 32
 _set_here: set[str] = set()
-"""Values that this process has set, not the user."""
+"""Values that were set by this process, not by the user."""
 
 
 def request() -> None:

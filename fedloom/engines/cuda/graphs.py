@@ -1,4 +1,4 @@
-"""Capture and replay of CUDA graphs, and the buffer from which captured steps read their rows."""
+"""Capture and replay of CUDA graphs, and the buffer of random keys and sample positions that captured steps read."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -72,9 +72,9 @@ class Graphs:
 
 
 class Feed:
-    """Index buffer: rows for the next steps at a fixed address, from which recorded steps read in sequence.
+    """Index buffer: the `Row`s of the next steps at a fixed address, from which recorded steps read in sequence.
 
-    One copy transfers all rows and resets the read position.
+    One copy to the device transfers all rows and resets the read position.
     """
 
     def __init__(self, capacity: int, device: torch.device):

@@ -25,19 +25,19 @@ CAPACITY = 8192
 
 NewWorkspace = Callable[..., Workspace]
 StepFunction = Callable[[Tensor], None]
-"""Takes one training step, given the rows of all clients [clients, row]."""
+"""Takes one training step of all clients, given a `Row` (random key and sample positions) of each [clients, row]."""
 
 
 @dataclass(frozen=True)
 class StepRun:
-    """Steps of one kind."""
+    """Consecutive steps with the same call site, number of clients and batch size."""
 
     key: Hashable
     function: Callable[[], StepFunction]
     """Returns the function to capture."""
     clients: int
     width: int
-    """Number of values in a client's row."""
+    """Number of values in a client's `Row`."""
     undo: Callable[[], AbstractContextManager[None]]
     """Returns a context that undoes all changes that steps make inside."""
 

@@ -225,7 +225,7 @@ class _Stream:
     def __init__(self) -> None:
         self.lane: Lane | None = None
         self.load = 0
-        """Samples that it was given in this round."""
+        """Number of samples assigned to the lane in this round."""
         self._stream: torch.cuda.Stream | None = None
 
     @property

@@ -9,7 +9,7 @@ from fedloom.core.workspace import Setup
 from fedloom.engines.base import EngineSettings
 
 LANES, LARGE_LANES, LARGE = 8, 4, 4_000_000
-"""Lanes of one client each: many small networks fill a GPU, or few networks of at least LARGE parameters."""
+"""Number of lanes with one client each: for small networks, and for networks of at least LARGE parameters."""
 COHORT = 50
 """Maximum number of clients per lane; more do not help on an H200 (docs/explanation/engines.md)."""
 SMALL_STEP = 32 * 32 * 32

@@ -166,7 +166,7 @@ def read_run(path: Path) -> Run:
         if facts and (row["client"] >= facts["clients"] or len(row["total"]) not in (1, len(classes))):
             raise UserError(
                 f"'{path}': clients.jsonl has client {row['client']} with {len(row['total'])} classes, but task.json "
-                f"has {facts['clients']} clients and {len(classes)} classes; {REPEAT}"
+                f"has {facts['clients']} clients (numbered from 0) and {len(classes)} classes; {REPEAT}"
             )
     versions = {name: str(version) for name, version in stored_versions(path).items()}
     return Run(path, recipe, read_rounds(path), clients, finished(path), _log(path), versions, classes)
