@@ -44,7 +44,8 @@ long-fuzz: $(VENV)/.dev
 gpu: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.gpu_suite $(GPU)
 
-# Names and summaries that the command line lists without importing torch: after a change of methods or datasets
+# Names and summaries that the command line lists without importing torch: after a change of methods or datasets,
+# or a new network, engine or partition
 catalogue: $(VENV)/.user
 	$(BIN)/python -m fedloom.cli.catalogue
 

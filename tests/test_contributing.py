@@ -40,5 +40,7 @@ def test_examples_work_in_a_copy(tmp_path):
     every_method = ["tests/methods/test_every_method.py", "tests/engines/test_engines_agree.py", "-k", "feddecorr"]
     run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests)
     run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *every_method)
+    run(sys.executable, "-m", "fedloom.cli.catalogue")
+    run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests/data/test_missing_data.py")
     run(sys.executable, "-m", "ruff", "check", *examples())
     run(sys.executable, "-m", "ruff", "format", "--check", *examples())

@@ -39,7 +39,8 @@ class Combination(Protocol):
 class Server:
     """The server, as passed to a method's `combine` and `message_for`.
 
-    All changes must be made in `state` and `clients`, which are part of checkpoints.
+    All changes must be made in `state` and `clients`, which are part of checkpoints. A resumed run does not restore
+    names that a method adds to `state`: state that only the server needs is a part in `receives`.
 
     Example:
         >>> def combine(self, server, messages):
@@ -69,7 +70,7 @@ class Server:
     def __setattr__(self, name: str, value: object) -> None:
         if not name.startswith("_"):
             raise AttributeError(
-                f"server.{name} = … would be lost when the run is resumed; use server.state or server.clients"
+                f"server.{name} = … would be lost when the run is resumed; use parts in server.state, or server.clients"
             )
         super().__setattr__(name, value)
 

@@ -38,7 +38,10 @@ class Source(ABC):
     count: ClassVar[int] = 0
     """Number of classes, if `classes` is empty."""
     layouts: ClassVar[tuple[Layout, ...]]
-    """Alternative sets of files or folders, relative to the data folder. Files may also be gzipped (.gz)."""
+    """Alternative sets of files or folders, relative to the data folder.
+
+    `FILE.gz` counts as FILE. If the files are distributed gzipped, `read` must open both.
+    """
     command: ClassVar[str] = ""
     """Shell command that downloads the files into {folder}."""
     also: ClassVar[tuple[Path, ...]] = ()
