@@ -76,7 +76,7 @@ def build() -> dict[str, Any]:
     from fedloom.report.methods import method_info
 
     def shipped(registry: Any) -> list[str]:
-        return [name for name in sorted(registry) if registry.is_shipped(name)]
+        return [name for name in registry.names() if registry.is_shipped(name)]
 
     sources = {name: source for name, source in sorted(SOURCES.items()) if isinstance(source, Source)}
     return {
