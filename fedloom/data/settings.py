@@ -35,7 +35,9 @@ class DataSettings(Section):
         (), description="augmentation of training images: crop:4, flip, jitter:0.4, …"
     )
     views: Annotated[tuple[str, ...], as_written(parse_augment)] = Field(
-        ("crop:4", "flip"), description="augmentation of the views of contrastive losses"
+        ("crop:4", "flip"),
+        description="augmentation of the views of contrastive losses; for inputs that are not "
+        "images, the default is gaussian:0.1, mask:0.2",
     )
     normalise: Normalisation | None = Field(
         None,

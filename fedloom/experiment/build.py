@@ -9,6 +9,7 @@ from fedloom.core.task import Dataset, Federation, InputFormat, Task
 from fedloom.data import combine, federate, limit, parse_partition, parts
 from fedloom.data.augment import parse_augment
 from fedloom.data.dataset import with_channels
+from fedloom.data.settings import DataSettings
 from fedloom.data.sources import load
 from fedloom.models import Factory
 
@@ -60,7 +61,7 @@ def make_task(
         dataset, federation = divide(recipe, dataset)
     augment, views = parse_augment(recipe.data.augment), parse_augment(recipe.data.views)
     shape = tuple(dataset.images.shape[1:])
-    if len(shape) != 3 and "views" not in recipe.data.model_fields_set:
+    if len(shape) != 3 and recipe.data.views == DataSettings().views:  # the default, which is for images
         views = parse_augment(VIEWS_OF_OTHER_INPUTS)
     augment.refuse_for(shape, "data.augment")
     views.refuse_for(shape, "data.views")
