@@ -139,7 +139,7 @@ def adapt_run(
     if base.client == AVERAGED:
         what = "the model uses the average of the clients' extractors"
         say(f"note: {run.method.name} shares no extractor: {what}", err)
-    pictures, labels, classes = labelled_pictures(images, base.form.shape)
+    pictures, labels, classes = labelled_pictures(images, base.form.image_shape)
     base.about = {"run": folder.resolve().name, "method": run.method.name}
     model, adaptation = adapt(base, pictures.images, labels, classes, head=head, shots=shots, seed=seed)  # type: ignore[arg-type]
     adaptation.warnings += [f"skipped: {path} ({why})" for path, why in pictures.skipped.items()]
@@ -187,7 +187,7 @@ def predict(
     from fedloom.inference.pictures import find_pictures, read_pictures
 
     chosen = open_model(model, client, style)
-    pictures = read_pictures(find_pictures(images), chosen.form.shape)
+    pictures = read_pictures(find_pictures(images), chosen.form.image_shape)
     rows = answers(chosen, pictures)
     for path, why in pictures.skipped.items():
         say(f"skipped: {path} ({why})", err)

@@ -124,11 +124,11 @@ def batch_sizes(samples: int, size: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Pixels:
-    """A dataset on one device, and the conversion of its stored bytes to network inputs."""
+    """A dataset on one device, and the conversion of its stored values to network inputs."""
 
-    images: Tensor  # uint8 [N, C, H, W]
+    images: Tensor  # uint8 [N, C, H, W], or float32 [N, …]
     labels: Tensor  # int64 [N]
-    mean: Tensor  # [C, 1, 1]
+    mean: Tensor  # [C, 1, …]: broadcasts over samples
     std: Tensor
     augment: Augmentation | None = None
     views: Augmentation | None = None
@@ -136,21 +136,22 @@ class Pixels:
 
     def to(self, device: torch.device, layout: torch.memory_format | None = None) -> "Pixels":
         """Return a copy on another device, or in another memory layout."""
-        layout = layout or self.layout
+        layout = (layout or self.layout) if self.images.dim() == 4 else torch.contiguous_format
         images = self.images.to(device, memory_format=layout)
         labels, mean, std = (tensor.to(device) for tensor in (self.labels, self.mean, self.std))
         return replace(self, images=images, labels=labels, mean=mean, std=std, layout=layout)
 
     def image(self, index: Tensor) -> Tensor:
-        """Return images as floats in [0, 1]."""
-        return self._stored(index).to(self.mean.dtype).div(255)
+        """Return inputs as floats: images of bytes in [0, 1], other inputs unchanged."""
+        stored = self._stored(index).to(self.mean.dtype)
+        return stored.div(255) if self.bytes else stored
 
     def normalise(self, image: Tensor) -> Tensor:
-        """Return (pixel − mean) / std, computed per channel."""
+        """Return (input − mean) / std, computed per channel."""
         return ((image - self.mean) / self.std).contiguous(memory_format=self.layout)
 
     def plain(self, index: Tensor) -> Tensor:
-        """Return the network's input without augmentation: stored bytes are normalised in one operation."""
+        """Return the network's input without augmentation: stored values are normalised in one operation."""
         return torch.addcmul(self.shift, self._stored(index), self.scale)
 
     def _stored(self, index: Tensor) -> Tensor:
@@ -158,14 +159,19 @@ class Pixels:
             return self.images[index]
         return self.images.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)  # index rows in memory order
 
+    @property
+    def bytes(self) -> bool:
+        """Whether the stored inputs are images of bytes."""
+        return self.images.dtype == torch.uint8
+
     @cached_property
     def scale(self) -> Tensor:
-        """Factor applied to a stored byte."""
-        return 1 / (255 * self.std)
+        """Factor applied to a stored value."""
+        return 1 / (255 * self.std) if self.bytes else 1 / self.std
 
     @cached_property
     def shift(self) -> Tensor:
-        """Offset added to a scaled byte."""
+        """Offset added to a scaled value."""
         return -self.mean / self.std
 
     def tensors(self) -> list[Tensor]:

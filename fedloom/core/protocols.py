@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fedloom.core.state import Part
 
-Shape = tuple[int, int, int]
-"""Channels, height and width of an image."""
+Shape = tuple[int, ...]
+"""Shape of a sample: channels, height and width of an image; any other shape of other inputs."""
 
 
 class Network(Protocol):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,14 +14,18 @@ from fedloom.core.errors import UserError
 from fedloom.core.limits import free_memory, gigabytes
 from fedloom.core.protocols import ModelFactory, Objective, Shape
 
+Normalisation = Literal["half", "channels", "federated", "none"]
+"""Normalisation of inputs: mean and standard deviation 0.5 (`half`), measured per channel on all training data in one
+place (`channels`) or from the sums of training clients (`federated`, which the ledger lists), or `none`."""
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Images, labels and groups of all samples. Validated on creation."""
+    """Inputs, labels and groups of all samples. Validated on creation; see also `fedloom.data.from_arrays`."""
 
     name: str
     images: Tensor
-    """uint8 [N, C, H, W]"""
+    """uint8 images [N, C, H, W], or float32 inputs of any shape [N, …] without NaN or infinity"""
     labels: Tensor
     """int64 [N]"""
     test: Tensor
@@ -32,10 +36,10 @@ class Dataset:
     group_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _expect(self.name, "images", self.images, torch.uint8, 4)
         count = len(self.images)
         if count == 0:
-            raise UserError(f"dataset '{self.name}': it has no images")
+            raise UserError(f"dataset '{self.name}': it has no samples")
+        _expect_inputs(self.name, self.images)
         _expect(self.name, "labels", self.labels, torch.int64, 1, count)
         _expect(self.name, "test", self.test, torch.bool, 1, count)
         _expect_range(self.name, "label", self.labels, len(self.classes), "classes")
@@ -46,6 +50,37 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.images)
 
+    @property
+    def bytes(self) -> bool:
+        """Whether inputs are images of bytes."""
+        return self.images.dtype == torch.uint8
+
+    @property
+    def scale(self) -> int:
+        """Divisor that brings stored values to the range of the network: 255 for bytes, else 1."""
+        return 255 if self.bytes else 1
+
+
+def _expect_inputs(name: str, inputs: Tensor) -> None:
+    if inputs.dtype == torch.uint8 and inputs.dim() == 4:
+        return
+    if inputs.dtype != torch.float32 or inputs.dim() < 2:
+        raise UserError(
+            f"dataset '{name}': inputs must be uint8 images [N, C, H, W] or float32 [N, …], but have dtype "
+            f"{inputs.dtype} and shape {tuple(inputs.shape)}; fedloom.data.from_arrays converts other arrays"
+        )
+    bad = [i + start for start in range(0, len(inputs), 8192) for i in _not_finite(inputs[start : start + 8192])]
+    if bad:
+        raise UserError(
+            f"dataset '{name}': {len(bad)} of {len(inputs)} samples contain NaN or infinity, first sample {bad[0]}; "
+            "remove them or fill the missing values"
+        )
+
+
+def _not_finite(inputs: Tensor) -> list[int]:
+    found: list[int] = (~inputs.flatten(1).isfinite().all(1)).nonzero()[:, 0].tolist()
+    return found
+
 
 def _expect(name: str, field: str, value: Tensor, dtype: torch.dtype, dims: int, count: int | None = None) -> None:
     if value.dtype != dtype or value.dim() != dims:
@@ -54,7 +89,7 @@ def _expect(name: str, field: str, value: Tensor, dtype: torch.dtype, dims: int,
             f"but has dtype {value.dtype} and shape {tuple(value.shape)}"
         )
     if count is not None and len(value) != count:
-        raise UserError(f"dataset '{name}': {len(value)} {field} for {count} images")
+        raise UserError(f"dataset '{name}': {len(value)} {field} for {count} samples")
 
 
 def _expect_range(name: str, field: str, value: Tensor, count: int, things: str) -> None:
@@ -102,35 +137,59 @@ def _restored(
 
 
 @dataclass(frozen=True)
-class ImageFormat:
-    """Input format of a trained model: classes, image shape, and normalisation."""
+class InputFormat:
+    """Input format of a trained model: classes, shape and type of a sample, and normalisation."""
 
     classes: tuple[str, ...]
     shape: Shape
-    """Channels, height, width."""
+    """Channels, height and width of images; any other shape of other inputs."""
     mean: tuple[float, ...]
+    """Per entry of the first dimension: channels of images, columns of tables."""
     std: tuple[float, ...]
+    dtype: Literal["uint8", "float32"] = "uint8"
+    """Type of the inputs: images of bytes, which are scaled to [0, 1], or floats."""
 
     @classmethod
-    def of(cls, task: "Task") -> "ImageFormat":
-        """Return the format of a task's images."""
-        mean, std = channel_statistics(task.dataset, task.normalise)
-        return cls(task.dataset.classes, task.shape, tuple(mean.flatten().tolist()), tuple(std.flatten().tolist()))
+    def of(cls, task: "Task") -> "InputFormat":
+        """Return the format of a task's inputs."""
+        mean, std = (tuple(values.flatten().tolist()) for values in task.statistics)
+        return cls(task.dataset.classes, task.shape, mean, std, "uint8" if task.dataset.bytes else "float32")
+
+    @property
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation as tensors that broadcast over samples."""
+        ones = [1] * (len(self.shape) - 1)
+        mean, std = (torch.tensor(values, dtype=torch.float32).reshape(-1, *ones) for values in (self.mean, self.std))
+        return mean, std
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width.
+
+        Raises:
+            UserError: The model does not take images.
+        """
+        if self.dtype != "uint8" or len(self.shape) != 3:
+            shape = ", ".join(map(str, self.shape))
+            raise UserError(f"this model takes {self.dtype} inputs [B, {shape}], not image files; use it from Python")
+        channels, height, width = self.shape
+        return channels, height, width
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-compatible dictionary."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "ImageFormat":
+    def from_json(cls, values: Mapping[str, Any]) -> "InputFormat":
         """Return the format described by such a dictionary.
 
         Raises:
             UserError: Mean and standard deviation do not have one entry per channel.
         """
-        form = cls(**{name: tuple(values[name]) for name in ("classes", "shape", "mean", "std")})
+        lists = {name: tuple(values[name]) for name in ("classes", "shape", "mean", "std")}
+        form = cls(**lists, dtype=values.get("dtype", "uint8"))
         if not len(form.mean) == len(form.std) == form.shape[0]:
-            raise UserError(f"mean and std must have {form.shape[0]} entries, one per channel of the images")
+            raise UserError(f"mean and std must have {form.shape[0]} entries, one per channel")
         return form
 
 
@@ -149,8 +208,8 @@ class Task:
         objective: The training objective.
         augment: Augmentation of `batch.x`.
         views: Augmentation of `batch.views`.
-        normalise: `half` (mean and standard deviation 0.5) or `channels` (measured per channel).
-        elsewhere: Whether the images are stored at other organisations; then only their numbers are known here.
+        normalise: See `Normalisation`. Default: `half` for images of bytes, else `federated`.
+        elsewhere: Whether the inputs are stored at other organisations; then only their numbers are known here.
 
     Example:
         >>> def build(self, task):
@@ -163,7 +222,7 @@ class Task:
     objective: Objective
     augment: Augmentation | None = None
     views: Augmentation | None = None
-    normalise: str = "half"
+    normalise: Normalisation | None = None
     elsewhere: bool = False
 
     @property
@@ -173,9 +232,8 @@ class Task:
 
     @property
     def shape(self) -> Shape:
-        """Channels, height and width of an image."""
-        channels, height, width = self.dataset.images.shape[1:]
-        return channels, height, width
+        """Shape of a sample: channels, height and width of an image."""
+        return tuple(self.dataset.images.shape[1:])
 
     @property
     def clients(self) -> int:
@@ -214,10 +272,45 @@ class Task:
         """
         return self._everything if client == EVERYONE else self.federation.train[client]
 
+    @property
+    def normalisation(self) -> Normalisation:
+        """How inputs are normalised."""
+        return self.normalise or ("half" if self.dataset.bytes else "federated")
+
+    @cached_property
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation per channel, as tensors that broadcast over samples."""
+        shape = (self.shape[0], *[1] * (len(self.shape) - 1))
+        if self.normalisation == "none":
+            return torch.zeros(shape), torch.ones(shape)
+        if self.normalisation == "half":
+            return torch.full(shape, 0.5), torch.full(shape, 0.5)
+        mean, std = (
+            channel_statistics(self.dataset) if self.normalisation == "channels" else self._federated_statistics()
+        )
+        return mean.float().reshape(shape), std.float().clamp_min(1e-3).reshape(shape)
+
+    def _federated_statistics(self) -> tuple[Tensor, Tensor]:
+        """Measure mean and standard deviation on the training samples of all clients but newcomers.
+
+        In a federation this takes one message per client: the number, sum and sum of squares of its inputs per channel.
+        """
+        inputs, samples, scale = self.dataset.images, torch.from_numpy(self._everything), self.dataset.scale
+        count, total, squares = 0, torch.zeros(self.shape[0]).double(), torch.zeros(self.shape[0]).double()
+        for part in samples.split(4096):
+            values = (
+                inputs[part].double().div(scale).flatten(2) if inputs.dim() > 2 else inputs[part].double()[..., None]
+            )
+            count += values.shape[0] * values.shape[2]
+            total += values.sum((0, 2))
+            squares += values.square().sum((0, 2))
+        mean = total / count
+        return mean, (squares / count - mean.square()).clamp_min(0).sqrt()
+
     @cached_property
     def pixels(self) -> Pixels:
         """The dataset with its normalisation and augmentation, on the CPU."""
-        mean, std = channel_statistics(self.dataset, self.normalise)
+        mean, std = self.statistics
         return Pixels(self.dataset.images, self.dataset.labels, mean, std, self.augment, self.views)
 
 
@@ -226,15 +319,12 @@ def longest_first(task: Task, clients: Iterable[int]) -> list[int]:
     return sorted(clients, key=lambda c: (-len(task.samples(c)), c))
 
 
-def channel_statistics(dataset: Dataset, how: str) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation per channel: 0.5 (`half`), or measured on up to 10,000 training images."""
-    channels = dataset.images.shape[1]
-    if how == "half":
-        return torch.full((channels, 1, 1), 0.5), torch.full((channels, 1, 1), 0.5)
+def channel_statistics(dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """Measure mean and standard deviation per channel on up to 10,000 samples that are not in the official test set."""
     train = (~dataset.test).nonzero()[:, 0]
-    some = dataset.images[train[:: max(1, len(train) // 10_000)]].double().div(255)
-    mean, std = some.mean((0, 2, 3)), some.std((0, 2, 3))
-    return mean.float().reshape(-1, 1, 1), std.float().clamp_min(1e-3).reshape(-1, 1, 1)
+    some = dataset.images[train[:: max(1, len(train) // 10_000)]].double().div(dataset.scale)
+    others = (0, *range(2, some.dim()))
+    return some.mean(others), some.std(others)
 
 
 def group_of_clients(task: Task) -> list[int]:
@@ -269,7 +359,7 @@ def refuse_model_without_room(task: Task) -> None:
     if room is not None and COPIES * size > room:
         pixels = "×".join(map(str, task.shape))
         raise UserError(
-            f"model.name = '{task.network.name}': with {_options(task)} and images of {pixels} it needs "
+            f"model.name = '{task.network.name}': with {_options(task)} and inputs of {pixels} it needs "
             f"{COPIES} copies of {gigabytes(size)} each, but only {gigabytes(room)} of memory are free; choose a "
             "smaller model or data.size"
         )

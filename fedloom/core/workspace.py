@@ -224,7 +224,7 @@ class Workspace:
         """Images per forward pass without gradients."""
         if self.device.type == "cpu":
             return EVALUATION_BATCH
-        return max(EVALUATION_BATCH, EVALUATION_PIXELS // self.pixels.images[0, 0].numel())
+        return max(EVALUATION_BATCH, EVALUATION_PIXELS // max(1, self.pixels.images[0, 0].numel()))
 
     def outgoing(self) -> FlatState:
         """Return the tensors that a client sends: a copy, or memory that an engine fills afterwards."""

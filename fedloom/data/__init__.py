@@ -7,12 +7,14 @@ from fedloom.core.task import Dataset, Federation
 from fedloom.data import sources
 from fedloom.data.dataset import combine, limit, resize
 from fedloom.data.federation import counts, federate, parse_split
+from fedloom.data.from_arrays import from_arrays, from_clients, from_torch
 from fedloom.data.partition import PARTITIONS, Partition, Pool, parse_partition
 from fedloom.data.sources import data_folder, parts
 
 __all__ = [
-    "PARTITIONS", "Dataset", "Federation", "Partition", "Pool", "combine", "counts", "data_folder",
-    "federate", "limit", "load", "parse_partition", "parse_split", "parts", "resize",
+    "PARTITIONS", "Dataset", "Federation", "Partition", "Pool", "combine", "counts", "data_folder", "federate",
+    "from_arrays", "from_clients", "from_torch", "limit", "load", "parse_partition", "parse_split", "parts",
+    "resize",
 ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Augmentations of whole batches on their device, with separate random numbers for each sample.
 
-Each function takes images [B, C, H, W] in [0, 1] and a `Random`, and returns images of the same shape and range. The
+Each function takes images [B, C, H, W] in [0, 1] (some take inputs of any shape) and a `Random`, and returns a tensor
+of the same shape. The
 operations never depend on values, so that they can be captured in a CUDA graph. Recipes write augmentations as
 `name` or `name:value`; see `parse_augment`.
 """
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.core.errors import UserError, nearest
+from fedloom.core.protocols import Shape
 from fedloom.core.rng import Random
 
 
@@ -139,6 +141,52 @@ def noise(x: Tensor, std: float, random: Random) -> Tensor:
     return (x + std * random.normal(x.shape).to(x.dtype)).clamp(0, 1)
 
 
+def gaussian(x: Tensor, std: float, random: Random) -> Tensor:
+    """Add normal noise to inputs of any shape. Unlike `noise`, the result is not clipped to [0, 1].
+
+    Args:
+        x: Inputs [B, …].
+        std: Standard deviation of the noise, in the units of the inputs.
+        random: Random numbers.
+
+    Returns:
+        Inputs [B, …].
+    """
+    return x + std * random.normal(tuple(x.shape)).to(x.dtype)
+
+
+def mask(x: Tensor, p: float, random: Random) -> Tensor:
+    """Set each value to zero with probability p, in inputs of any shape.
+
+    Args:
+        x: Inputs [B, …].
+        p: Probability for each value.
+        random: Random numbers.
+
+    Returns:
+        Inputs [B, …].
+    """
+    return torch.where(random.chosen(tuple(x.shape), p), 0, x)
+
+
+def shift(x: Tensor, share: float, random: Random) -> Tensor:
+    """Rotate signals along their last dimension by up to a share of its length, to the left or the right.
+
+    Args:
+        x: Inputs [B, …, L].
+        share: Largest shift as a share of L.
+        random: Random numbers.
+
+    Returns:
+        Inputs [B, …, L].
+    """
+    length = x.shape[-1]
+    most = int(share * length)
+    by = random.integers(2 * most + 1, (len(x), 1)) - most
+    index = (torch.arange(length, device=x.device) + by) % length
+    return x.gather(-1, index.reshape(len(x), *[1] * (x.dim() - 2), length).expand(x.shape))
+
+
 def sobel(x: Tensor) -> Tensor:
     """Apply the Sobel filter (Kanopoulos et al., 1988) to the grey version of images, as FedStyle does.
 
@@ -176,6 +224,20 @@ class Augment:
             x = _STEPS[name].apply(x, value, random)
         return x
 
+    def refuse_for(self, shape: Shape, field: str) -> None:
+        """Raise a UserError if an augmentation needs images and samples have another shape.
+
+        Args:
+            shape: Shape of a sample.
+            field: Recipe field that the augmentations come from, for the message.
+        """
+        for name, value in self.steps:
+            if _STEPS[name].images and len(shape) != 3:
+                able = ", ".join(known for known, step in _STEPS.items() if not step.images)
+                raise UserError(
+                    f"{field} = '{name}:{value:g}': needs images, but samples have the shape {tuple(shape)}; use {able}"
+                )
+
     def __str__(self) -> str:
         return ", ".join(f"{name}:{value:g}" for name, value in self.steps)
 
@@ -191,6 +253,9 @@ def parse_augment(specs: Iterable[str]) -> Augment:
     | `grayscale:0.2` | `grayscale` | probability |
     | `resized-crop:0.2` | `resized_crop` with scale (s, 1) and ratio (3/4, 4/3) | s |
     | `noise:0.05` | `noise` | standard deviation |
+    | `gaussian:0.1` | `gaussian`, for inputs of any shape | standard deviation |
+    | `mask:0.2` | `mask`, for inputs of any shape | probability |
+    | `shift:0.1` | `shift`, for signals | largest shift as a share of the length |
 
     The values in the table are the defaults of a name without a value.
 
@@ -219,6 +284,8 @@ class _Step:
     least: float
     most: float
     whole: bool = False
+    images: bool = True
+    """Whether it needs images; False for augmentations of inputs of any shape."""
 
     def takes(self, value: float) -> bool:
         return self.least <= value <= self.most and (not self.whole or value == int(value))
@@ -235,6 +302,9 @@ _STEPS = {
         lambda x, v, r: resized_crop(x, (v, 1), (3 / 4, 4 / 3), r), default=0.2, least=_SMALLEST_CROP, most=1
     ),
     "noise": _Step(noise, default=0.05, least=0, most=1),
+    "gaussian": _Step(gaussian, default=0.1, least=0, most=10, images=False),
+    "mask": _Step(mask, default=0.2, least=0, most=1, images=False),
+    "shift": _Step(shift, default=0.1, least=0, most=1, images=False),
 }
 
 

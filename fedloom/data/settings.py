@@ -1,11 +1,12 @@
 """The `data` section of a recipe."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from fedloom.core.checking import Section, as_written, refusal
+from fedloom.core.task import Normalisation
 from fedloom.data.augment import parse_augment
 from fedloom.data.federation import parse_split
 from fedloom.data.partition import parse_partition
@@ -34,10 +35,14 @@ class DataSettings(Section):
         (), description="augmentation of training images: crop:4, flip, jitter:0.4, …"
     )
     views: Annotated[tuple[str, ...], as_written(parse_augment)] = Field(
-        ("crop:4", "flip"), description="augmentation of the views of contrastive losses"
+        ("crop:4", "flip"),
+        description="augmentation of the views of contrastive losses; for inputs that are not "
+        "images, the default is gaussian:0.1, mask:0.2",
     )
-    normalise: Literal["half", "channels"] = Field(
-        "half", description="normalise by mean and std 0.5, or as measured per channel"
+    normalise: Normalisation | None = Field(
+        None,
+        description="mean and std: half (0.5), channels (measured on all training data in one place), federated (from "
+        "sums that clients send), none; default: half for images of bytes, else federated",
     )
     seed: int | None = Field(None, description="seed of the federation; by default the run's seed")
 

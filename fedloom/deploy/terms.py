@@ -74,7 +74,7 @@ def deployable(recipe: Recipe) -> Recipe:
         raise UserError("attack: is only for simulations on one machine; remove the section")
     if recipe.faults != Faults():
         raise UserError("faults: are only for simulations on one machine; remove the section")
-    if recipe.data.normalise != "half":
+    if recipe.data.normalise not in (None, "half"):
         raise UserError(
             f"data.normalise = '{recipe.data.normalise}': is measured over all clients' images, which no party has; "
             "use half"

@@ -5,12 +5,16 @@ from typing import Any
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.registry import absolute
-from fedloom.core.task import Dataset, Federation, ImageFormat, Task
+from fedloom.core.task import Dataset, Federation, InputFormat, Task
 from fedloom.data import combine, federate, limit, parse_partition, parts
 from fedloom.data.augment import parse_augment
 from fedloom.data.dataset import with_channels
+from fedloom.data.settings import DataSettings
 from fedloom.data.sources import load
 from fedloom.models import Factory
+
+VIEWS_OF_OTHER_INPUTS = ("gaussian:0.1", "mask:0.2")
+"""Default of `data.views` for inputs that are not images."""
 
 
 def load_dataset(recipe: Recipe) -> Dataset:
@@ -55,13 +59,19 @@ def make_task(
     dataset = dataset or load_dataset(recipe)
     if federation is None:
         dataset, federation = divide(recipe, dataset)
+    augment, views = parse_augment(recipe.data.augment), parse_augment(recipe.data.views)
+    shape = tuple(dataset.images.shape[1:])
+    if len(shape) != 3 and recipe.data.views == DataSettings().views:  # the default, which is for images
+        views = parse_augment(VIEWS_OF_OTHER_INPUTS)
+    augment.refuse_for(shape, "data.augment")
+    views.refuse_for(shape, "data.views")
     return Task(
         dataset,
         federation,
         network=Factory(absolute(recipe.model.name), recipe.model.options),
         objective=recipe.make_objective(),
-        augment=parse_augment(recipe.data.augment),
-        views=parse_augment(recipe.data.views),
+        augment=augment,
+        views=views,
         normalise=recipe.data.normalise,
         elsewhere=elsewhere,
     )
@@ -70,7 +80,7 @@ def make_task(
 def task_facts(task: Task, fingerprint: str) -> dict[str, Any]:
     """Return the facts about the data that are needed to use a model without the data, see `TaskFacts`."""
     styles = task.dataset.group_names or (task.dataset.name,)
-    return ImageFormat.of(task).to_json() | {
+    return InputFormat.of(task).to_json() | {
         "model": {"name": task.network.name, **task.network.options},
         "clients": task.clients,
         "newcomers": task.federation.newcomers,

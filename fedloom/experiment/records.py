@@ -1,6 +1,6 @@
 """Types of the records that a run writes: a record per round, a summary, a row per client, facts about the data."""
 
-from typing import Annotated, Any, Required
+from typing import Annotated, Any, Literal, NotRequired, Required
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, with_config
 from typing_extensions import TypedDict
@@ -155,12 +155,13 @@ class Named(TypedDict):
 
 @with_config(CHECKED)
 class ImageFacts(TypedDict):
-    """Classes, shape and normalisation of images, as `ImageFormat` writes them."""
+    """Classes, shape, type and normalisation of inputs, as `InputFormat` writes them."""
 
     classes: Annotated[list[str], Field(min_length=1)]
-    shape: Annotated[list[Annotated[int, Field(ge=1, le=2**20)]], Field(min_length=3, max_length=3)]
+    shape: Annotated[list[Annotated[int, Field(ge=1, le=2**20)]], Field(min_length=1, max_length=8)]
     mean: list[float]
     std: list[Annotated[float, Field(gt=0)]]
+    dtype: NotRequired[Literal["uint8", "float32"]]
 
 
 @with_config(CHECKED)

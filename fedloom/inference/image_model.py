@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import UserError
 from fedloom.core.protocols import ModelFactory, Objective
-from fedloom.core.task import ImageFormat, Task
+from fedloom.core.task import InputFormat, Task
 from fedloom.data import Dataset, Federation
 
 CHUNK = 512
@@ -30,11 +30,11 @@ class ImageModel(nn.Module):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, form: ImageFormat):
+    def __init__(self, form: InputFormat):
         super().__init__()
         self.form = form
-        mean, std = (torch.tensor(values, dtype=torch.float32).reshape(-1, 1, 1) for values in (form.mean, form.std))
-        self.register_buffer("scale", 1 / (255 * std), persistent=False)
+        mean, std = form.statistics
+        self.register_buffer("scale", 1 / (255 * std) if form.dtype == "uint8" else 1 / std, persistent=False)
         self.register_buffer("shift", -mean / std, persistent=False)
 
     @property
@@ -79,11 +79,26 @@ class ImageModel(nn.Module):
         raise NotImplementedError
 
     def prepared(self, images: Any) -> Tensor:
-        """Convert images to the network's input: normalised float32 [B, C, H, W]."""
+        """Convert images or other inputs to the network's input: normalised float32 [B, …]."""
         x = images if isinstance(images, Tensor) else torch.from_numpy(np.ascontiguousarray(images))
-        x = self._channels_first(x.to(self.scale.device))
+        x = x.to(self.scale.device)
+        if self.form.dtype != "uint8":
+            return torch.addcmul(self.shift, self._batched(x).to(self.scale.dtype), self.scale)
+        x = self._channels_first(x)
         factor = 1 if x.dtype == torch.uint8 else 255
         return torch.addcmul(self.shift, x.to(self.scale.dtype), self.scale * factor)
+
+    def _batched(self, x: Tensor) -> Tensor:
+        """Add the batch dimension to a single sample.
+
+        Raises:
+            UserError: The inputs have another shape than those that the model was trained on.
+        """
+        shape = self.form.shape
+        x = x[None] if tuple(x.shape) == shape else x
+        if tuple(x.shape[1:]) != shape:
+            raise UserError(f"inputs of shape {list(x.shape)}: this model takes [B, {', '.join(map(str, shape))}]")
+        return x
 
     def _channels_first(self, x: Tensor) -> Tensor:
         channels, height, width = self.form.shape
@@ -120,16 +135,16 @@ class ImageModel(nn.Module):
 
 def chunks(images: Any) -> Sequence[Any]:
     """Split images into chunks of at most `CHUNK`."""
-    if len(images.shape) < 4:
+    if len(images) <= CHUNK:
         return [images]
     return [images[start : start + CHUNK] for start in range(0, len(images), CHUNK)]
 
 
-def blank_task(form: ImageFormat, network: ModelFactory, objective: Objective) -> Task:
+def blank_task(form: InputFormat, network: ModelFactory, objective: Objective) -> Task:
     """Create a task with one blank image, sufficient to build networks."""
     dataset = Dataset(
         name="",
-        images=torch.zeros(1, *form.shape, dtype=torch.uint8),
+        images=torch.zeros(1, *form.shape, dtype=getattr(torch, form.dtype)),
         labels=torch.zeros(1, dtype=torch.int64),
         test=torch.zeros(1, dtype=torch.bool),
         classes=form.classes,

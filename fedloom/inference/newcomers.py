@@ -156,7 +156,7 @@ def _alone(run: TrainedRun, task: Task, epochs: int) -> Workspace:
     own = run.recipe.data
     training = run.recipe.training.model_copy(update={"epochs": epochs})
     task = replace(task, augment=parse_augment(own.augment), objective=objectives.get("labels"))
-    mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in (run.form.mean, run.form.std))
+    mean, std = run.form.statistics
     pixels = replace(task.pixels, mean=mean, std=std)
     return Workspace(Setup(task, methods.get("local"), training, run.recipe.seed), pixels=pixels)
 

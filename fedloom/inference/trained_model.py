@@ -26,7 +26,7 @@ from fedloom.core.optimizers import Training
 from fedloom.core.protocols import ModelFactory
 from fedloom.core.reading import CHECKED, decoding, parse_json
 from fedloom.core.state import State, serialisable
-from fedloom.core.task import ImageFormat, refuse_model_without_room
+from fedloom.core.task import InputFormat, refuse_model_without_room
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.experiment.files import write_whole
 from fedloom.experiment.records import ImageFacts, Named
@@ -65,7 +65,7 @@ class TrainedModel(ImageModel):
         about: Further facts, stored in the model's file (for an adapted model: how it was tested).
     """
 
-    def __init__(self, workspace: Workspace, form: ImageFormat, client: int, about: Mapping[str, Any] | None = None):
+    def __init__(self, workspace: Workspace, form: InputFormat, client: int, about: Mapping[str, Any] | None = None):
         super().__init__(form)
         method = workspace.setup.method
         assert isinstance(method, Method)
@@ -211,7 +211,7 @@ def load_model(path: str | Path, *, trust_code: bool = False) -> TrainedModel:
     if trust_code:
         trusted_code.trust(facts)
     with decoding(f"'{path}'", "a model", remedy):
-        form = ImageFormat.from_json(facts["images"])
+        form = InputFormat.from_json(facts["images"])
         workspace = blank_workspace(
             methods.get(**facts["method"]), objectives.get(**facts["objective"]), form, factory_of(facts["network"])
         )
@@ -245,13 +245,12 @@ def factory_of(network: Mapping[str, Any]) -> Factory:
 
 
 def blank_workspace(
-    method: Method, objective: Objective, form: ImageFormat, network: ModelFactory, *,
+    method: Method, objective: Objective, form: InputFormat, network: ModelFactory, *,
     training: Training | None = None, seed: int = 0,
 ) -> Workspace:  # fmt: skip
     """Create a workspace without data, to load a model into."""
     refuse_without_room(IMAGE_COST * math.prod(form.shape), f"images of shape {list(form.shape)}", "use smaller ones")
     task = blank_task(form, network, objective)
     refuse_model_without_room(task)
-    mean, std = (torch.tensor(values).reshape(-1, 1, 1) for values in (form.mean, form.std))
-    pixels = Pixels(task.dataset.images, task.dataset.labels, mean, std)
+    pixels = Pixels(task.dataset.images, task.dataset.labels, *form.statistics)
     return Workspace(Setup(task, method, training or Training(), seed), pixels=pixels)

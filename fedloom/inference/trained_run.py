@@ -9,7 +9,7 @@ from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.errors import UserError, nearest
 from fedloom.core.state import State, under
-from fedloom.core.task import ImageFormat, Task
+from fedloom.core.task import InputFormat, Task
 from fedloom.core.workspace import Workspace
 from fedloom.experiment.build import make_task
 from fedloom.experiment.evaluation import RECEIVED
@@ -76,9 +76,9 @@ class TrainedRun:
         return facts
 
     @cached_property
-    def form(self) -> ImageFormat:
+    def form(self) -> InputFormat:
         """Format of the models' images: classes, shape, normalisation."""
-        return ImageFormat.from_json(self.facts)
+        return InputFormat.from_json(self.facts)
 
     @cached_property
     def task(self) -> Task:

@@ -39,6 +39,8 @@ class SplitModel(nn.Module):
 
     name: ClassVar[str] = ""
     """Name in recipes; set by `register`."""
+    images: ClassVar[bool] = True
+    """Whether inputs must be images; False for networks that take samples of any shape."""
     smallest: ClassVar[int] = 1
     """Minimum height and width of images, in pixels."""
     taps: tuple[str, ...] = ()
@@ -152,11 +154,11 @@ class Factory:
         """
         options = check(self.name, self.options)
         network = MODELS.find(self.name)
-        if len(shape) != 3 or min(shape) < 1:
-            raise UserError(
-                f"model '{self.name}': the shape must be (channels, height, width), each at least 1, not {shape}"
-            )
-        if min(shape[1:]) < network.smallest:
+        if min(shape, default=0) < 1 or (network.images and len(shape) != 3):
+            what = "images (channels, height, width)" if network.images else "inputs"
+            remedy = "; choose mlp, which takes inputs of any shape" if network.images else ""
+            raise UserError(f"model '{self.name}': needs {what}, but the shape of a sample is {tuple(shape)}{remedy}")
+        if network.images and min(shape[1:]) < network.smallest:
             least = network.smallest
             raise UserError(
                 f"model '{self.name}': needs images of at least {least}×{least} pixels, but the shape is {shape}"

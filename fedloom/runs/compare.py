@@ -18,6 +18,7 @@ from fedloom.core.registry import short
 from fedloom.experiment.records import RoundRecord, Summary
 from fedloom.experiment.run_folder import RunFolder, write_json
 from fedloom.report.table import comparison_table
+from fedloom.runs.objects import method_section, named
 from fedloom.runs.series import run_series
 
 COMPARISON = "comparison.yaml"
@@ -36,7 +37,7 @@ class Comparison(Section):
 def compare(
     recipe: str | Path | Mapping[str, Any] | None = None,
     *,
-    methods: Iterable[str | dict[str, Any]] | None = None,
+    methods: Iterable[Any] | None = None,
     seeds: Iterable[int] | None = None,
     on_run: Callable[[Recipe], Callable[[RoundRecord], None]] | None = None,
     resume: bool = False,
@@ -47,8 +48,8 @@ def compare(
 
     Args:
         recipe: Path of a recipe file, the name of a shipped recipe, a mapping of values, or None for the defaults.
-        methods: Methods, each a name or a section `{"name": "fedprox", "mu": 0.1}`. Default: those of the recipe's
-            `compare` section, else the recipe's method, else `local` and `fedavg`.
+        methods: Methods, each a name, a section `{"name": "fedprox", "mu": 0.1}`, a class or an instance. Default:
+            those of the recipe's `compare` section, else the recipe's method, else `local` and `fedavg`.
         seeds: Seeds for every method. Default: those of the recipe's `compare` section, else the recipe's seed.
         on_run: Called with each run's recipe before the run starts; must return a function that is called with the
             record of every round.
@@ -68,7 +69,8 @@ def compare(
         >>> runs = fedloom.compare(methods=["local", "fedavg"], data="digits", rounds=5)   # doctest: +SKIP
         >>> print(fedloom.table(runs))   # doctest: +SKIP
     """
-    methods = None if methods is None else list(methods)
+    fields = named(fields)
+    methods = None if methods is None else [method_section(method) for method in methods]
     trusted_code.allow(methods)
     values = read_recipe(recipe, fields, trust_code=trust_code)
     values.pop("sweep", None)  # a recipe may describe both a comparison and a sweep

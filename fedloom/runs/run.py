@@ -12,6 +12,7 @@ from fedloom.experiment.records import RoundRecord, Summary
 from fedloom.experiment.resume import finished_summary
 from fedloom.experiment.run_folder import stored_values
 from fedloom.runs.compare import holds_comparison
+from fedloom.runs.objects import named
 
 
 def run(
@@ -31,7 +32,9 @@ def run(
         resume: Resume the run in `out`, or start it if the folder has none. A finished run is not repeated.
         trust_code: Allow the Python files that the recipe file names to be imported. Files that the arguments name
             (`method="mine.py:Mine"`) are always allowed.
-        **fields: Recipe fields by short name (`rounds=5`) or path (`**{"training.rounds": 5}`).
+        **fields: Recipe fields by short name (`rounds=5`) or path (`**{"training.rounds": 5}`). `method` may also be a
+            method class or instance, and `data` a pair of arrays (x, y), a dict of such pairs per client, a
+            `fedloom.data.Dataset`, or a PyTorch or Hugging Face dataset.
 
     Returns:
         The summary of the run: accuracies, costs and its folder, `run_dir`.
@@ -45,6 +48,7 @@ def run(
         >>> summary = fedloom.run(method="fedprox", rounds=5, **{"method.mu": 0.01})   # doctest: +SKIP
         >>> summary["personal_accuracy"]   # doctest: +SKIP
     """
+    fields = named(fields)
     if isinstance(recipe, Recipe):
         recipe = recipe.with_(**{SHORT.get(name, name): value for name, value in fields.items()})
     else:
@@ -71,7 +75,8 @@ def resume(
         run_dir: Folder of the run.
         on_round: Called with the record of every round.
         trust_code: Allow the Python files that the run's recipe names to be imported.
-        **fields: Recipe fields to change: only `engine`, `storage`, `log` and `data.dir` may differ.
+        **fields: Recipe fields to change: only `engine`, `storage`, `log` and `data.dir` may differ. A run whose data
+            were passed as an object needs the same object again: `data=(x, y)`.
 
     Returns:
         The summary of the run, as `run` returns it. A finished run is not repeated.
@@ -91,6 +96,6 @@ def resume(
 
 def recipe_of(run_dir: str | Path, fields: Mapping[str, Any], *, trust_code: bool = False) -> Recipe:
     """Return the stored recipe of the run in a folder, with changed fields and `out` set to this folder."""
-    changes = {SHORT.get(name, name): value for name, value in fields.items()}
+    changes = {SHORT.get(name, name): value for name, value in named(fields).items()}
     stored = Recipe.parse(stored_values(Path(run_dir)), trust_code=trust_code)
     return stored.with_(**changes | {"out": str(run_dir)})

@@ -25,6 +25,7 @@ from fedloom.core.rng import key, numpy_generator
 from fedloom.experiment.records import RoundRecord, Summary
 from fedloom.experiment.run_folder import RunFolder, write_json
 from fedloom.report.sweep import Setting, short_names
+from fedloom.runs.objects import named
 from fedloom.runs.series import run_series
 
 SWEEP, RESULTS = "sweep.yaml", "sweep.json"
@@ -102,6 +103,7 @@ def sweep(
         >>> runs[0]["setting"]   # doctest: +SKIP
         {'method.mu': 0.01}
     """
+    fields = named(fields)
     trusted_code.allow(over)
     values = read_recipe(recipe, fields, trust_code=trust_code)
     chosen = _sweep(values, {"over": over, "seeds": seeds and list(seeds), "random": random, "parallel": parallel})

@@ -27,6 +27,10 @@ SIMULATED_NUMBERS = [
     "with every evaluation: correct and tested samples per class, and the loss, on the client's test data",
 ]
 """Numbers that a simulated client reports in addition to tensors."""
+STATISTICS = (
+    "once, before training: the number, sum and sum of squares of the training inputs per channel or column "
+    "(data.normalise: federated)"
+)
 
 
 @dataclass
@@ -98,7 +102,7 @@ class Ledger:
                 {"part": "labels", "tensors": count, "bytes": count * label, "why": "data"},
             ],
             "reveals": {part: says for part, says in method.reveals.items() if part in method.up},
-            "numbers": numbers or SIMULATED_NUMBERS,
+            "numbers": [*(numbers or SIMULATED_NUMBERS), *([STATISTICS] if task.normalisation == "federated" else [])],
             "models": models,
             "privacy": None if privacy is None else privacy.model_dump(mode="json") | {"simulated": simulated},
         }

@@ -24,11 +24,11 @@ def make(
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"images": torch.zeros(12, 1, 4, 4)}, "images must be torch.uint8"),
+        ({"images": torch.zeros(12, 1, 4, 4).double()}, "inputs must be uint8 images .* or float32"),
         ({"images": torch.zeros(12, 4, 4, dtype=torch.uint8)}, r"shape \(12, 4, 4\)"),
-        ({"images": torch.zeros(0, 1, 4, 4, dtype=torch.uint8)}, "no images"),
+        ({"images": torch.zeros(0, 1, 4, 4, dtype=torch.uint8)}, "no samples"),
         ({"labels": torch.zeros(12, dtype=torch.int32)}, "labels must be torch.int64"),
-        ({"labels": torch.zeros(11, dtype=torch.int64)}, "11 labels for 12 images"),
+        ({"labels": torch.zeros(11, dtype=torch.int64)}, "11 labels for 12 samples"),
         ({"labels": torch.tensor([0] * 11 + [3])}, r"label 3 of sample 11 is out of range \(0 to 2"),
         ({"labels": torch.tensor([0, -1] + [0] * 10)}, "label -1 of sample 1 is out of range"),
         ({"test": torch.zeros(12)}, "test must be torch.bool"),

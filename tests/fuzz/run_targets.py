@@ -12,7 +12,7 @@ import torch
 
 import fedloom
 from fedloom.core.message import signature
-from fedloom.core.task import ImageFormat
+from fedloom.core.task import InputFormat
 from fedloom.experiment.checkpoint import Checkpoints, _digest
 from fedloom.experiment.client_store import ClientStore
 from fedloom.experiment.lock import RunLock
@@ -107,7 +107,7 @@ def _load(out: Path) -> object:
         finished(out),
         read_rounds(out),
         read_clients(out),
-        ImageFormat.from_json(read_facts(out)),
+        InputFormat.from_json(read_facts(out)),
     )
 
 

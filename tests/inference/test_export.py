@@ -12,7 +12,7 @@ from using import PIXELS, invoke, last_line, write_pictures
 
 import fedloom
 from fedloom import UserError, methods, objectives
-from fedloom.core.task import ImageFormat
+from fedloom.core.task import InputFormat
 from fedloom.inference.export import describe, export
 from fedloom.inference.trained_model import TrainedModel, blank_workspace
 from fedloom.models import MODELS, Factory
@@ -21,7 +21,7 @@ from fedloom.models import MODELS, Factory
 def trained_network(name: str) -> TrainedModel:
     """A network with statistics that are not those of a fresh one."""
     side = {"cnn2": 16, "cnn3": 22}.get(name, 12)
-    form = ImageFormat(("cat", "dog", "owl"), (3, side, side), (0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
+    form = InputFormat(("cat", "dog", "owl"), (3, side, side), (0.4, 0.5, 0.6), (0.2, 0.25, 0.3))
     torch.manual_seed(0)
     model = TrainedModel(blank_workspace(methods.get("fedavg"), objectives.get("labels"), form, Factory(name)), form, 0)
     for module in model.modules():

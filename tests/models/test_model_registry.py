@@ -64,9 +64,16 @@ def test_an_input_is_refused_exactly_where_it_is_too_small(name, least):
 
 
 @pytest.mark.parametrize("shape", [(28, 28), (0, 28, 28), (1, 1, 28, 28)])
-def test_a_shape_has_three_positive_numbers(shape):
+def test_the_shape_of_an_image_has_three_positive_numbers(shape):
     with pytest.raises(UserError, match=r"\(channels, height, width\)"):
-        build("mlp", shape=shape, classes=10)
+        build("cnn2", shape=shape, classes=10)
+
+
+@pytest.mark.parametrize("shape", [(13,), (3, 50), (1, 8, 8), (2, 3, 4, 5)])
+def test_an_mlp_takes_samples_of_any_shape(shape):
+    assert build("mlp", shape=shape, classes=4)(torch.rand(2, *shape)).shape == (2, 4)
+    with pytest.raises(UserError, match="needs inputs"):
+        build("mlp", shape=(0, *shape), classes=4)
 
 
 def test_a_name_is_given_once():

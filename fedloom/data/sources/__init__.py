@@ -64,6 +64,11 @@ def load(name: str, *, folder: Path | str | None = None, size: int | None = None
         dataset = tree.read_tree(path, size) if path.is_dir() else _read_file(path)
     elif len(parts(name)) == 1 and isfunction(make := SOURCES.look_up(name)):
         dataset = _made(name, make)
+    elif name.startswith("object-"):
+        raise UserError(
+            f"data.name = '{name}': the data were passed as a Python object; pass the same object again, for example "
+            "fedloom.resume(RUN, data=(x, y))"
+        )
     elif "+" in name:
         return combine([load(part, folder=root, size=size) for part in name.split("+")], size)
     elif "/" in name or "\\" in name or name.endswith(".npz"):

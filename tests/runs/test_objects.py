@@ -1,0 +1,112 @@
+"""Methods and data that are passed as Python objects."""
+
+import numpy as np
+import pytest
+import torch
+
+import fedloom
+from fedloom.core.errors import UserError
+from fedloom.core.rng import Random
+from fedloom.data import from_arrays
+from fedloom.data.augment import parse_augment
+from fedloom.methods import METHODS
+from fedloom.methods.fedavg import FedAvg
+from fedloom.trust.ledger_file import read_ledger
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(240, 5)) * [1, 10, 100, 1, 1] + [0, 5, 50, 0, 0]
+Y = (X[:, 0] + X[:, 1] / 10 - X[:, 2] / 100 > 0).astype(int)
+SETTING = {"clients": 3, "partition": "iid", "rounds": 3, "lr": 0.1}
+
+
+@pytest.fixture
+def near():
+    class Near(FedAvg):
+        """FedAvg with a number."""
+
+        pull: float = 0.1
+
+    yield Near
+    METHODS.pop("near")
+
+
+def test_a_method_is_a_class_or_an_instance(near):
+    by_class = fedloom.run(data=(X, Y), method=near, out="class", **SETTING)
+    assert by_class["method"] == "near"
+    fedloom.run(data=(X, Y), method=near(pull=0.7), out="instance", **SETTING)
+    assert fedloom.load("instance").recipe.method.options == {"pull": 0.7}
+    runs = fedloom.compare(data=(X, Y), methods=[near, "fedavg"], **SETTING | {"rounds": 1})
+    assert [run["method"] for run in runs] == ["near", "fedavg"]
+    assert runs[0]["personal_accuracy"] == runs[1]["personal_accuracy"]
+
+
+def test_inputs_are_standardised_by_the_clients_sums_and_the_ledger_says_so():
+    fedloom.run(data=(X, Y), method="fedavg", out="run", **SETTING)
+    run = fedloom.load("run")
+    with pytest.raises(UserError, match="passed as a Python object; pass the same object again"):
+        fedloom.data.sources.load("object-unknown")
+    train = np.concatenate(run.task.federation.train)
+    assert run.form.dtype == "float32"
+    np.testing.assert_allclose(run.form.mean, X[train].astype(np.float32).mean(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(run.form.std, X[train].astype(np.float32).std(0), rtol=1e-4)
+    assert any("data.normalise: federated" in line for line in read_ledger(run.path)["numbers"])
+    model = run.personal(0)
+    assert tuple(model(X[:7]).shape) == (7, 2)
+    assert torch.equal(model(X[0]), model(X[:1]))
+    with pytest.raises(UserError, match=r"inputs of shape \[7, 4\]: this model takes \[B, 5\]"):
+        model(X[:7, :4])
+    with pytest.raises(UserError, match="not image files"):
+        model.form.image_shape  # noqa: B018
+
+
+@pytest.mark.parametrize(("normalise", "mean", "std"), [("none", 0, 1), ("half", 0.5, 0.5)])
+def test_other_normalisations(normalise, mean, std):
+    fedloom.run(data=(X, Y), out="run", **SETTING | {"rounds": 1}, **{"data.normalise": normalise})
+    form = fedloom.load("run").form
+    assert set(form.mean) == {mean} and set(form.std) == {std}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "repper", "fedcrl"])
+def test_engines_agree_on_inputs_of_any_shape(method):
+    signals = from_arrays(RNG.normal(size=(120, 2, 16)), Y[:120], name="signals")
+    histories = []
+    for engine in ("inline", "processes", "replay"):
+        fedloom.run(data=signals, method=method, engine=engine, out=engine, **SETTING | {"rounds": 2})
+        histories.append([(r["loss"], r["personal_accuracy"]) for r in fedloom.load(engine).history])
+    assert histories[0] == histories[1] == histories[2]
+
+
+def test_clients_keep_their_division():
+    summary = fedloom.run(data={"north": (X[:100], Y[:100]), "south": (X[100:], Y[100:])}, rounds=1, out="run")
+    assert summary["clients"] == 2
+    federation = fedloom.load("run").task.federation
+    assert [len(a) + len(b) for a, b in zip(federation.train, federation.test, strict=True)] == [100, 140]
+
+
+def test_a_stopped_run_needs_the_same_data_again():
+    fedloom.run(data=(X, Y), out="run", **SETTING)
+    with pytest.raises(UserError, match=r"data\.name"):
+        fedloom.resume("run", data=(X + 1, Y))
+    assert fedloom.resume("run", data=(X, Y))["rounds"] == 3
+
+
+def test_networks_and_augmentations_of_images_are_refused_for_tables():
+    with pytest.raises(UserError, match=r"model 'cnn2': needs images .* shape of a sample is \(5,\); choose mlp"):
+        fedloom.run(data=(X, Y), model="cnn2", **SETTING)
+    with pytest.raises(UserError, match=r"data\.augment = 'crop:4': needs images, .* use gaussian, mask, shift"):
+        fedloom.run(data=(X, Y), **SETTING, **{"data.augment": ["crop:4"]})
+
+
+def test_augmentations_of_any_shape():
+    x = torch.arange(1.0, 1 + 4 * 2 * 1000).reshape(4, 2, 1000)
+    draws = Random.seeded(0, "augment")
+    masked = parse_augment(["mask:0.25"])(x, draws)
+    assert ((masked == 0) | (masked == x)).all()
+    assert (masked == 0).double().mean() == pytest.approx(0.25, abs=0.02)
+    noisy = parse_augment(["gaussian:2"])(x, draws) - x
+    assert (noisy.mean().item(), noisy.std().item()) == pytest.approx((0, 2), abs=0.1)
+    shifted = parse_augment(["shift:0.1"])(x, draws)
+    for before, after in zip(x, shifted, strict=True):
+        by = int((after[0, 0] - before[0, 0]).item()) % 1000
+        assert min(by, 1000 - by) <= 100
+        assert torch.equal(after, before.roll(-by, -1))
