@@ -321,7 +321,7 @@ WRONG = {
     "engine.worker_gpus": (-1, "at least 0"), "engine.lost_after": (0, "above 0"),
     "storage.memory_mb": (0, "at least 1"), "storage.checkpoint_every": (-1, "at least 0"),
     "storage.checkpoint_seconds": (-1, "at least 0"),
-    "storage.personal_models": ("x", "true or false"),
+    "storage.personal_models": ("x", "true or false"), "storage.final_checkpoint": ("x", "true or false"),
     "faults.drop": (1.5, "at most 1"), "faults.crash": (-1, "at least 0"), "faults.raises": ("x", "a number"),
     "faults.nan": (2, "at most 1"), "faults.slow": (2, "at most 1"), "faults.slow_seconds": (-1, "at least 0"),
     "robust.rule": ("x", "geometric"), "robust.clip": (0, "above 0"), "robust.trim": (0.7, "below 0.5"),
