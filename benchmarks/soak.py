@@ -68,7 +68,7 @@ def soak(engine: str, folder: Path, options: argparse.Namespace) -> bool:
     """Print one row of the table, and return whether the engine passed."""
     begun = time.monotonic()
     fields = FIELDS | {"method.name": options.method, "engine.name": engine, "training.rounds": options.rounds}
-    fields |= {"storage.checkpoint_every": options.every}
+    fields |= {"storage.checkpoint_every": options.every, "storage.final_checkpoint": False}
     recipe = [part for name, value in fields.items() for part in ("--set", f"{name}={value}")]
     whole, run = folder / "whole", folder / "run"
     sizes = Segment(whole, recipe, options.fork).finish()

@@ -68,6 +68,9 @@ def run(
 @app.command()
 def resume(
     run_dir: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, comparison or sweep.")],
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="New total number of rounds of a run, finished or not.")
+    ] = None,
     data_dir: flags.DataDir = None, engine: flags.Engine = None, ray_address: flags.RayAddress = None,
     set_: flags.Set = None, trust_code: flags.TrustCodeOrAsk = False, as_json: flags.Json = False,
 ) -> None:  # fmt: skip
@@ -77,18 +80,23 @@ def resume(
     and data.dir can be changed. Python files that the recipe names are imported only with your consent: you are asked,
     or you pass --trust-code.
 
+    With --rounds, a single run continues to another total number of rounds, even if it is finished. The result equals
+    a run that was started with that number. This is refused if learning rates depend on it (training.schedule: cosine).
+
     Examples:
 
       fedloom resume runs/20250101-120000-fedcrl-digits-s0
 
       fedloom resume runs/mine --engine processes --set engine.workers=4
+
+      fedloom resume runs/mine --rounds 300       # extends a run that has finished 200 rounds
     """
     loading()
     from fedloom.runs.compare import holds_comparison, resume_comparison
-    from fedloom.runs.run import recipe_of, run
+    from fedloom.runs.run import recipe_of, resume_run
     from fedloom.runs.sweep import holds_sweep
 
-    fields = flags.fields_of(set_, data_dir=data_dir, engine=engine, ray_address=ray_address)
+    fields = flags.fields_of(set_, data_dir=data_dir, rounds=rounds, engine=engine, ray_address=ray_address)
     if holds_sweep(run_dir):
         resume_sweep(run_dir, fields, as_json)
         return
@@ -100,7 +108,7 @@ def resume(
     recipe = recipe_of(run_dir, fields)
     trusted_code.require(f"the recipe of '{run_dir}'", recipe.model_dump())  # before the progress bar starts
     with watching() as start:
-        summary = run(recipe, on_round=start(recipe), resume=True)
+        summary = resume_run(recipe, start(recipe))
     show([summary], as_json, summary)
 
 

@@ -99,6 +99,10 @@ class StorageSettings(Section):
         description="maximum seconds between checkpoints (longer if writing one takes more than a twentieth of this "
         "time); 0: no maximum",
     )
+    final_checkpoint: bool = Field(
+        True,
+        description="keep a checkpoint of the last round: the run can then be extended (fedloom resume RUN --rounds N)",
+    )
 
 
 class Recipe(Section):

@@ -158,7 +158,7 @@ class Client:
             batch_size: Samples per step. Default: `training.batch_size` of the recipe.
             after: Called as `after(client)` after every optimizer step, for instance to update an EMA target.
             keep_optimizer: Keep momentum and step count for the client's next round.
-            plain: Use gradient descent without momentum or weight decay instead of the recipe's optimizer.
+            plain: Use gradient descent without momentum, weight decay or clipping instead of the recipe's optimizer.
             at_least: Minimum number of steps. A small client trains for more epochs to reach it.
             purpose: Key of the random numbers of this call, together with seed, round and client.
 
@@ -255,7 +255,7 @@ class Client:
             parts: The parts to update; one of the paths passed to `steps(train=…)`.
             loss: The loss. Losses with one entry per sample are averaged.
             lr: Learning rate. Default: that of the enclosing call.
-            plain: Use gradient descent without momentum or weight decay instead of the recipe's optimizer.
+            plain: Use gradient descent without momentum, weight decay or clipping instead of the recipe's optimizer.
         """
         cache = self._inside("client.descend can be called inside a training step only")
         paths = as_paths(parts)

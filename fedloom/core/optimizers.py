@@ -1,14 +1,15 @@
 """Optimizers, learning-rate schedules, and the `training` section of a recipe.
 
-SGD and Adam compute the same as torch.optim (tests compare them), but hold learning rate and step count as tensors.
+All optimizers but Lion compute the same as torch.optim (tests compare them), but hold learning rate and step count as
+tensors, so that a recorded step can be replayed with other values. All state starts at zero.
 """
 
 import math
-from collections.abc import Callable
-from typing import Annotated, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal, NamedTuple
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedloom.core.checking import Section, as_written
@@ -19,28 +20,53 @@ from fedloom.core.torch_internals import (
     foreach_addcmul_,
     foreach_div,
     foreach_div_,
+    foreach_lerp,
     foreach_lerp_,
     foreach_mul,
     foreach_mul_,
+    foreach_norm,
+    foreach_sign,
     foreach_sqrt,
     foreach_sub_,
 )
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+LION_BETAS = (0.9, 0.99)
+"""Lion's default betas (Chen et al., 2023)."""
 
 
 class OptimizerSettings(Section):
     """The clients' optimizer and its constants."""
 
-    name: Literal["sgd", "adam"] = "sgd"
-    lr: float = Field(0.05, gt=0)
-    momentum: float = Field(0.0, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
+    name: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad", "lion"] = Field(
+        "sgd", description="the update rule: sgd, adam, adamw, rmsprop, adagrad or lion"
+    )
+    lr: float = Field(0.05, gt=0, description="learning rate")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of sgd and rmsprop")
+    weight_decay: float = Field(
+        0.0, ge=0, description="weight decay: added to the gradient, or for adamw and lion applied to the parameters"
+    )
+    decay_norms: bool = Field(
+        True,
+        description="apply weight decay to normalisation layers and biases too (parameters of at most one dimension)",
+    )
+    clip: float | None = Field(
+        None, gt=0, description="maximum L2 norm of all gradients of a step together; default: no maximum"
+    )
+    betas: tuple[Beta, Beta] = Field(
+        (0.9, 0.999), description="decay rates of the moments of adam, adamw and lion; lion's default is [0.9, 0.99]"
+    )
+    alpha: Beta = Field(0.99, description="decay rate of the squared gradients of rmsprop")
+    eps: float = Field(1e-8, gt=0, description="added to the denominator of adam, adamw, rmsprop and adagrad")
     keep: bool = Field(
         False, description="keep a client's momentum and step count for its next round instead of resetting them"
     )
+
+    @model_validator(mode="after")
+    def _default_betas(self) -> "OptimizerSettings":
+        if self.name == "lion" and "betas" not in self.model_fields_set:
+            self.__dict__["betas"] = LION_BETAS  # the section is frozen, and the field stays unset
+        return self
 
 
 class Optimizer:
@@ -61,31 +87,31 @@ class Optimizer:
     ):
         self.parameters = parameters
         self.settings = settings
+        self._rule = RULES[settings.name]
+        self._decays = [settings.decay_norms or parameter.dim() > 1 for parameter in parameters]
         device = parameters[0].device if parameters else None
         allocate = allocate or (lambda name, shape, dtype: torch.zeros(shape, dtype=dtype, device=device))
-        adam, names = settings.name == "adam", {str(i): p for i, p in enumerate(parameters)}
         self.count = allocate(
             "count", (), torch.float64
         )  # for Adam; float64, because 1 − 0.999^t loses digits in float32
-        layout = Layout.of(names)
+        layout = Layout.of({str(i): p for i, p in enumerate(parameters)})
+        moments = self._rule.moments + (self._rule.has_velocity and settings.momentum > 0)
         self._moments = [
             FlatState(
                 layout, {dtype: allocate(f"{name} {dtype}", (size,), dtype) for dtype, size in layout.sizes.items()}
             )
-            for name, used in (("first", adam or settings.momentum > 0), ("second", adam))
-            if used
+            for name in ("first", "second")[:moments]
         ]
-        views = [list(moment.values()) for moment in self._moments]
-        self.first, self.second = (*views, [], [])[:2]
+        self._views = [list(moment.values()) for moment in self._moments]
 
     def state(self) -> list[Tensor]:
         """Return all state that must be zeroed, kept or restored."""
-        counted = [self.count] if self.settings.name == "adam" else []
+        counted = [self.count] if self._rule.counts else []
         return [*counted, *(buffer for moment in self._moments for buffer in moment.buffers.values())]
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that a step reads and writes besides the parameters."""
-        return [self.count, *self.first, *self.second]
+        return [self.count, *(view for views in self._views for view in views)]
 
     @torch.no_grad()
     def step(self, gradients: tuple[Tensor | None, ...], lr: Tensor | float) -> None:
@@ -93,39 +119,126 @@ class Optimizer:
         used = [i for i, g in enumerate(gradients) if g is not None]
         if not used:
             return
+        settings, rule = self.settings, self._rule
         parameters = [self.parameters[i] for i in used]
         grads: list[Tensor] = [g for g in gradients if g is not None]
-        if self.settings.weight_decay:
-            grads = list(foreach_add(grads, parameters, alpha=self.settings.weight_decay))
-        if self.settings.name == "adam":
+        if settings.clip is not None:
+            grads = clipped(grads, settings.clip)
+        decayed = [j for j, i in enumerate(used) if self._decays[i]] if settings.weight_decay else []
+        if decayed and rule.decoupled:
+            foreach_mul_([parameters[j] for j in decayed], 1 - settings.weight_decay * lr)
+        elif decayed:
+            pairs = [grads[j] for j in decayed], [parameters[j] for j in decayed]
+            for j, grad in zip(decayed, foreach_add(*pairs, alpha=settings.weight_decay), strict=True):
+                grads[j] = grad
+        if rule.counts:
             self.count.add_(1)
-            self._adam(parameters, grads, [self.first[i] for i in used], [self.second[i] for i in used], lr)
-            return
-        if self.settings.momentum:
-            velocity = [self.first[i] for i in used]
-            foreach_mul_(velocity, self.settings.momentum)
-            foreach_add_(velocity, grads)
-            grads = velocity
-        descend_(parameters, grads, lr)
+        moments = [[views[i] for i in used] for views in self._views]
+        directions, rate = rule.directions(settings, grads, moments, self.count, lr)
+        descend_(parameters, directions, rate)
 
-    def _adam(
-        self,
-        parameters: list[Tensor],
-        grads: list[Tensor],
-        first: list[Tensor],
-        second: list[Tensor],
-        lr: Tensor | float,
-    ) -> None:
-        beta1, beta2 = self.settings.betas
-        foreach_lerp_(first, grads, 1 - beta1)
-        foreach_mul_(second, beta2)
-        foreach_addcmul_(second, grads, grads, 1 - beta2)
-        scale = (1 - beta2**self.count).sqrt().to(first[0].dtype)
-        rate = (lr / (1 - beta1**self.count)).to(first[0].dtype)
-        denominator = foreach_sqrt(second)
-        foreach_div_(denominator, scale)
-        foreach_add_(denominator, self.settings.eps)
-        descend_(parameters, list(foreach_div(first, denominator)), rate)
+
+Directions = tuple[list[Tensor], Tensor | float]
+"""A direction for every parameter, and the step size."""
+
+
+def _sgd(
+    settings: OptimizerSettings, grads: list[Tensor], moments: list[list[Tensor]], count: Tensor, lr: Tensor | float
+) -> Directions:
+    return _with_momentum(settings, grads, moments), lr
+
+
+def _adam(
+    settings: OptimizerSettings, grads: list[Tensor], moments: list[list[Tensor]], count: Tensor, lr: Tensor | float
+) -> Directions:
+    first, second = moments
+    beta1, beta2 = settings.betas
+    foreach_lerp_(first, grads, 1 - beta1)
+    foreach_mul_(second, beta2)
+    foreach_addcmul_(second, grads, grads, 1 - beta2)
+    scale = (1 - beta2**count).sqrt().to(first[0].dtype)
+    rate = (lr / (1 - beta1**count)).to(first[0].dtype)
+    denominator = foreach_sqrt(second)
+    foreach_div_(denominator, scale)
+    foreach_add_(denominator, settings.eps)
+    return list(foreach_div(first, denominator)), rate
+
+
+def _rmsprop(
+    settings: OptimizerSettings, grads: list[Tensor], moments: list[list[Tensor]], count: Tensor, lr: Tensor | float
+) -> Directions:
+    squares, *velocity = moments
+    foreach_mul_(squares, settings.alpha)
+    foreach_addcmul_(squares, grads, grads, 1 - settings.alpha)
+    return _with_momentum(settings, _over_root(grads, squares, settings.eps), velocity), lr
+
+
+def _adagrad(
+    settings: OptimizerSettings, grads: list[Tensor], moments: list[list[Tensor]], count: Tensor, lr: Tensor | float
+) -> Directions:
+    (squares,) = moments
+    foreach_addcmul_(squares, grads, grads, 1)
+    return _over_root(grads, squares, settings.eps), lr
+
+
+def _lion(
+    settings: OptimizerSettings, grads: list[Tensor], moments: list[list[Tensor]], count: Tensor, lr: Tensor | float
+) -> Directions:
+    """Chen et al. (2023), Algorithm 2."""
+    (first,) = moments
+    beta1, beta2 = settings.betas
+    signs = list(foreach_sign(foreach_lerp(first, grads, 1 - beta1)))
+    foreach_lerp_(first, grads, 1 - beta2)
+    return signs, lr
+
+
+def _with_momentum(
+    settings: OptimizerSettings, directions: list[Tensor], velocity: Sequence[list[Tensor]]
+) -> list[Tensor]:
+    """Add directions to the velocity and return it; return them unchanged without momentum."""
+    if not velocity:
+        return directions
+    foreach_mul_(velocity[0], settings.momentum)
+    foreach_add_(velocity[0], directions)
+    return velocity[0]
+
+
+def _over_root(grads: list[Tensor], squares: list[Tensor], eps: float) -> list[Tensor]:
+    """Return gradient / (√square + ε)."""
+    denominator = foreach_sqrt(squares)
+    foreach_add_(denominator, eps)
+    return list(foreach_div(grads, denominator))
+
+
+class Rule(NamedTuple):
+    """How an optimizer turns gradients into directions."""
+
+    directions: Callable[[OptimizerSettings, list[Tensor], list[list[Tensor]], Tensor, Tensor | float], Directions]
+    """Updates the moments and returns the directions; arguments: settings, gradients, moments, step count, lr."""
+    moments: int = 0
+    """Number of moments, without the velocity."""
+    has_velocity: bool = False
+    """Whether `momentum` adds a velocity, the last moment."""
+    counts: bool = False
+    """Whether the step count is used."""
+    decoupled: bool = False
+    """Whether weight decay scales the parameters instead of being added to the gradients."""
+
+
+RULES = {
+    "sgd": Rule(_sgd, has_velocity=True),
+    "adam": Rule(_adam, moments=2, counts=True),
+    "adamw": Rule(_adam, moments=2, counts=True, decoupled=True),
+    "rmsprop": Rule(_rmsprop, moments=1, has_velocity=True),
+    "adagrad": Rule(_adagrad, moments=1),
+    "lion": Rule(_lion, moments=1, decoupled=True),
+}
+
+
+def clipped(grads: list[Tensor], most: float) -> list[Tensor]:
+    """Scale gradients so that their joint L2 norm is at most `most`, as torch.nn.utils.clip_grad_norm_ does."""
+    norm = torch.stack(foreach_norm(grads)).norm()
+    return list(foreach_mul(grads, (most / (norm + 1e-6)).clamp(max=1)))
 
 
 @torch.no_grad()
@@ -178,7 +291,11 @@ class Training(Section):
     schedule: Annotated[str, as_written(lambda schedule: schedule_factor(schedule, 1, 1))] = Field(
         "constant", description="learning rate over rounds: constant, cosine, exponential:0.99, step:50=0.2,75=0.02"
     )
-
+    warmup: int = Field(
+        0,
+        ge=0,
+        description="rounds of linear warm-up: round r of the first n uses r / (n + 1) of the schedule's learning rate",
+    )
     min_clients: int = Field(
         1, ge=1, description="responses that a round needs; with fewer it is retried with other clients"
     )
@@ -190,4 +307,10 @@ class Training(Section):
 
     def lr(self, round: int) -> float:
         """Return the learning rate of a round."""
-        return self.optimizer.lr * schedule_factor(self.schedule, round, self.rounds)
+        warm = min(1.0, round / (self.warmup + 1))
+        return self.optimizer.lr * schedule_factor(self.schedule, round, self.rounds) * warm
+
+    @property
+    def needs_total(self) -> bool:
+        """Whether the learning rate of a round depends on the total number of rounds."""
+        return self.schedule == "cosine"

@@ -21,8 +21,10 @@ foreach_div = torch._foreach_div
 foreach_div_ = torch._foreach_div_
 foreach_sqrt = torch._foreach_sqrt
 foreach_addcmul_ = torch._foreach_addcmul_
+foreach_lerp = torch._foreach_lerp
 foreach_lerp_ = torch._foreach_lerp_
 foreach_norm = torch._foreach_norm
+foreach_sign = torch._foreach_sign
 
 
 def make_fx(function: Callable[..., Any], **options: Any) -> Callable[..., torch.fx.GraphModule]:

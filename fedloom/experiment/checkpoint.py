@@ -33,6 +33,8 @@ from fedloom.experiment.files import sync_folder, unwritable, write_whole
 
 FORMAT = 1
 """Format of checkpoints; other formats are refused."""
+FOLDER = "checkpoints"
+"""Name of the folder of checkpoints in a run folder."""
 KEPT = 2
 """Number of checkpoints that are kept."""
 SHARD = 32 * 2**20
@@ -185,7 +187,11 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
     def load(
-        self, stores: Stores, device: torch.device | str = "cpu", parts: Signature | None = None
+        self,
+        stores: Stores,
+        device: torch.device | str = "cpu",
+        parts: Signature | None = None,
+        before: int | None = None,
     ) -> tuple[Checkpoint, State]:
         """Load the newest undamaged checkpoint.
 
@@ -194,6 +200,7 @@ class Checkpoints:
             device: Device for the tensors.
             parts: Types and shapes of parts; a checkpoint with a client's tensor that differs from its part is
                 damaged.
+            before: Ignore checkpoints of this round and later ones.
 
         Returns:
             The checkpoint, and the server's state.
@@ -201,10 +208,13 @@ class Checkpoints:
         Raises:
             UserError: No checkpoint can be used.
         """
-        found = sorted(self.folder.glob("round-*.json"), reverse=True)
+        found, late = sorted(self.folder.glob("round-*.json"), reverse=True), 0
         for path in found:
             try:
                 checkpoint = self._checked(path)
+                if before is not None and checkpoint.round >= before:
+                    late += 1
+                    continue
                 self._fill(stores, checkpoint, device, parts or {})
                 server = self._read(checkpoint.server)
                 self._kept = [checkpoint]
@@ -212,6 +222,7 @@ class Checkpoints:
             except DamagedError as why:
                 log.warning("checkpoint %s is damaged (%s): trying the previous checkpoint", path, why)
         wrong = f"none of its {len(found)} checkpoints can be used" if found else "it has no checkpoint"
+        wrong += f" ({late} not before round {before}, the last one)" if late else ""
         raise UserError(
             f"'{self.folder.parent}' cannot be resumed: {wrong}; nothing was changed. Start the run again with "
             f"`fedloom run {self.folder.parent / 'recipe.yaml'} --out ANOTHER`"
@@ -268,8 +279,13 @@ class Checkpoints:
             raise DamagedError(str(error)) from None
         return checkpoint
 
+    def keep_last(self) -> None:
+        """Remove all checkpoints but the newest."""
+        self._kept = self._kept[-1:]
+        self._prune()
+
     def remove(self) -> None:
-        """Remove all checkpoints, when the run is finished."""
+        """Remove all checkpoints."""
         self._kept = []
         if self.folder.is_dir():
             self._prune()

@@ -47,6 +47,8 @@ class Evaluator:
         self.task, self.method = setup.task, method
         self.clients = _evaluated(recipe, setup.task)
         self.scores: list[Scores] = []
+        self._of_shared: Measures = {}
+        """Measures of the shared model in the last evaluation."""
 
     def evaluate(self, engine: Runner, round: int, state: State, answer: Answer, *, final: bool = False) -> Measures:
         """Measure global and personal accuracy.
@@ -59,7 +61,7 @@ class Evaluator:
             final: Whether this is the last evaluation. It includes clients that never took part, and stores the
                 models.
         """
-        record: Measures = {"global_accuracy": None}
+        record = self._of_shared = Measures(global_accuracy=None)
         newcomers = set(self.task.federation.newcomers)
         shared: list[Scores] = []
         if self.method.has_global and self.method.overrides("generalise"):
@@ -74,11 +76,22 @@ class Evaluator:
             self.scores = shared
         else:
             self.scores = self._score_personal(engine, round, state, answer, final)
-        record["evaluated"] = len(self.scores)
-        record |= spread([s for s in self.scores if s.client not in newcomers])
-        record |= spread([s for s in self.scores if s.client in newcomers], prefix="newcomer")
+        return self._measures(self.scores)
+
+    def interim(self) -> Measures:
+        """Return what the last, final evaluation would have measured if more rounds followed."""
+        if self.method.personal_is_global or not self.method.personal_parts:
+            return self._measures(self.scores)
+        return self._measures([s for s in self.scores if s.client in self.memory])
+
+    def _measures(self, scores: list[Scores]) -> Measures:
+        """Return the measures of the shared model and of these clients' personal models."""
+        record, newcomers = self._of_shared.copy(), set(self.task.federation.newcomers)
+        record["evaluated"] = len(scores)
+        record |= spread([s for s in scores if s.client not in newcomers])
+        record |= spread([s for s in scores if s.client in newcomers], prefix="newcomer")
         if self.method.overrides("generalise"):
-            record["personal_styles"] = self._by_style()
+            record["personal_styles"] = self._by_style(scores)
         if (path := self.recipe.evaluation.distance) is not None:
             record["distance"] = self._distance(path)
         return record
@@ -129,12 +142,12 @@ class Evaluator:
                 self.folder.write_model(f"style-{result.client:05d}", result.personal)
         return {"global_accuracy": float(np.mean(list(styles.values()))), "styles": styles}
 
-    def _by_style(self) -> dict[str, float]:
+    def _by_style(self, personal: list[Scores]) -> dict[str, float]:
         """Return the mean personal accuracy of the clients of each style."""
         names = self.task.dataset.group_names or (self.task.dataset.name,)
         each: dict[str, list[float]] = {}
         groups = group_of_clients(self.task)
-        for scores in self.scores:
+        for scores in personal:
             each.setdefault(names[groups[scores.client]], []).append(scores.accuracy)
         return {name: float(np.nanmean(values)) for name, values in sorted(each.items())}
 

@@ -24,6 +24,7 @@ from fedloom.core.task import EVERYONE, Task, refuse_model_without_room
 from fedloom.core.workspace import Setup
 from fedloom.engines import Engine, EngineSettings, make_engine
 from fedloom.experiment.build import make_task, task_facts
+from fedloom.experiment.checkpoint import FOLDER as CHECKPOINTS
 from fedloom.experiment.checkpoint import Checkpoints, CheckpointSchedule
 from fedloom.experiment.client_store import ClientStore
 from fedloom.experiment.evaluation import Answer, Evaluator, refuse_unknown_part
@@ -35,6 +36,7 @@ from fedloom.experiment.resume import (
     fingerprint,
     finished_summary,
     refuse_other_data,
+    reopen,
     warn_of_other_versions,
     with_choice,
 )
@@ -92,6 +94,8 @@ class Experiment:
         intercept = FaultInjector(recipe.faults, recipe.seed) if recipe.faults.any else None
         self.setup = Setup(self.task, self.method, recipe.training, recipe.seed, recipe.wire, intercept)
         self.history: list[RoundRecord] = []
+        self._extensible: RoundRecord
+        """The record of the last round as it would be if more rounds followed."""
         self._shown: set[str] = set()
         refuse_missing(recipe.log)
         refuse_unknown_part(recipe.evaluation.distance, self.method)
@@ -105,12 +109,14 @@ class Experiment:
         """Clients' scores of the last evaluation."""
         return self.evaluator.scores
 
-    def run(self, *, resume: bool = False) -> Summary:
+    def run(self, *, resume: bool = False, extend: bool = False) -> Summary:
         """Run all rounds and write the run folder.
 
         Args:
             resume: Continue from the last checkpoint of the run in `recipe.out`, if there is one. A finished run is not
                 repeated.
+            extend: With `resume`, accept a run that was started with another number of rounds, and continue a finished
+                run if the recipe has more rounds.
 
         Returns:
             The summary, which is also stored in the run folder.
@@ -122,7 +128,7 @@ class Experiment:
         """
         out = self.recipe.out or RunFolder.fresh(Path("runs"), self.recipe.label)
         resume = resume and holds_run(out)
-        if resume and (summary := finished_summary(self.recipe)):
+        if resume and (summary := finished_summary(self.recipe, extend=extend)):
             return summary
         self.history = []
         budget = self.recipe.storage.memory_mb * 2**20
@@ -150,7 +156,7 @@ class Experiment:
             self.ledger.describe(
                 engine.server_workspace, models=models, privacy=privacy, simulated=not self.task.elsewhere
             )
-            self.checkpoints = Checkpoints(self.folder.path / "checkpoints")
+            self.checkpoints = Checkpoints(self.folder.path / CHECKPOINTS)
             self._checkpoint_due = CheckpointSchedule(
                 self.recipe.storage.checkpoint_every, self.recipe.storage.checkpoint_seconds
             )
@@ -184,10 +190,10 @@ class Experiment:
                     self._save()
             return self._finish(engine.server_workspace.unshared())
 
-    def _save(self) -> None:
-        """Write a checkpoint and the ledger."""
+    def _save(self, history: list[RoundRecord] | None = None) -> None:
+        """Write a checkpoint and the ledger. `history` replaces the records of the rounds in the checkpoint."""
         notes = {
-            "task": self._fingerprint, "seconds": self._seconds, "history": self.history,
+            "task": self._fingerprint, "seconds": self._seconds, "history": history or self.history,
             "ledger": self.ledger.to_json(),
         }  # fmt: skip
         with self._checkpoint_due.writing():
@@ -196,7 +202,8 @@ class Experiment:
 
     def _restore(self, device: torch.device) -> None:
         """Restore the state of the last checkpoint; metrics of later rounds are dropped."""
-        checkpoint, server = self.checkpoints.load(self._stores, device, signature(self.server.parts.named_tensors()))
+        rounds, parts = self.recipe.training.rounds, signature(self.server.parts.named_tensors())
+        checkpoint, server = self.checkpoints.load(self._stores, device, parts, before=rounds)
         warn_of_other_versions(self.folder.path)
         notes = checked_notes(checkpoint, self.folder.path)
         refuse_other_data(self.task, self._fingerprint, notes["task"])
@@ -204,6 +211,7 @@ class Experiment:
         self.ledger = Ledger.from_json(notes["ledger"])
         self.history = notes["history"]
         self._start -= notes["seconds"]
+        reopen(self.folder.path, rounds)
         self.folder.cut_back(self.history)
 
     def _stop(self, signal: int) -> NoReturn:
@@ -258,8 +266,9 @@ class Experiment:
         if round.attempt:
             record["attempts"] = round.attempt + 1
         record["train_seconds"] = perf_counter() - start
-        final = number == training.rounds
-        if final or number % self.recipe.evaluation.every == 0:
+        final, due = number == training.rounds, number % self.recipe.evaluation.every == 0
+        trained = record.copy()
+        if final or due:
             # in a simulation, an evaluation sends no messages
             traced = RecordMessages(engine, self.ledger, "evaluation") if self.task.elsewhere else engine
             evaluated = self.evaluator.evaluate(
@@ -267,6 +276,10 @@ class Experiment:
             )
             record |= cast(RoundRecord, evaluated)
         record["seconds"] = perf_counter() - start
+        if final:
+            trained |= cast(RoundRecord, self.evaluator.interim() if due else {})
+            trained["seconds"] = record["seconds"]
+            self._extensible = without_nan(trained)
         return record
 
     def _layered(self, engine: Engine, traffic: Runner) -> Runner:
@@ -323,5 +336,10 @@ class Experiment:
         self.folder.write_lines(CLIENTS, self.evaluator.rows())
         self.folder.write_json(LEDGER, self.ledger.to_json())
         self.folder.write_json(SUMMARY, summary)
-        self.checkpoints.remove()
+        # In a deployment, clients have agreed to the number of rounds.
+        if self.recipe.storage.final_checkpoint and not self.task.elsewhere:
+            self._save([*self.history[:-1], self._extensible])
+            self.checkpoints.keep_last()
+        else:
+            self.checkpoints.remove()
         return summary

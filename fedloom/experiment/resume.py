@@ -15,34 +15,80 @@ from fedloom.core.errors import UserError
 from fedloom.core.reading import CHECKED, conforming, read_json
 from fedloom.core.task import Task
 from fedloom.engines import EngineSettings, engine_class
+from fedloom.experiment.checkpoint import FOLDER as CHECKPOINTS
 from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.files import write_whole
 from fedloom.experiment.records import ROUND, RoundRecord, Summary
-from fedloom.experiment.run_folder import ENGINE, finished, holds_run, stored_values, stored_versions, versions
+from fedloom.experiment.run_folder import (
+    ENGINE,
+    RECIPE,
+    SUMMARY,
+    finished,
+    holds_run,
+    stored_values,
+    stored_versions,
+    versions,
+)
 from fedloom.trust.ledger_file import LedgerFile
 
 FREE = ("engine", "storage", "out", "log", "data.dir", "sweep.parallel")
 """Fields that may change when a run is resumed: they affect where and how fast it runs, not its results."""
+EXTENDED = ("training.rounds",)
+"""Fields that `fedloom resume` may change although they affect results."""
 log = logging.getLogger("fedloom")
 
 
-def finished_summary(recipe: Recipe, *, warn: bool = True) -> Summary | None:
+def finished_summary(recipe: Recipe, *, warn: bool = True, extend: bool = False) -> Summary | None:
     """Return the summary of the run in `recipe.out` if it is finished, else None.
 
     Args:
         recipe: The recipe, with the run folder in `out`.
         warn: Log a warning if the run is finished.
+        extend: Accept another number of rounds than the run was started with. A run that has finished fewer rounds is
+            not finished then.
 
     Raises:
-        UserError: The folder holds a run of another recipe.
+        UserError: The folder holds a run of another recipe, or one whose number of rounds cannot be changed.
     """
-    folder = recipe.out
+    folder, rounds = recipe.out, recipe.training.rounds
     if folder is None or not holds_run(folder):
         return None
-    refuse_differences(recipe.resolved(), Recipe.parse(stored_values(folder)).resolved(), folder)
-    summary = finished(folder)
-    if summary is not None and warn:
+    stored, summary = Recipe.parse(stored_values(folder)), finished(folder)
+    if extend and rounds != stored.training.rounds:
+        _refuse_other_rounds(stored, summary, rounds, folder)
+        stored = stored.with_(**{"training.rounds": rounds})
+    refuse_differences(recipe.resolved(), stored.resolved(), folder)
+    if summary is None or summary["rounds"] < rounds:  # fewer: the process was killed in `reopen`
+        return None
+    if warn:
         log.warning("the run in '%s' is finished: there is nothing to resume", folder)
     return summary
+
+
+def _refuse_other_rounds(stored: Recipe, summary: Summary | None, rounds: int, folder: Path) -> None:
+    """Raise a UserError if a run cannot be continued to this number of rounds."""
+    wrong, training = f"training.rounds = {rounds}: ", stored.training
+    new_run = f"start a new run: `fedloom run {folder / RECIPE} --rounds {rounds} --out ANOTHER`"
+    if training.needs_total:
+        raise UserError(
+            f"{wrong}'{folder}' was started with {training.rounds} rounds and training.schedule = "
+            f"'{training.schedule}', whose learning rates depend on the number of rounds; {new_run}"
+        )
+    if summary is not None and rounds < summary["rounds"]:
+        raise UserError(f"{wrong}'{folder}' has finished {summary['rounds']} rounds; choose more, or {new_run}")
+    if summary is not None and not any((folder / CHECKPOINTS).glob("round-*.json")):
+        raise UserError(
+            f"{wrong}'{folder}' is finished and has no checkpoint to continue from (storage.final_checkpoint is false, "
+            f"or another version of fedloom finished it); {new_run}"
+        )
+
+
+def reopen(folder: Path, rounds: int) -> None:
+    """Store the number of rounds in the recipe of a run, and remove its summary: the run is then unfinished."""
+    stored = Recipe.parse(stored_values(folder))
+    if stored.training.rounds != rounds:
+        write_whole(folder / RECIPE, stored.with_(**{"training.rounds": rounds}).to_yaml().encode())
+    (folder / SUMMARY).unlink(missing_ok=True)
 
 
 def refuse_differences(given: Mapping[str, Any], stored: Mapping[str, Any], folder: Path) -> None:
@@ -53,6 +99,7 @@ def refuse_differences(given: Mapping[str, Any], stored: Mapping[str, Any], fold
             raise UserError(
                 f"{name} = {mine.get(name)!r}: '{folder}' was started with {theirs.get(name)!r}, which cannot be "
                 "changed on resume; use the original recipe, or another --out"
+                + (f"; to change it: `fedloom resume {folder} --rounds {mine[name]}`" if name in EXTENDED else "")
             )
 
 

@@ -9,7 +9,7 @@ Heterogeneous Data", Applied Sciences 2022.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, logsigmoid
+from torch.nn.functional import logsigmoid
 
 from fedloom.core.batches import Batch
 from fedloom.core.client import Client
@@ -52,7 +52,8 @@ class FedCKA(Remembering):
             _, layers_previous = self.layers(client.previous, batch.x)
         triples = zip(layers, layers_global, layers_previous, strict=True)
         terms = [-logsigmoid(linear_cka(z, z_g) - linear_cka(z, z_p)) for z, z_g, z_p in triples]
-        return cross_entropy(logits, batch.y) + self.mu * torch.stack(terms).mean()
+        loss: Tensor = client.objective.classify(logits, batch.y)
+        return loss + self.mu * torch.stack(terms).mean()
 
     def layers(self, model: SplitModel, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return the logits and the outputs of the compared layers."""

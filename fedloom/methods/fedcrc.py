@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import Literal
 
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, kl_div
+from torch.nn.functional import kl_div
 
 from fedloom.core.batches import Batch
 from fedloom.core.client import Client
@@ -58,7 +58,8 @@ class FedCRC(FedAvg):
 
     def personal_loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the cross-entropy of the personal predictor."""
-        return cross_entropy(client.personal(client.model.extractor(batch.x)), batch.y)
+        loss: Tensor = client.objective.classify(client.personal(client.model.extractor(batch.x)), batch.y)
+        return loss
 
     def predictor_loss(self, client: Client, batch: Batch) -> Tensor:
         """Return cross-entropy plus the KL divergence between global and personal predictor."""
@@ -66,7 +67,8 @@ class FedCRC(FedAvg):
         logits = client.model.head(z)
         ours, theirs = logits.log_softmax(1), client.personal(z).detach().log_softmax(1)
         pair = (ours, theirs) if self.kl == "imitate" else (theirs, ours)
-        return cross_entropy(logits, batch.y) + kl_div(*pair, log_target=True, reduction="batchmean")  # Eq. 6
+        loss: Tensor = client.objective.classify(logits, batch.y)
+        return loss + kl_div(*pair, log_target=True, reduction="batchmean")  # Eq. 6
 
     def combine(self, server: Server, messages: Iterator[Message]) -> None:
         """Average the extractor (Eq. 3) and move the predictor by 1 − τ towards its average (Eq. 8, 9)."""

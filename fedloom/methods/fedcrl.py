@@ -11,7 +11,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, exp
-from torch.nn.functional import cross_entropy
 
 from fedloom.core.batches import Batch
 from fedloom.core.client import Client
@@ -88,7 +87,8 @@ class FedCRL(Method):
         reg = info_nce(z, client.received.means, batch.y, self.tau, known)  # Eq. 12
         client.note("reg", reg)
         client.note("known", known[batch.y].float())
-        return cross_entropy(client.model.head(z), batch.y) + self.alpha * reg  # Eq. 13
+        loss: Tensor = client.objective.classify(client.model.head(z), batch.y)
+        return loss + self.alpha * reg  # Eq. 13
 
     def clip(self, client: Client) -> None:
         """Clip all weights to [0, 1] (line 22 as printed)."""

@@ -11,7 +11,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedloom.core.batches import Batch
 from fedloom.core.client import Client
@@ -57,4 +56,5 @@ class FedIntR(Remembering):
             _, z_global = client.received.model.layers(batch.x)
             _, z_previous = client.previous.layers(batch.x)
         regulariser = layerwise_contrastive(z, z_global, z_previous, self.tau, self.similarity, self.weights)  # Eq. 2–4
-        return cross_entropy(logits, batch.y) + self.mu * regulariser  # Eq. 5
+        loss: Tensor = client.objective.classify(logits, batch.y)
+        return loss + self.mu * regulariser  # Eq. 5

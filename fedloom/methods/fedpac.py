@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedloom.core.batches import Batch
 from fedloom.core.client import Client
@@ -74,7 +73,8 @@ class FedPAC(Method):
         """Return cross-entropy plus λ times the distance from the class's global centroid, if it has one."""
         z, known = client.model.extractor(batch.x), (client.received.counts > 0)[batch.y]
         apart = torch.where(known, (z - client.received.means[batch.y]).square().mean(1), 0)
-        return cross_entropy(client.model.head(z), batch.y) + self.lam * apart.mean()
+        loss: Tensor = client.objective.classify(client.model.head(z), batch.y)
+        return loss + self.lam * apart.mean()
 
     def combine(self, server: Server, messages: Iterator[Message]) -> None:
         """Average the messages as they arrive, then compute a mixture of heads for each client that sent one."""

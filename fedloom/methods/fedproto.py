@@ -10,7 +10,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedloom.core.batches import Batch
 from fedloom.core.client import Client
@@ -58,7 +57,8 @@ class FedProto(Method):
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return cross-entropy plus λ times the distance from the global prototypes."""
         z = client.model.extractor(batch.x)
-        return cross_entropy(client.model.head(z), batch.y) + self.lam * self.pull(client, z, batch.y)
+        loss: Tensor = client.objective.classify(client.model.head(z), batch.y)
+        return loss + self.lam * self.pull(client, z, batch.y)
 
     def pull(self, client: Client, z: Tensor, y: Tensor) -> Tensor:
         """Return the distance from the global prototypes; a class that no client has sent yet adds zero."""

@@ -11,7 +11,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedloom.core.batches import Batch
 from fedloom.core.client import Client
@@ -83,4 +82,5 @@ class MOON(Remembering):
             _, z_global = client.received.model.both(batch.x)
             _, z_previous = client.previous.both(batch.x)
         contrast = model_contrastive(z, z_global, z_previous, self.tau, self.similarity)  # Eq. 3
-        return cross_entropy(logits, batch.y) + self.mu * contrast  # Eq. 4
+        loss: Tensor = client.objective.classify(logits, batch.y)
+        return loss + self.mu * contrast  # Eq. 4

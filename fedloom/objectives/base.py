@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, cast, dataclass_transform
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from fedloom.core.batches import Batch
 from fedloom.core.options import Count, declared, validated
@@ -41,11 +42,12 @@ class Objective:
     hyperparameters. Pass `abstract=True` in the class statement for a base class that is not registered.
 
     Example:
-        class Smoothed(Labels):  # objective: {name: smoothed, smoothing: 0.2}
-            smoothing: float = 0.1
+        class Focal(Labels):  # objective: {name: focal, gamma: 1.0}
+            gamma: float = 2.0
 
-            def __call__(self, model, batch):
-                return cross_entropy(model(batch.x), batch.y, label_smoothing=self.smoothing)
+            def classify(self, logits, labels):
+                loss = cross_entropy(logits, labels, reduction="none")
+                return (1 - exp(-loss)) ** self.gamma * loss
     """
 
     supervised: ClassVar[bool] = False
@@ -82,6 +84,18 @@ class Objective:
             The loss, a scalar or one value per sample [B].
         """
         raise NotImplementedError
+
+    def classify(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of logits, for supervised methods that compute the logits themselves.
+
+        Args:
+            logits: Outputs of the classifier [B, classes].
+            labels: Classes [B].
+
+        Returns:
+            The loss, as `__call__` returns it. The default is the cross-entropy.
+        """
+        return cross_entropy(logits, labels)
 
     def at(self, model: SplitModel, weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Compute the loss of a network with other values for its parameters.

@@ -10,9 +10,10 @@ from fedloom.core.errors import UserError
 from fedloom.experiment.loop import Experiment
 from fedloom.experiment.records import RoundRecord, Summary
 from fedloom.experiment.resume import finished_summary
-from fedloom.experiment.run_folder import stored_values
+from fedloom.experiment.run_folder import RECIPE, stored_values
 from fedloom.runs.compare import holds_comparison
 from fedloom.runs.objects import named
+from fedloom.runs.sweep import holds_sweep
 
 
 def run(
@@ -67,35 +68,56 @@ def resume(
     trust_code: bool = False,
     **fields: Any,
 ) -> Summary:
-    """Resume an interrupted run from its last checkpoint.
+    """Resume an interrupted run from its last checkpoint, or extend a run to more rounds.
 
-    The result is bit-identical to that of an uninterrupted run.
+    The result is bit-identical to that of an uninterrupted run with this number of rounds.
 
     Args:
         run_dir: Folder of the run.
         on_round: Called with the record of every round.
         trust_code: Allow the Python files that the run's recipe names to be imported.
-        **fields: Recipe fields to change: only `engine`, `storage`, `log` and `data.dir` may differ. A run whose data
-            were passed as an object needs the same object again: `data=(x, y)`.
+        **fields: Recipe fields to change: `engine`, `storage`, `log`, `data.dir`, and the total number of rounds
+            (`rounds=300`), also of a finished run. Rounds cannot change if learning rates depend on their number. A run
+            whose data were passed as an object needs the same object again: `data=(x, y)`.
 
     Returns:
         The summary of the run, as `run` returns it. A finished run is not repeated.
 
     Raises:
-        UserError: The folder holds no run, its checkpoints cannot be used, or a changed field affects results.
+        UserError: The folder holds no run, its checkpoints cannot be used, or a field cannot be changed.
         RunError: The run cannot continue, for example because too few clients responded.
         Interrupted: Ctrl-C or SIGTERM stopped the run after a checkpoint; a KeyboardInterrupt.
 
     Example:
         >>> fedloom.resume("runs/20250101-120000-fedavg-digits-s0", engine="processes")   # doctest: +SKIP
+        >>> fedloom.resume("runs/20250101-120000-fedavg-digits-s0", rounds=300)   # doctest: +SKIP
     """
     if holds_comparison(run_dir):
         raise UserError(f"'{run_dir}' holds a comparison: resume it with fedloom.resume_comparison('{run_dir}')")
-    return run(recipe_of(run_dir, fields, trust_code=trust_code), on_round=on_round, resume=True)
+    return resume_run(recipe_of(run_dir, fields, trust_code=trust_code), on_round)
+
+
+def resume_run(recipe: Recipe, on_round: Callable[[RoundRecord], None] | None = None) -> Summary:
+    """Resume the run in `recipe.out`, as `resume` does, to the recipe's number of rounds."""
+    if summary := finished_summary(recipe, extend=True):
+        return summary
+    return Experiment(recipe, on_round=on_round).run(resume=True, extend=True)
 
 
 def recipe_of(run_dir: str | Path, fields: Mapping[str, Any], *, trust_code: bool = False) -> Recipe:
-    """Return the stored recipe of the run in a folder, with changed fields and `out` set to this folder."""
+    """Return the stored recipe of the run in a folder, with changed fields and `out` set to this folder.
+
+    Raises:
+        UserError: The folder holds no run, a field is invalid, or rounds are changed in a comparison or sweep.
+    """
     changes = {SHORT.get(name, name): value for name, value in named(fields).items()}
     stored = Recipe.parse(stored_values(Path(run_dir)), trust_code=trust_code)
-    return stored.with_(**changes | {"out": str(run_dir)})
+    recipe = stored.with_(**changes | {"out": str(run_dir)})
+    series = Path(run_dir).absolute().parent
+    if recipe.training.rounds != stored.training.rounds and (holds_comparison(series) or holds_sweep(series)):
+        raise UserError(
+            f"training.rounds = {recipe.training.rounds}: '{run_dir}' is a run of '{series.name}', whose runs have "
+            f"equal numbers of rounds; start a new run: `fedloom run {Path(run_dir) / RECIPE} --rounds "
+            f"{recipe.training.rounds} --out ANOTHER`"
+        )
+    return recipe

@@ -60,6 +60,7 @@ def run_series(
     """
     folder = description_file.parent
     _refuse(description_file, description, resume)
+    recipes = [recipe.with_(**{"storage.final_checkpoint": False}) for recipe in recipes]  # they are not extended
     tasks = Tasks()
     left = [recipe for recipe in recipes if finished_summary(recipe, warn=False) is None]
     if not left:

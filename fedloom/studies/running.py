@@ -22,8 +22,11 @@ from fedloom.studies.results import BESIDE, RESULTS, CellResult, note_machine, r
 from fedloom.studies.table import Cell, cells_of, load_table, recipe_key, run_name, table_names
 
 RUNS = Path("runs") / "reproduce"
-KEPT: dict[str, Any] = {"storage.personal_models": False, "storage.checkpoint_every": 25}
-"""Personal models are not needed. Few checkpoints suffice, since stopping a run always writes one."""
+KEPT: dict[str, Any] = {
+    "storage.personal_models": False, "storage.checkpoint_every": 25, "storage.final_checkpoint": False,
+}  # fmt: skip
+"""Personal models are not needed, and runs are not extended. Few checkpoints suffice, since stopping a run always
+writes one."""
 
 SAME = "the same command"
 """How to resume a stopped run, for messages."""

@@ -26,9 +26,10 @@ FULL = {
     "model": {"name": "cnn2", "dropout": 0.1},
     "training": {
         "rounds": 3, "fraction": 0.25, "epochs": 2, "batch_size": 8, "schedule": "step:2=0.5,3=0.05",
+        "warmup": 2,
         "optimizer": {
             "name": "adam", "lr": 1e-05, "momentum": 0.5, "weight_decay": 0.0001, "betas": [0.8, 0.99], "eps": 1e-10,
-            "keep": True,
+            "keep": True, "decay_norms": False, "clip": 1.0, "alpha": 0.9,
         },
     },
     "evaluation": {"every": 2, "clients": 5, "summary": "median:10"},
@@ -67,6 +68,14 @@ def test_short_forms_are_the_names_of_sections() -> None:
 
 def test_an_empty_section_is_its_defaults() -> None:
     assert Recipe.parse({"training": None, "method": None}) == Recipe.parse({})
+
+
+def test_betas_default_to_those_of_the_optimizer() -> None:
+    lion = Recipe.parse({"training": {"optimizer": {"name": "lion"}}})
+    assert lion.training.optimizer.betas == (0.9, 0.99)
+    assert Recipe.parse(yaml.safe_load(lion.to_yaml())).resolved() == lion.resolved()
+    assert lion.with_("training.optimizer.name=adam").training.optimizer.betas == (0.9, 0.999)
+    assert lion.with_("training.optimizer.betas=[0.8, 0.9]").training.optimizer.betas == (0.8, 0.9)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +175,7 @@ WRONG: list[tuple[dict[Any, Any], list[str]]] = [
     ({"engine": "inlne"}, ["engine.name = 'inlne'", "did you mean 'inline'"]),
     ({"engine": {"device": "gpu"}}, ["engine.device = 'gpu'", "choices: auto, cpu, cuda"]),
     ({"data": {"normalise": "haf"}}, ["data.normalise = 'haf'", "did you mean 'half'"]),
-    ({"training": {"optimizer": {"name": "adamw"}}}, ["training.optimizer.name = 'adamw'", "did you mean 'adam'"]),
+    ({"training": {"optimizer": {"name": "adamm"}}}, ["training.optimizer.name = 'adamm'", "did you mean 'adam'"]),
     # small languages
     ({"data": {"partition": "dirichlt:0.1"}}, ["data.partition = 'dirichlt:0.1'", "did you mean 'dirichlet'"]),
     ({"data": {"partition": "dirichlt"}}, ["data.partition", "'dirichlt' is unknown", "did you mean 'dirichlet'"]),

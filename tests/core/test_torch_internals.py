@@ -25,6 +25,10 @@ def test_operations_on_lists_do_to_all_what_they_do_to_each():
     internals.foreach_lerp_(moved, sources, 0.25)
     for a, b, c in zip(moved, lists(2), sources, strict=True):
         assert torch.equal(a, torch.lerp(b, c, 0.25))
+    for a, b, c in zip(internals.foreach_lerp(lists(2), sources, 0.25), lists(2), sources, strict=True):
+        assert torch.equal(a, torch.lerp(b, c, 0.25))
+    for a, b in zip(internals.foreach_sign(sources), sources, strict=True):
+        assert torch.equal(a, torch.where(b > 0, 1.0, -1.0))
     for norm, a in zip(internals.foreach_norm(sources, torch.inf), sources, strict=True):
         assert norm == a.abs().max()
 

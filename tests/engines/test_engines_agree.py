@@ -42,6 +42,26 @@ def test_dropout_and_adam_replay_bit_for_bit():
     assert all(torch.isfinite(v).all() for v in got.server.state.values())
 
 
+OPTIMIZERS = [
+    {"name": "adamw", "lr": 0.01, "weight_decay": 0.1, "decay_norms": False, "clip": 1.0},
+    {"name": "rmsprop", "lr": 0.001, "momentum": 0.5, "clip": 1.0},
+    {"name": "adagrad", "lr": 0.02, "weight_decay": 0.01},
+    {"name": "lion", "lr": 0.003, "weight_decay": 0.1, "decay_norms": False},
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer["name"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_every_optimizer_is_the_same_on_every_engine(optimizer, keep):
+    fields = {"training__optimizer": optimizer | {"keep": keep}, "training__warmup": 2}
+    expected = tiny_run("ditto", **fields)
+    assert all(0 < record["loss"] < 2 for record in expected.history)
+    for engine in ("processes", "replay"):
+        got = tiny_run("ditto", engine=engine, **fields)
+        assert same_state(got.server.state, expected.server.state)
+        assert without_times(got.history) == without_times(expected.history)
+
+
 def test_channels_last_is_another_layout_of_the_same_numbers():
     task = replace(tiny_task("cnn2", dropout=0.3), dataset=tiny_dataset(shape=(3, 16, 16)))
     last = {"engine__channels_last": True, "task": task}

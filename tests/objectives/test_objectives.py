@@ -1,5 +1,6 @@
 """Slow copies follow, queues fill, and what should stay local does."""
 
+import numpy as np
 import pytest
 import torch
 from references import reference
@@ -7,6 +8,7 @@ from tiny import same_state, tiny_run, tiny_task
 
 from fedloom import objectives
 from fedloom.core.client import Client
+from fedloom.core.errors import UserError
 from fedloom.core.optimizers import Training
 from fedloom.core.state import snapshot
 from fedloom.core.workspace import Setup, Workspace
@@ -80,3 +82,33 @@ def test_engines_agree_without_labels(objective):
     expected = reference("fedavg", **fields)
     for engine in ("processes", "replay"):
         assert same_state(tiny_run("fedavg", engine=engine, **fields).server.state, expected.state)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_smoothed_labels_in_numpy(smoothing):
+    logits, y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 4
+    log_p = logits.numpy() - np.log(np.exp(logits.numpy()).sum(1, keepdims=True))
+    target = (1 - smoothing) * np.eye(4)[y.numpy()] + smoothing / 4
+    found = objectives.get("labels", smoothing=smoothing).classify(logits, y)
+    assert found.item() == pytest.approx(-(target * log_p).sum(1).mean(), rel=1e-6)
+
+
+def test_without_smoothing_labels_are_the_plain_cross_entropy():
+    logits, y = torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 4
+    assert torch.equal(objectives.get("labels").classify(logits, y), torch.nn.functional.cross_entropy(logits, y))
+
+
+SUPERVISED = ["fedavg", "fedcrl", "fedcrc", "fedproto", "fedpac", "moon", "fedintr", "fedcka", "ditto", "apfl"]
+
+
+@pytest.mark.parametrize("method", SUPERVISED)
+def test_smoothing_reaches_every_method(method):
+    plain, smooth = (
+        tiny_run(method, training__rounds=1, objective__smoothing=s).history[0]["loss"] for s in (0.0, 0.3)
+    )
+    assert smooth > plain + 1e-4
+
+
+def test_smoothing_is_a_share():
+    with pytest.raises(UserError, match="objective.smoothing = 1: must be below 1"):
+        objectives.get("labels", smoothing=1)

@@ -11,7 +11,8 @@ from fedloom.core.torch_internals import has_batching_rule, rebatched, resolve_o
 from fedloom.engines.cuda.pooling import pooled, pooled_backward
 from fedloom.engines.cuda.products import Products
 
-ELEMENTWISE = {"add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv", "sqrt", "neg", "exp", "abs", "copy", "pow"}
+ELEMENTWISE = {"add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv", "sqrt", "neg", "exp", "abs", "copy", "pow",
+               "sign"}  # fmt: skip
 
 BATCH_NORMS = {"aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::_batch_norm_with_update"}
 """Operations whose fourth and fifth arguments are running statistics."""

@@ -114,6 +114,32 @@ def test_adam_whose_state_is_kept():
     together_and_alone("fedrep", 3, **fields)
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        {"name": "adamw", "lr": 0.003, "weight_decay": 0.1, "decay_norms": False},
+        {"name": "rmsprop", "lr": 0.003, "momentum": 0.5, "clip": 0.5},
+        {"name": "adagrad", "lr": 0.003, "weight_decay": 0.01},
+        {"name": "lion", "lr": 1e-5, "weight_decay": 0.1},
+        {"name": "sgd", "lr": 0.1, "weight_decay": 0.1, "decay_norms": False, "clip": 0.5},
+    ],
+    ids=lambda optimizer: optimizer["name"],
+)
+def test_every_optimizer(optimizer, monkeypatch):
+    """One by one, together, and with the graph that the compiler gets."""
+    made = []
+    monkeypatch.setattr("fedloom.engines.cuda.tracing.compile_graph", lambda graph, _: made.append(1) or graph)
+    fields = {"task": few_sizes(tiny_task(norm=False)), "training__fraction": 1.0, "training__epochs": 2}
+    fields["training__optimizer"] = optimizer
+    together_and_alone("fedrep", 1, training__optimizer__keep=True, **fields)
+    together_and_alone("fedrep", 3, training__optimizer__keep=True, **fields)
+    setup = of_size(setup_of(**fields), 32, 32, 32)
+    cohort = lane_of(setup, 3, compile=True)
+    for round in (1, 2):
+        check(setup, cohort, updates(setup, range(3), round))
+    assert made
+
+
 def test_alone_and_together_in_any_order():
     setup = setup_of(task=tiny_task())
     cohort = lane_of(setup, 3)
