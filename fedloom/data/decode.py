@@ -10,7 +10,7 @@ from typing import IO
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from fedloom.core.errors import UserError, brief
@@ -28,8 +28,20 @@ LARGE = 2**24
 COST = 16
 """Maximum memory per pixel while an image is decoded and converted, in bytes."""
 
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""Transposition that an EXIF orientation asks for; from 5 on, width and height are swapped."""
+
 # Pillow warns of large images, which `open_picture` rejects.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", "Corrupt EXIF data", UserWarning)  # `orientation` ignores such data
 
 
 def open_picture(source: str | Path | IO[bytes]) -> Image.Image:
@@ -44,7 +56,31 @@ def open_picture(source: str | Path | IO[bytes]) -> Image.Image:
     if width * height > PIXELS:
         picture.close()
         raise ValueError(f"the image has {width}×{height} pixels, at most {PIXELS:,} are allowed; make it smaller")
+    if picture.format == "TIFF":
+        # Without a name Pillow does not map the file into memory, which garbles uncompressed images on their side.
+        picture.filename = ""
     return picture
+
+
+def orientation(picture: Image.Image) -> int:
+    """Return the EXIF orientation that is still to be applied to an open image: 2 to 8, or 1 if there is none.
+
+    Reads only the header. Damaged EXIF data count as none. In a PNG file, EXIF data after the pixels are not found.
+    """
+    if picture.format == "TIFF":
+        return 1  # Pillow applies it while it decodes
+    try:
+        # Not `picture.getexif`: for PNG files it decodes the image.
+        value = Image.Image.getexif(picture).get(ExifTags.Base.Orientation)
+        return value if value in UPRIGHT else 1
+    except Exception:
+        return 1
+
+
+def upright_size(picture: Image.Image) -> tuple[int, int]:
+    """Return the width and height of an open image after its EXIF orientation is applied."""
+    width, height = picture.size
+    return (height, width) if orientation(picture) > 4 else (width, height)
 
 
 def workers_for(sizes: Sequence[tuple[int, int]], result: int, what: str, workers: int | None = None) -> int | None:
@@ -96,7 +132,7 @@ def decode(
 
     def head(index: int) -> tuple[str, tuple[int, int]]:
         with opened(index) as picture:
-            return picture.mode, picture.size
+            return picture.mode, upright_size(picture)
 
     def fill(index: int) -> None:
         with opened(index) as picture:
@@ -115,14 +151,17 @@ def decode(
 
 
 def write_picture(picture: Image.Image, target: np.ndarray) -> None:
-    """Write an image into uint8 [C, H, W], converted to grey or RGB and resized if necessary."""
+    """Write an image into uint8 [C, H, W]: turned as its EXIF orientation says, converted to grey or RGB, resized."""
     channels, height, width = target.shape
+    turn = orientation(picture)
     if picture.format == "JPEG" and picture.width * picture.height > LARGE:
-        picture.draft(None, (2 * width, 2 * height))
+        picture.draft(None, (2 * height, 2 * width) if turn > 4 else (2 * width, 2 * height))
     if picture.mode.startswith("I"):
         # Pillow clips 16-bit grey values at 255 in its conversion, which would make medical images white.
         picture = Image.fromarray((np.asarray(picture) >> 8).clip(0, 255).astype(np.uint8))
     picture = picture.convert("L" if channels == 1 else "RGB")
+    if turn != 1:
+        picture = picture.transpose(UPRIGHT[turn])
     if picture.size != (width, height):
         picture = picture.resize((width, height), Image.Resampling.BILINEAR)
     array = np.asarray(picture)

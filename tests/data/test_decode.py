@@ -1,0 +1,67 @@
+"""Decoding of picture files: EXIF orientation, and files that cannot be read."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import ExifTags, Image, ImageOps
+from PIL.JpegImagePlugin import JpegImageFile
+
+from fedloom.data import decode, load
+from fedloom.inference.pictures import read_pictures
+
+ARROW = np.add.outer(np.arange(6) * 30, np.arange(9) * 10).astype(np.uint8)  # unlike each of its transpositions
+TURNED = {
+    1: ARROW, 2: ARROW[:, ::-1], 3: ARROW[::-1, ::-1], 4: ARROW[::-1], 5: ARROW.T, 6: np.rot90(ARROW, -1),
+    7: np.rot90(ARROW.T, 2), 8: np.rot90(ARROW),
+}  # fmt: skip
+
+
+def save(path: Path, pixels: np.ndarray, orientation: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    options = {"lossless": True} if path.suffix == ".webp" else {}
+    Image.fromarray(pixels).save(path, exif=exif, **options)
+    return path
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "webp"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_training_and_prediction_read_images_upright(tmp_path: Path, orientation: int, ending: str) -> None:
+    path = save(tmp_path / f"x/a/1.{ending}", ARROW, orientation)
+    expected = TURNED[orientation]
+    assert np.array_equal(load(str(tmp_path / "x")).images[0, 0].numpy(), expected)
+    assert np.array_equal(read_pictures([path], (1, *expected.shape)).images[0, 0].numpy(), expected)
+
+
+def test_sixteen_bit_images_are_turned_too(tmp_path: Path) -> None:
+    save(tmp_path / "x/a/1.png", ARROW.astype(np.uint16) << 8, 6)
+    assert np.array_equal(load(str(tmp_path / "x")).images[0, 0].numpy(), TURNED[6])
+
+
+def test_a_large_jpeg_is_turned_and_decoded_at_a_smaller_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    y, x = np.mgrid[:320, :480]
+    path = save(tmp_path / "1.jpg", (x / 480 * 200 + y / 320 * 50).astype(np.uint8), 6)
+    whole = np.asarray(ImageOps.exif_transpose(Image.open(path)).resize((32, 48), Image.Resampling.BILINEAR))
+    monkeypatch.setattr(decode, "LARGE", 1000)
+    scales = []
+    draft = JpegImageFile.draft
+    monkeypatch.setattr(JpegImageFile, "draft", lambda *args: scales.append(args[2]) or draft(*args))
+    small = read_pictures([path], (1, 48, 32)).images[0, 0].numpy()
+    assert scales == [(96, 64)]  # of the file as it is stored, which lies on its side
+    assert np.abs(small.astype(int) - whole).max() <= 2
+
+
+def test_sizes_are_compared_upright(tmp_path: Path) -> None:
+    save(tmp_path / "x/a/1.png", ARROW, 8)
+    save(tmp_path / "x/a/2.png", np.ascontiguousarray(ARROW.T), 1)
+    assert load(str(tmp_path / "x")).images.shape == (2, 1, 9, 6)
+
+
+def test_damaged_exif_data_are_ignored(tmp_path: Path) -> None:
+    (tmp_path / "x/a").mkdir(parents=True)
+    damaged = (b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff")
+    for number, exif in enumerate(damaged):
+        Image.fromarray(ARROW).save(tmp_path / f"x/a/{number}.png", exif=exif)
+    assert (load(str(tmp_path / "x")).images[:, 0].numpy() == ARROW).all()
