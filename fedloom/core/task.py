@@ -30,6 +30,8 @@ class Dataset:
     groups: Tensor | None = None
     """int64 [N]: domain or style of a sample, or its natural client"""
     group_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Remarks about the files that are shown to the user, such as pictures that were left out."""
 
     def __post_init__(self) -> None:
         _expect(self.name, "images", self.images, torch.uint8, 4)

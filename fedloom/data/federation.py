@@ -65,7 +65,7 @@ def federate(
         raise UserError(f"resample: dataset '{dataset.name}' has no groups to resample; use resample = false")
     is_test = _held_out(groups, kept, seed, split) if kind == "domain" else dataset.test.numpy()
     pool = np.arange(len(labels)) if kind == "pooled" else np.flatnonzero(~is_test)
-    notes: list[str] = []
+    notes = list(dataset.notes)
     parts = division(
         Pool(
             labels=labels[pool],

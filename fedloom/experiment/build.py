@@ -16,7 +16,7 @@ from fedloom.models import Factory
 def load_dataset(recipe: Recipe) -> Dataset:
     """Load the dataset that a recipe names; several datasets (`mnist+usps`) become styles of one dataset."""
     data = recipe.data
-    styles = [load(name, folder=data.dir, size=data.size) for name in parts(data.name)]
+    styles = [load(name, folder=data.dir, size=data.size, on_bad=data.on_bad) for name in parts(data.name)]
     dataset = styles[0] if len(styles) == 1 else combine(styles, size=data.size)
     return dataset if data.channels is None else replace(dataset, images=with_channels(dataset.images, data.channels))
 
