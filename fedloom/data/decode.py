@@ -190,7 +190,7 @@ def listed(reasons: Mapping[str, str], between: str = ", ") -> str:
 
 def reason(name: object, error: BaseException) -> str:
     """Return why a file cannot be read, without its name."""
-    return brief(error).replace(f" '{name}'", "")
+    return brief(error).replace(f" {str(name)!r}", "").replace(f" '{name}'", "")
 
 
 def _refusal(names: Sequence[str], bad: Mapping[int, BaseException], hint: str) -> UserError:
