@@ -43,7 +43,7 @@ def task_elsewhere(
         test=torch.zeros(1, dtype=torch.bool),
         classes=federation.classes,
     )
-    return make_task(recipe, dataset, data.Federation(train, test), elsewhere=True)
+    return make_task(recipe, dataset, data.Federation(train, test, names=federation.organisations), elsewhere=True)
 
 
 def samples_elsewhere(count: int) -> np.ndarray:

@@ -74,6 +74,7 @@ def task_facts(task: Task, fingerprint: str) -> dict[str, Any]:
         "model": {"name": task.network.name, **task.network.options},
         "clients": task.clients,
         "newcomers": task.federation.newcomers,
+        "names": task.federation.names,
         "styles": styles,
         "fingerprint": fingerprint,
     }
