@@ -15,6 +15,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from fedloom.core import trusted_code
+from fedloom.core.errors import printable
 from fedloom.core.signals import Interrupted
 
 if TYPE_CHECKING:
@@ -75,12 +76,8 @@ def flow(commands: typer.Typer) -> None:
 
 
 def say(text: str, where: Console = out) -> None:
-    """Print plain text and flush; the terminal wraps it.
-
-    Control characters are escaped: text from untrusted files could use them to hide or change output.
-    """
-    text = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
-    where.print(text, highlight=False, markup=False, soft_wrap=True)
+    """Print plain text and flush, with control characters escaped; the terminal wraps it."""
+    where.print(printable(text), highlight=False, markup=False, soft_wrap=True)
     where.file.flush()
 
 

@@ -1,4 +1,4 @@
-"""`fedloom methods`, `datasets`, `recipe`, `ledger`, `data plot`: inspect methods, data and finished runs."""
+"""`fedloom methods`, `datasets`, `recipe`, `ledger`, `data plot`, `data check`: inspect methods, data and runs."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.cli import catalogue, flags, offers
-from fedloom.cli.base import app, out, say, show_json
+from fedloom.cli.base import app, err, out, say, show_json
 from fedloom.core.errors import UserError
 
 data_app = typer.Typer(help="Inspect data.", no_args_is_help=True)
@@ -196,3 +196,46 @@ def plot(
         show_json({"picture": str(to), "clients": task.clients, "classes": task.classes})
     else:
         say(f"picture: {to}")
+
+
+@data_app.command(name="check")
+def check(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Class folders, or clients' folders of them.")],
+    fix_list: Annotated[
+        Path | None,
+        typer.Option("--fix-list", help="Write what to do about each file: path, problem, action, separated by tabs."),
+    ] = None,
+    as_json: flags.Json = False,
+) -> None:
+    """Find all problems of a folder of images at once, before a run: one table, errors first.
+
+    Checks whether every file can be read, bit depth, EXIF orientation, sizes, names of folders, empty folders, class
+    balance, and near-duplicates across clients, in train and test, and across classes. The exit code is 1 if there are
+    errors.
+
+    Examples:
+
+      fedloom data check shops
+
+      fedloom data check shops --fix-list todo.tsv
+    """
+    from fedloom.data.check import check_folder
+    from fedloom.report.data_check import check_json, check_table, fix_lines
+
+    with err.status("looking for pictures") as status:
+        found = check_folder(folder, lambda done, total: status.update(f"{done:,} of {total:,} pictures read"))
+    if fix_list is not None:
+        try:
+            fix_list.write_text("".join(fix_lines(found)), encoding="utf-8", errors="surrogateescape")
+        except OSError as error:
+            raise UserError(f"--fix-list {fix_list}: cannot be written: {error.strerror}; name another file") from error
+    if as_json:
+        show_json(check_json(found))
+    else:
+        out.print(check_table(found))
+        errors, warnings = found.number("error"), found.number("warning")
+        say(f"{found.files:,} pictures: {errors} kinds of errors, {warnings} kinds of warnings")
+        if fix_list is not None:
+            say(f"fix list: {fix_list} ({len(found.fixes):,} lines)")
+    if found.number("error"):
+        raise typer.Exit(1)

@@ -1,6 +1,7 @@
 """`fedloom newcomers`, `adapt`, `predict`, `export`: use a trained federation."""
 
 import csv
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +26,10 @@ FORMATS = r"onnx (needs fedloom\[export]), torchscript or safetensors."
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="Run folder, or a model file written by adapt or export.")]
 ClientFlag = Annotated[
-    int | None, typer.Option("--client", help="Use this client's personal model; default: the global model.")
+    str | None,
+    typer.Option(
+        "--client", help="Use the personal model of this client, by name or number; default: the global model."
+    ),
 ]
 Style = Annotated[str | None, typer.Option("--style", help="Style whose classifier to use (runs without labels).")]
 
@@ -183,6 +187,8 @@ def predict(
       fedloom predict adapted/my-pictures/model.safetensors photo.jpg more/
 
       fedloom predict runs/mine --client 3 pictures/ --csv > answers.csv
+
+      fedloom predict runs/shops --client south pictures/
     """
     from fedloom.inference.pictures import find_pictures, read_pictures
 
@@ -252,7 +258,7 @@ def export_model(
     if to not in SUFFIXES:
         raise UserError(f"--to {to}: {nearest(to, SUFFIXES)}")
     chosen = open_model(model, client, style)
-    name = model.stem if model.is_file() else "global" if client is None else f"client-{client}"
+    name = model.stem if model.is_file() else "global" if client is None else _file_name(f"client-{client}")
     path = path or Path(name + SUFFIXES[to])
     if path.exists() and path.resolve() == model.resolve():
         raise UserError(f"--out {path}: this is the input model; name another file")
@@ -263,7 +269,12 @@ def export_model(
         say(f"written: {path} ({path.stat().st_size / 2**20:.1f} MiB; logits differ by {off:.1g} at most)")
 
 
-def open_model(path: Path, client: int | None, style: str | None) -> "TrainedModel":
+def _file_name(text: str) -> str:
+    """Replace characters that are awkward or impossible in file names."""
+    return re.sub(r"[^\w.-]+", "-", text)
+
+
+def open_model(path: Path, client: str | None, style: str | None) -> "TrainedModel":
     """Load a model file, or the global model or a client's model of a run."""
     from fedloom.inference.trained_model import load_model
     from fedloom.inference.trained_run import load

@@ -32,6 +32,11 @@ def brief(error: BaseException) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
+def printable(text: str) -> str:
+    """Escape control characters: text from untrusted files could use them to hide or change output."""
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 4, 12, 12, 12
 _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 200, 60, 200

@@ -34,6 +34,8 @@ class Dataset:
     groups: Tensor | None = None
     """int64 [N]: domain or style of a sample, or its natural client"""
     group_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Remarks about the files that are shown to the user, such as pictures that were left out."""
 
     def __post_init__(self) -> None:
         count = len(self.images)
@@ -114,9 +116,21 @@ class Federation:
     """Clients that are held out of training."""
     notes: tuple[str, ...] = ()
     """Remarks about the division that are shown to the user."""
+    names: tuple[str, ...] = ()
+    """Different names of the clients, such as those of their folders; empty if the clients have only numbers."""
+
+    def __post_init__(self) -> None:
+        if self.names and len(set(self.names)) != len(self.train):
+            raise UserError(
+                f"names: {len(set(self.names))} different names for {len(self.train)} clients; give each client one"
+            )
 
     def __len__(self) -> int:
         return len(self.train)
+
+    def name(self, client: int) -> str:
+        """Return the name of a client; `client 3` if the clients have only numbers."""
+        return self.names[client] if self.names else f"client {client}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as one array: pickling a hundred thousand small arrays takes many times as long."""
@@ -124,16 +138,22 @@ class Federation:
         place = {key: i for i, key in enumerate(distinct)}
         uses = np.array([place[id(part)] for part in (*self.train, *self.test)], np.int64)
         ends = np.cumsum([len(part) for part in distinct.values()])
-        return _restored, (np.concatenate([*distinct.values()]), ends, uses, self.newcomers, self.notes)
+        rest = (self.newcomers, self.notes, self.names)
+        return _restored, (np.concatenate([*distinct.values()]), ends, uses, *rest)
 
 
 def _restored(
-    positions: np.ndarray, ends: np.ndarray, uses: np.ndarray, newcomers: tuple[int, ...], notes: tuple[str, ...]
+    positions: np.ndarray,
+    ends: np.ndarray,
+    uses: np.ndarray,
+    newcomers: tuple[int, ...],
+    notes: tuple[str, ...],
+    names: tuple[str, ...],
 ) -> Federation:
     distinct = np.split(positions, ends[:-1])
     parts = [distinct[i] for i in uses]
     half = len(parts) // 2
-    return Federation(parts[:half], parts[half:], newcomers, notes)
+    return Federation(parts[:half], parts[half:], newcomers, notes, names)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from fedloom.core import trusted_code
 from fedloom.core.task import Dataset, Federation
 from fedloom.data import sources
 from fedloom.data.dataset import combine, limit, resize
+from fedloom.data.decode import OnBad
 from fedloom.data.federation import counts, federate, parse_split
 from fedloom.data.from_arrays import from_arrays, from_clients, from_torch
 from fedloom.data.partition import PARTITIONS, Partition, Pool, parse_partition
@@ -18,7 +19,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def load(name: str, *, folder: Path | str | None = None, size: int | None = None) -> Dataset:
+def load(name: str, *, folder: Path | str | None = None, size: int | None = None, on_bad: OnBad = "stop") -> Dataset:
     """Load a dataset by name.
 
     Args:
@@ -27,6 +28,8 @@ def load(name: str, *, folder: Path | str | None = None, size: int | None = None
             code. Paths may be relative to the current folder or to the data folder.
         folder: The data folder; by default `$FEDLOOM_DATA`, then the user's cache.
         size: Height and width to which images are resized.
+        on_bad: What to do about files in image folders that cannot be read: `stop` raises an error that names all of
+            them, `skip` leaves them out and names them in the dataset's `notes`.
 
     Returns:
         The dataset.
@@ -39,4 +42,4 @@ def load(name: str, *, folder: Path | str | None = None, size: int | None = None
         1797
     """
     trusted_code.allow(name)
-    return sources.load(name, folder=folder, size=size)
+    return sources.load(name, folder=folder, size=size, on_bad=on_bad)

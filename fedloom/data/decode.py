@@ -2,20 +2,24 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from fedloom.core.errors import UserError, brief
 from fedloom.core.limits import refuse_without_room
 
+T = TypeVar("T")
+OnBad = Literal["stop", "skip"]
 GREY = {"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 """Allowed formats. Pillow supports more, but runs Ghostscript for some of them."""
@@ -28,8 +32,22 @@ LARGE = 2**24
 COST = 16
 """Maximum memory per pixel while an image is decoded and converted, in bytes."""
 
+NAMED = 20
+"""Maximum number of files that are named in one message."""
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""Transposition that an EXIF orientation asks for; from 5 on, width and height are swapped."""
+
 # Pillow warns of large images, which `open_picture` rejects.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", "Corrupt EXIF data", UserWarning)  # `orientation` ignores such data
 
 
 def open_picture(source: str | Path | IO[bytes]) -> Image.Image:
@@ -44,7 +62,31 @@ def open_picture(source: str | Path | IO[bytes]) -> Image.Image:
     if width * height > PIXELS:
         picture.close()
         raise ValueError(f"the image has {width}×{height} pixels, at most {PIXELS:,} are allowed; make it smaller")
+    if picture.format == "TIFF":
+        # Without a name Pillow does not map the file into memory, which garbles uncompressed images on their side.
+        picture.filename = ""
     return picture
+
+
+def orientation(picture: Image.Image) -> int:
+    """Return the EXIF orientation that is still to be applied to an open image: 2 to 8, or 1 if there is none.
+
+    Reads only the header. Damaged EXIF data count as none. In a PNG file, EXIF data after the pixels are not found.
+    """
+    if picture.format == "TIFF":
+        return 1  # Pillow applies it while it decodes
+    try:
+        # Not `picture.getexif`: for PNG files it decodes the image.
+        value = Image.Image.getexif(picture).get(ExifTags.Base.Orientation)
+        return value if value in UPRIGHT else 1
+    except Exception:
+        return 1
+
+
+def upright_size(picture: Image.Image) -> tuple[int, int]:
+    """Return the width and height of an open image after its EXIF orientation is applied."""
+    width, height = picture.size
+    return (height, width) if orientation(picture) > 4 else (width, height)
 
 
 def workers_for(sizes: Sequence[tuple[int, int]], result: int, what: str, workers: int | None = None) -> int | None:
@@ -60,9 +102,27 @@ def workers_for(sizes: Sequence[tuple[int, int]], result: int, what: str, worker
     return most if workers is None and most < (os.cpu_count() or 1) + 4 else workers
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """Decoded images, and the files that were left out."""
+
+    images: Tensor
+    """uint8 [M, C, H, W]; C is 1 if every image is grey, otherwise 3."""
+    kept: list[int]
+    """Index of each image among the names that were given, ascending."""
+    bad: dict[str, str]
+    """Names of files that were left out, with the reason."""
+
+
 def decode(
-    names: Sequence[str], open_one: Callable[[int], Image.Image], size: int | None, workers: int | None = None
-) -> Tensor:
+    names: Sequence[str],
+    open_one: Callable[[int], Image.Image],
+    size: int | None,
+    workers: int | None = None,
+    *,
+    on_bad: OnBad = "stop",
+    hint: str = "",
+) -> Decoded:
     """Decode images into one tensor.
 
     Headers are read first, so that images of mixed sizes, or too large for memory, are rejected before any image is
@@ -74,55 +134,89 @@ def decode(
         open_one: Opens the image of an index, 0 to N − 1.
         size: Height and width to which images are resized (bilinear, antialiased, without keeping the aspect ratio).
         workers: Number of threads; by default chosen by the size of the images.
+        on_bad: What to do about images that cannot be read: `stop` raises an error that names all of them, `skip`
+            leaves them out.
+        hint: End of the error message about images that cannot be read.
 
     Returns:
-        uint8 [N, C, H, W]; C is 1 if every image is grey, otherwise 3.
+        The images, and which of them were left out.
 
     Raises:
-        UserError: An image cannot be read, sizes differ and `size` is not given, or memory does not suffice.
+        UserError: An image cannot be read (with `skip`: none can be read), sizes differ and `size` is not given, or
+            memory does not suffice.
     """
+    bad: dict[int, BaseException] = {}
 
-    @contextmanager
-    def opened(index: int) -> Iterator[Image.Image]:
+    def attempt(index: int, work: Callable[[Image.Image], T]) -> T | None:
         try:
             with open_one(index) as picture:
-                yield picture
+                return work(picture)
         except UserError:
             raise
         except (Exception, MemoryError) as error:
-            raise UserError(
-                f"{names[index]}: cannot be read as an image ({brief(error)}); replace or remove it"
-            ) from error
+            bad[index] = error
+            return None
 
-    def head(index: int) -> tuple[str, tuple[int, int]]:
-        with opened(index) as picture:
-            return picture.mode, picture.size
-
-    def fill(index: int) -> None:
-        with opened(index) as picture:
-            write_picture(picture, pixels[index])
-
-    everything = range(len(names))
     with ThreadPoolExecutor(workers) as pool:
-        modes, sizes = zip(*pool.map(head, everything), strict=True)
-    width, height = (size, size) if size else _common_size(names, sizes)
+        heads = list(pool.map(lambda index: attempt(index, _head), range(len(names))))
+    readable = [index for index in range(len(names)) if index not in bad]
+    modes, sizes = [head[0] for head in heads if head], [head[1] for head in heads if head]
+    if not readable or (bad and on_bad == "stop" and not size and len(set(sizes)) > 1):
+        raise _refusal(names, bad, hint)
+    width, height = (size, size) if size else _common_size([names[index] for index in readable], sizes)
     channels = 1 if GREY.issuperset(modes) else 3
     result = len(names) * channels * height * width
     with ThreadPoolExecutor(workers_for(sizes, result, f"data.size = {size or max(height, width)}", workers)) as pool:
         pixels = np.empty((len(names), channels, height, width), np.uint8)
-        list(pool.map(fill, everything))
-    return torch.from_numpy(pixels)
+        list(pool.map(lambda index: attempt(index, partial(write_picture, target=pixels[index])), readable))
+    kept = [index for index in readable if index not in bad]
+    if bad and (on_bad == "stop" or not kept):
+        raise _refusal(names, bad, hint)
+    for place, index in enumerate(kept if bad else ()):
+        pixels[place] = pixels[index]  # in place, since a copy would take as much memory again
+    reasons = {names[index]: reason(names[index], bad[index]) for index in sorted(bad)}
+    return Decoded(torch.from_numpy(pixels[: len(kept)]), kept, reasons)
+
+
+def _head(picture: Image.Image) -> tuple[str, tuple[int, int]]:
+    return picture.mode, upright_size(picture)
+
+
+def listed(reasons: Mapping[str, str], between: str = ", ") -> str:
+    """Name the first `NAMED` files that cannot be read, with the reasons, and the number of the others."""
+    files = [f"{name} ({why})" for name, why in islice(reasons.items(), NAMED)]
+    return between.join(files) + (f"{between}and {len(reasons) - NAMED:,} more" if len(reasons) > NAMED else "")
+
+
+def reason(name: object, error: BaseException) -> str:
+    """Return why a file cannot be read, without its name."""
+    return brief(error).replace(f" {str(name)!r}", "").replace(f" '{name}'", "")
+
+
+def _refusal(names: Sequence[str], bad: Mapping[int, BaseException], hint: str) -> UserError:
+    """Return the error that names all files that cannot be read."""
+    reasons = {names[index]: reason(names[index], bad[index]) for index in sorted(bad)}
+    if len(reasons) == 1:
+        ((name, why),) = reasons.items()
+        return UserError(f"{name}: cannot be read as an image ({why}); replace or remove it{hint}")
+    return UserError(
+        f"{len(reasons):,} of {len(names):,} files cannot be read as images; replace or remove them{hint}:\n"
+        + listed(reasons, "\n")
+    )
 
 
 def write_picture(picture: Image.Image, target: np.ndarray) -> None:
-    """Write an image into uint8 [C, H, W], converted to grey or RGB and resized if necessary."""
+    """Write an image into uint8 [C, H, W]: turned as its EXIF orientation says, converted to grey or RGB, resized."""
     channels, height, width = target.shape
+    turn = orientation(picture)
     if picture.format == "JPEG" and picture.width * picture.height > LARGE:
-        picture.draft(None, (2 * width, 2 * height))
+        picture.draft(None, (2 * height, 2 * width) if turn > 4 else (2 * width, 2 * height))
     if picture.mode.startswith("I"):
         # Pillow clips 16-bit grey values at 255 in its conversion, which would make medical images white.
         picture = Image.fromarray((np.asarray(picture) >> 8).clip(0, 255).astype(np.uint8))
     picture = picture.convert("L" if channels == 1 else "RGB")
+    if turn != 1:
+        picture = picture.transpose(UPRIGHT[turn])
     if picture.size != (width, height):
         picture = picture.resize((width, height), Image.Resampling.BILINEAR)
     array = np.asarray(picture)

@@ -6,7 +6,7 @@ from fedloom.core import trusted_code
 from fedloom.core.errors import UserError, nearest
 from fedloom.core.rng import numpy_generator
 from fedloom.core.task import Dataset, Federation
-from fedloom.data.partition import Partition, Pool, parse_partition
+from fedloom.data.partition import Partition, Pool, natural, parse_partition
 
 
 def federate(
@@ -40,7 +40,8 @@ def federate(
         seed: Seed of all random choices.
 
     Returns:
-        The federation: positions in the dataset of each client's samples. Its `notes` name anything unusual.
+        The federation: positions in the dataset of each client's samples. Its `notes` name anything unusual, and with
+        `natural` its `names` are those of the groups.
 
     Raises:
         UserError: An argument is invalid, or the dataset cannot be divided this way.
@@ -65,7 +66,7 @@ def federate(
         raise UserError(f"resample: dataset '{dataset.name}' has no groups to resample; use resample = false")
     is_test = _held_out(groups, kept, seed, split) if kind == "domain" else dataset.test.numpy()
     pool = np.arange(len(labels)) if kind == "pooled" else np.flatnonzero(~is_test)
-    notes: list[str] = []
+    notes = list(dataset.notes)
     parts = division(
         Pool(
             labels=labels[pool],
@@ -98,7 +99,11 @@ def federate(
         train = _even_out(train, groups, numpy_generator(seed, "resample"))
         sizes = np.bincount(groups[np.concatenate(train)], minlength=len(dataset.group_names))
         notes.append(f"each group's training data were resampled to {int(sizes.max())} samples")
-    return Federation(train, test, _choose_newcomers(newcomers, len(train), seed), tuple(notes))
+    names: tuple[str, ...] = ()
+    if division.divide is natural and groups is not None:
+        names = tuple(dataset.group_names[group] for group in np.unique(groups[pool]))
+    names = names if len(set(names)) == len(names) else ()  # a dataset may be combined with itself
+    return Federation(train, test, _choose_newcomers(newcomers, len(train), seed), tuple(notes), names)
 
 
 def counts(dataset: Dataset, federation: Federation) -> np.ndarray:

@@ -92,7 +92,7 @@ def fetch(table: Table, name: str, classes: tuple[str, ...], size: int | None) -
         lambda index: open_picture(_file(files[rows[index][0]][rows[index][1]][table.image])),
         size,
         workers=1,
-    )
+    ).images
     with decoding(f"{table.repo}, column {table.label}", "labels", "get the original files instead"):
         labels = np.concatenate([np.asarray(splits[split][table.label], np.int64) for split in wanted])
     group_names: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from fedloom.core.checking import Section, as_written, refusal
 from fedloom.core.task import Normalisation
 from fedloom.data.augment import parse_augment
+from fedloom.data.decode import OnBad
 from fedloom.data.federation import parse_split
 from fedloom.data.partition import parse_partition
 
@@ -20,6 +21,9 @@ class DataSettings(Section):
     size: int | None = Field(None, ge=4, description="resize images to size × size")
     channels: int | None = Field(None, ge=3, le=3, description="3 repeats grey images to three channels")
     limit: int | None = Field(None, ge=1, description="maximum number of training and of test images (per style)")
+    on_bad: OnBad = Field(
+        "stop", description="files in image folders that cannot be read: stop, or skip (left out, and named in a note)"
+    )
     clients: int = Field(20, ge=1, description="number of clients (`natural` makes one per group)")
     partition: Annotated[str, as_written(parse_partition)] = Field(
         "dirichlet:0.1",

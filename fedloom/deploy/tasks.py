@@ -12,6 +12,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.task import Task
 from fedloom.data import Dataset, federate
 from fedloom.data.dataset import resize
+from fedloom.data.sources.tree import one_form
 from fedloom.deploy.terms import FederationTerms
 from fedloom.experiment.build import make_task
 
@@ -42,7 +43,7 @@ def task_elsewhere(
         test=torch.zeros(1, dtype=torch.bool),
         classes=federation.classes,
     )
-    return make_task(recipe, dataset, data.Federation(train, test), elsewhere=True)
+    return make_task(recipe, dataset, data.Federation(train, test, names=federation.organisations), elsewhere=True)
 
 
 def samples_elsewhere(count: int) -> np.ndarray:
@@ -86,8 +87,8 @@ def own_images(source: Path, federation: FederationTerms) -> tuple[Dataset, str]
         UserError: If the images have a class or a number of channels that the federation does not have.
     """
     found = data.load(str(source.expanduser().resolve()))
-    number = {name: label for label, name in enumerate(federation.classes)}
-    if strange := [name for name in found.classes if name not in number]:
+    number = {one_form(name): label for label, name in enumerate(federation.classes)}
+    if strange := [name for name in found.classes if one_form(name) not in number]:
         raise UserError(
             f"--data {source}: the class '{strange[0]}' is not one of the federation's "
             f"({_some(federation.classes)}); rename it or remove it"
@@ -100,7 +101,7 @@ def own_images(source: Path, federation: FederationTerms) -> tuple[Dataset, str]
             f"--data {source}: images have {images.shape[1]} channels, but the federation's have {channels}; "
             "convert them"
         )
-    labels = torch.tensor([number[name] for name in found.classes])[found.labels]
+    labels = torch.tensor([number[one_form(name)] for name in found.classes])[found.labels]
     resized = f" RESIZED to the federation's {height}×{width}" if before != f"{height}×{width}" else ""
     return (
         Dataset(federation.name, images, labels, found.test, federation.classes),

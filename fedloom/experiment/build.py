@@ -20,7 +20,7 @@ VIEWS_OF_OTHER_INPUTS = ("gaussian:0.1", "mask:0.2")
 def load_dataset(recipe: Recipe) -> Dataset:
     """Load the dataset that a recipe names; several datasets (`mnist+usps`) become styles of one dataset."""
     data = recipe.data
-    styles = [load(name, folder=data.dir, size=data.size) for name in parts(data.name)]
+    styles = [load(name, folder=data.dir, size=data.size, on_bad=data.on_bad) for name in parts(data.name)]
     dataset = styles[0] if len(styles) == 1 else combine(styles, size=data.size)
     return dataset if data.channels is None else replace(dataset, images=with_channels(dataset.images, data.channels))
 
@@ -84,6 +84,7 @@ def task_facts(task: Task, fingerprint: str) -> dict[str, Any]:
         "model": {"name": task.network.name, **task.network.options},
         "clients": task.clients,
         "newcomers": task.federation.newcomers,
+        "names": task.federation.names,
         "styles": styles,
         "fingerprint": fingerprint,
     }

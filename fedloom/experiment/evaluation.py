@@ -186,8 +186,7 @@ class Evaluator:
         got = codec.decode_down(codec.encode_down(message), self.server.initial)
         return {f"{RECEIVED}{n}": t for n, t in got.items() if not torch.equal(t, state[n].to(t.device))}
 
-    @staticmethod
-    def _done(results: Iterable[Result], round: int, skip: bool = False) -> Iterator[Result]:
+    def _done(self, results: Iterable[Result], round: int, skip: bool = False) -> Iterator[Result]:
         """Yield the results without failures; a failure ends the run, or is logged and left out.
 
         No other client can replace a failed one in an evaluation. Clients that do not respond (`AWAY`) are always left
@@ -202,7 +201,8 @@ class Evaluator:
             if result.error.mistake or not (skip or result.error.kind in AWAY):
                 raise result.error.error(result.client, round)
             first = first or (result.client, result.error)
-            LOGGER.warning(f"round {round}: client {result.client} is not evaluated: {result.error.why}")
+            name = self.task.federation.name(result.client)
+            LOGGER.warning(f"round {round}: {name} is not evaluated: {result.error.why}")
         if first is not None and not done:
             raise first[1].error(first[0], round)
 
@@ -212,6 +212,7 @@ class Evaluator:
         for scores in self.scores:
             yield {
                 "client": scores.client,
+                "name": self.task.federation.name(scores.client),
                 "newcomer": scores.client in newcomers,
                 "train": len(self.task.samples(scores.client)),
                 "accuracy": scores.accuracy,

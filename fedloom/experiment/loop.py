@@ -305,7 +305,8 @@ class Experiment:
             # created before the first client answers: answers change the server's state
             messages = {client: answer(client) for client in chosen}
             skip = training.on_error == "skip"
-            round = Round(number, chosen, messages, engine, self.memory, attempt, skip, self._shown)
+            name_of = self.task.federation.name
+            round = Round(number, chosen, messages, engine, self.memory, attempt, skip, self._shown, name_of)
             if round.has(needed):
                 return round
             round.refuse_too_few(needed, last=attempt == ATTEMPTS - 1)

@@ -134,6 +134,8 @@ class ClientRow(TypedDict):
     """A line of clients.jsonl: one client in the last evaluation."""
 
     client: Count
+    name: NotRequired[str]
+    """Name of the client, such as that of its folder; `client 3` if it has only a number."""
     newcomer: bool
     train: Count
     """Number of training samples."""
@@ -171,6 +173,8 @@ class TaskFacts(ImageFacts):
     model: Named
     clients: Count
     newcomers: list[Count]
+    names: NotRequired[list[str]]
+    """Names of the clients; empty if they have only numbers."""
     styles: list[str]
     fingerprint: str
 
@@ -179,6 +183,17 @@ ROUND = ("lr", "clients", "loss", "up_bytes", "down_bytes", "failed", "train_sec
 """Fields that every line of metrics.jsonl has."""
 SUMMARISED = ("rounds", "seed", "clients", "summary", "best", "up_bytes", "down_bytes", "failed", "notes", "seconds")
 """Fields that every summary.json has."""
+
+
+def client_name(row: ClientRow) -> str:
+    """Return the name of a client in its line of clients.jsonl."""
+    return row.get("name", f"client {row['client']}")
+
+
+def client_tick(row: ClientRow) -> str:
+    """Return a client's name for an axis that is titled "client": its number if it has no other name."""
+    number = str(row["client"])
+    return number if client_name(row) == f"client {number}" else client_name(row)
 
 
 def measure(record: RoundRecord | Figures | Summary, name: str) -> float | None:

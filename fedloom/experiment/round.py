@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from fedloom.core.failures import Failure, RoundError
@@ -32,6 +32,8 @@ class Round:
     """Whether a client that raises an exception is left out; otherwise it ends the run."""
     shown: set[str] = field(default_factory=set)
     """Errors whose tracebacks have been logged; each is logged once per run."""
+    name_of: Callable[[int], str] = "client {}".format
+    """Returns the name of a client, for the log."""
 
     answered: int = 0
     """Number of clients that answered so far."""
@@ -127,7 +129,8 @@ class Round:
         if own and (failure.mistake or not self.skip_errors):
             raise failure.error(client, self.number)
         self.failed[failure.kind] += 1
-        words = f"round {self.number}: client {client} is left out ({failure.kind.replace('_', ' ')}): {failure.why}"
+        kind = failure.kind.replace("_", " ")
+        words = f"round {self.number}: {self.name_of(client)} is left out ({kind}): {failure.why}"
         if own and failure.why not in self.shown:
             self.shown.add(failure.why)
             words += f"\n{failure.trace}(shown once; training.on_error = 'stop' would end the run here)"

@@ -112,7 +112,8 @@ def evaluate_newcomers(
     rows = []
     for client in data.clients:
         fit_on, test_on = task.federation.train[client], task.federation.test[client]
-        row: Record = {"client": client, "train": len(fit_on), "test": len(test_on)}
+        name = task.federation.name(client)
+        row: Record = {"client": client, "name": name, "train": len(fit_on), "test": len(test_on)}
         y = task.dataset.labels
         if shared is not None:
             row[GLOBAL] = _accuracy(_over(shared, task.dataset, test_on), y[test_on])

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import UserError, brief
-from fedloom.data.decode import open_picture, workers_for, write_picture
-from fedloom.data.sources.tree import PICTURES, pictures_in
+from fedloom.core.errors import UserError
+from fedloom.data.decode import open_picture, reason, workers_for, write_picture
+from fedloom.data.sources.tree import PICTURES, class_names, one_form, pictures_in
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def read_pictures(paths: Sequence[Path], shape: tuple[int, int, int]) -> Picture
                 sizes.append(picture.size)
             problems.append(None)
         except (Exception, MemoryError) as error:
-            problems.append(_why(path, error))
+            problems.append(reason(path, error))
     readable = [index for index, problem in enumerate(problems) if problem is None]
     result = len(paths) * math.prod(shape)
     workers = workers_for(sizes, result, f"{len(paths)} pictures (give fewer at a time)")
@@ -58,17 +58,13 @@ def read_pictures(paths: Sequence[Path], shape: tuple[int, int, int]) -> Picture
             with open_picture(paths[index]) as picture:
                 write_picture(picture, pixels[index])
         except (Exception, MemoryError) as error:
-            problems[index] = _why(paths[index], error)
+            problems[index] = reason(paths[index], error)
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(fill, readable))
     good = [index for index, problem in enumerate(problems) if problem is None]
     skipped = {str(path): problem for path, problem in zip(paths, problems, strict=True) if problem is not None}
     return Pictures([paths[index] for index in good], torch.from_numpy(pixels[good]), skipped)
-
-
-def _why(path: Path, error: BaseException) -> str:
-    return brief(error).replace(f" '{path}'", "")
 
 
 def find_pictures(places: Iterable[Path]) -> list[Path]:
@@ -114,6 +110,6 @@ def labelled_pictures(root: Path, shape: tuple[int, int, int]) -> tuple[Pictures
     pictures = read_pictures([root.joinpath(*file) for file in files], shape)
     if not pictures.paths:
         raise UserError(f"--images {root}: none of its {len(files)} pictures can be read")
-    names = [path.parent.name for path in pictures.paths]
-    classes = tuple(sorted(set(names)))
+    names = [one_form(path.parent.name) for path in pictures.paths]
+    classes = class_names(names, f"--images {root}")
     return pictures, np.array([classes.index(name) for name in names]), classes

@@ -1,5 +1,6 @@
 """The models and results of a run, read from its folder: `fedloom.load("runs/mine").personal(3)(images)`."""
 
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from fedloom.core.errors import UserError, nearest
 from fedloom.core.state import State, under
 from fedloom.core.task import InputFormat, Task
 from fedloom.core.workspace import Workspace
+from fedloom.data.sources.tree import one_form
 from fedloom.experiment.build import make_task
 from fedloom.experiment.evaluation import RECEIVED
 from fedloom.experiment.records import ClientRow, RoundRecord, Summary, TaskFacts
@@ -25,6 +27,9 @@ from fedloom.experiment.run_folder import (
     stored_values,
 )
 from fedloom.inference.trained_model import AVERAGED, GLOBAL, TrainedModel, blank_workspace, factory_of, read_tensors
+
+NAMED = 20
+"""Maximum number of clients that an error names."""
 
 
 class TrainedRun:
@@ -92,21 +97,46 @@ class TrainedRun:
         """Names of the data's styles; one name if the data have a single style."""
         return tuple(self.facts["styles"])
 
-    def personal(self, client: int) -> TrainedModel:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the clients, such as those of their folders; empty if they have only numbers."""
+        return tuple(self.facts.get("names", ()))
+
+    def client_number(self, client: int | str) -> int:
+        """Return the number of a client.
+
+        Args:
+            client: Its number, from 0, or its name. Text is first looked up among the names, then read as a number.
+
+        Raises:
+            UserError: The client does not exist.
+        """
+        if isinstance(client, str):
+            if (name := one_form(client)) in self.names:
+                return self.names.index(name)
+            if not client.isdecimal():
+                close = get_close_matches(client, self.names, NAMED) or self.names[:NAMED]
+                known = nearest(client, close) if close else "the run's clients have numbers, not names"
+                raise UserError(f"client = '{client}': {known}")
+            client = int(client)
+        count = self.facts["clients"]
+        if not 0 <= client < count:
+            raise UserError(f"client = {client}: the run has clients 0 to {count - 1}")
+        return client
+
+    def personal(self, client: int | str) -> TrainedModel:
         """Return a client's personal model.
 
         Args:
-            client: Id of the client, from 0.
+            client: Number of the client, from 0, or its name (of its folder, with `data.partition: natural`).
 
         Raises:
             UserError: The client does not exist, the run is not finished, or the client's model was not stored.
 
         Example:
-            >>> logits = fedloom.load("runs/mine").personal(3)(images)   # doctest: +SKIP
+            >>> logits = fedloom.load("runs/mine").personal("south")(images)   # doctest: +SKIP
         """
-        count = self.facts["clients"]
-        if not 0 <= client < count:
-            raise UserError(f"client = {client}: the run has clients 0 to {count - 1}")
+        client = self.client_number(client)
         if self.method.personal_is_global:
             return self._model(self._server, {}, client)
         name = f"client-{client:05d}"

@@ -48,7 +48,7 @@ def plot_federation(dataset: Dataset, federation: Federation, path: Path | str) 
     new = np.isin(shown, federation.newcomers)
     _draw_totals(bars, held.sum(1), colours, new)
     _draw_dots(dots, held, colours, new, _room(figure, clients, classes))
-    _label_axes(dots, dataset, shown)
+    _label_axes(dots, dataset, [_tick(federation.names[c]) if federation.names else str(c) for c in shown])
     _draw_legend(figure, dataset, groups, held, new)
     _title(bars, dataset.name, _caption(dataset, federation, clients))
     figure.savefig(path, dpi=160)
@@ -114,14 +114,21 @@ def _draw_totals(axes: Any, totals: np.ndarray, colours: np.ndarray, new: np.nda
     _clean(axes)
 
 
-def _label_axes(axes: Any, dataset: Dataset, shown: np.ndarray) -> None:
-    step = max(1, -(-len(shown) // 25))
-    axes.set_xticks(np.arange(0, len(shown), step), [str(client) for client in shown[::step]])
+def _label_axes(axes: Any, dataset: Dataset, clients: list[str]) -> None:
+    step = max(1, -(-len(clients) // 25))
+    longest = max(map(len, clients))
+    tilt = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if longest * len(clients[::step]) > 100 else {}
+    axes.set_xticks(np.arange(0, len(clients), step), clients[::step], **tilt)
     every = max(1, -(-len(dataset.classes) // 34))
     axes.set_yticks(np.arange(0, len(dataset.classes), every), dataset.classes[::every])
     axes.set_xlabel("client", color=INK, fontsize=9)
     if all(len(name) < 3 for name in dataset.classes):
         axes.set_ylabel("class", color=INK, fontsize=9)
+
+
+def _tick(name: str) -> str:
+    """Return a client's name as the label of a tick: shortened, and without the mark of Matplotlib's formulas."""
+    return (name if len(name) <= 24 else f"{name[:23]}…").replace("$", r"\$")
 
 
 def _draw_legend(figure: Any, dataset: Dataset, groups: np.ndarray | None, held: np.ndarray, new: np.ndarray) -> None:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from fedloom.core.errors import UserError
 from fedloom.data import load
+from fedloom.inference.pictures import labelled_pictures
 
 Picture = Callable[..., None]
 
@@ -61,6 +62,29 @@ def test_clients_may_stand_under_train_and_test(tmp_path: Path, write_picture: P
     assert dataset.group_names == ("bern", "oslo")
     assert dataset.groups is not None
     assert dataset.groups[dataset.test].tolist() == [1]
+
+
+def test_folder_names_in_other_unicode_forms_are_the_same_class_and_client(
+    tmp_path: Path, write_picture: Picture
+) -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    for place in (f"z\u00fcrich/{composed}/1", f"z\u00fcrich/{decomposed}/2", f"zu\u0308rich/{decomposed}/3"):
+        write_picture(tmp_path / f"x/{place}.png", (0, 0, 0))
+    dataset = load(str(tmp_path / "x"))
+    assert dataset.classes == (composed,)
+    assert dataset.group_names == ("z\u00fcrich",)
+    assert dataset.labels.tolist() == [0, 0, 0]
+
+
+def test_classes_that_differ_only_by_case_are_refused(tmp_path: Path, write_picture: Picture) -> None:
+    for place in ("bern/Cat/1", "bern/dog/2", "oslo/cat/3"):
+        write_picture(tmp_path / f"x/{place}.png", (0, 0, 0))
+    with pytest.raises(UserError, match=r"'Cat' and 'cat' differ only by case; move the pictures .* rename one"):
+        load(str(tmp_path / "x"))
+    for place in ("Cat/1", "cat/2"):
+        write_picture(tmp_path / f"y/{place}.png", (0, 0, 0))
+    with pytest.raises(UserError, match=r"--images .*'Cat' and 'cat' differ only by case"):
+        labelled_pictures(tmp_path / "y", (3, 4, 4))
 
 
 def test_images_are_grey_only_if_all_are(tmp_path: Path, write_picture: Picture) -> None:

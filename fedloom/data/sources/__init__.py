@@ -23,6 +23,7 @@ from fedloom.core.registry import file_of, import_all, place_of
 from fedloom.core.task import Dataset
 from fedloom.data import hub
 from fedloom.data.dataset import combine, resize
+from fedloom.data.decode import OnBad
 from fedloom.data.sources import npz, tree
 from fedloom.data.sources.source import SOURCES, Source
 
@@ -37,7 +38,7 @@ def parts(name: str) -> list[str]:
     return [name] if whole else name.split("+")
 
 
-def load(name: str, *, folder: Path | str | None = None, size: int | None = None) -> Dataset:
+def load(name: str, *, folder: Path | str | None = None, size: int | None = None, on_bad: OnBad = "stop") -> Dataset:
     """Load a dataset by a name that may come from an untrusted recipe.
 
     As `fedloom.data.load`, except that a Python file in the name is imported only if the user has already consented to
@@ -48,6 +49,7 @@ def load(name: str, *, folder: Path | str | None = None, size: int | None = None
             `path/to/file.py:function`. Paths may be relative to the current folder or to the data folder.
         folder: The data folder; by default `$FEDLOOM_DATA`, then the user's cache.
         size: Height and width to which images are resized.
+        on_bad: What to do about files in image folders that cannot be read: `stop` or `skip`.
 
     Returns:
         The dataset.
@@ -59,9 +61,9 @@ def load(name: str, *, folder: Path | str | None = None, size: int | None = None
         raise UserError(f"data.size: {size} must be at least 1")
     root = data_folder(folder)
     if isinstance(source := SOURCES.get(name), Source):
-        dataset = _load_source(source, root, size)
+        dataset = _load_source(source, root, size, on_bad)
     elif (path := _own_files(name, root)) is not None:
-        dataset = tree.read_tree(path, size) if path.is_dir() else _read_file(path)
+        dataset = tree.read_tree(path, size, on_bad=on_bad) if path.is_dir() else _read_file(path)
     elif len(parts(name)) == 1 and isfunction(make := SOURCES.look_up(name)):
         dataset = _made(name, make)
     elif name.startswith("object-"):
@@ -70,7 +72,7 @@ def load(name: str, *, folder: Path | str | None = None, size: int | None = None
             "fedloom.resume(RUN, data=(x, y))"
         )
     elif "+" in name:
-        return combine([load(part, folder=root, size=size) for part in name.split("+")], size)
+        return combine([load(part, folder=root, size=size, on_bad=on_bad) for part in name.split("+")], size)
     elif "/" in name or "\\" in name or name.endswith(".npz"):
         raise UserError(
             f"dataset '{name}': no such folder or file, neither in the current folder nor in the data folder {root}"
@@ -83,9 +85,9 @@ def load(name: str, *, folder: Path | str | None = None, size: int | None = None
     return replace(dataset, images=resize(dataset.images, size)) if size else dataset
 
 
-def _load_source(source: Source, root: Path, size: int | None) -> Dataset:
+def _load_source(source: Source, root: Path, size: int | None, on_bad: OnBad) -> Dataset:
     if (place := source.where(root)) is not None:
-        return source.read(place, size)
+        return source.read_files(place, size, on_bad)
     if source.remote is None:
         raise source.missing(root)
     # A downloaded dataset is cached in the data folder, since decoding it again takes longer than reading the cache.

@@ -12,6 +12,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.registry import Registry
 from fedloom.core.task import Dataset
 from fedloom.data import hub
+from fedloom.data.decode import OnBad
 
 
 class Source(ABC):
@@ -67,6 +68,10 @@ class Source(ABC):
         Raises:
             UserError: A file is damaged.
         """
+
+    def read_files(self, folder: Path, size: int | None, on_bad: OnBad) -> Dataset:
+        """Read the dataset; a source of single picture files can leave out those that cannot be read (`skip`)."""
+        return self.read(folder, size)
 
     def where(self, folder: Path) -> Path | None:
         """Return the first data folder that contains all files of a layout, or None."""

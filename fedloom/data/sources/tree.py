@@ -1,7 +1,9 @@
 """Image folders: one folder per class, optionally within one folder per client or style."""
 
 import os
-from collections.abc import Collection
+import unicodedata
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,37 +11,44 @@ import torch
 from fedloom.core.errors import UserError
 from fedloom.core.task import Dataset
 from fedloom.data import hub
-from fedloom.data.decode import decode, open_picture
+from fedloom.data.decode import OnBad, decode, listed, open_picture
 from fedloom.data.sources.source import Source
 
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
 
 def read_tree(
-    root: Path, size: int | None, train: Collection[str] = ("train",), test: Collection[str] = ("test",)
+    root: Path,
+    size: int | None,
+    train: Collection[str] = ("train",),
+    test: Collection[str] = ("test",),
+    on_bad: OnBad = "stop",
 ) -> Dataset:
     """Read images from class/picture or client/class/picture, optionally all below train/ and test/.
 
     Clients (or styles) become the groups of the dataset. If the top folders are exactly those named in `train` and
-    `test`, they are the official split. Hidden files and files without an image extension are skipped.
+    `test`, they are the official split. Hidden files and files without an image extension are skipped. Folder names
+    that differ only by their Unicode form (as between macOS and Linux) are the same class or client.
 
     Args:
         root: The folder.
         size: Height and width to which images are resized; required if their sizes differ.
         train: Top folders of training data.
         test: Top folders of the official test set.
+        on_bad: `stop`: raise an error that names all files that cannot be read; `skip`: leave them out, with a note.
 
     Returns:
         The dataset, named after the folder.
 
     Raises:
-        UserError: There are no images, the depth of folders differs, or an image cannot be read.
+        UserError: There are no images, the depth of folders differs, names of classes differ only by case, or an image
+            cannot be read.
     """
     files = pictures_in(root)
     if not files:
         raise UserError(f"{root}: there are no pictures in it ({', '.join(sorted(PICTURES))})")
     is_split = {file[0] for file in files} == {*train, *test}
-    inner = [file[1:] if is_split else file for file in files]
+    inner = [tuple(map(one_form, file[1:] if is_split else file)) for file in files]
     depths = {len(file) for file in inner}
     if len(depths) > 1 or not depths <= {2, 3}:
         shallow, deep = min(files, key=len), max(files, key=len)
@@ -47,20 +56,58 @@ def read_tree(
             f"{root}: expected class/picture or client/class/picture for all files, "
             f"but there are {'/'.join(shallow)} and {'/'.join(deep)}"
         )
-    classes = tuple(sorted({file[-2] for file in inner}))
+    classes = class_names((file[-2] for file in inner), str(root))
     group_names = tuple(sorted({file[0] for file in inner})) if depths == {3} else ()
     label_of = {name: label for label, name in enumerate(classes)}
     group_of = {name: group for group, name in enumerate(group_names)}
     paths = [str(root.joinpath(*file)) for file in files]
+    hint = ", or set data.on_bad = skip"
+    decoded = decode(paths, lambda index: open_picture(paths[index]), size, on_bad=on_bad, hint=hint)
+    kept, left_out = decoded.kept, len(decoded.bad)
+    note = f"{left_out:,} of {len(files):,} files cannot be read and are left out (data.on_bad = skip): "
     return Dataset(
         name=root.resolve().name,
-        images=decode(paths, lambda index: open_picture(paths[index]), size),
-        labels=torch.tensor([label_of[file[-2]] for file in inner]),
-        test=torch.tensor([is_split and file[0] in test for file in files]),
+        images=decoded.images,
+        labels=torch.tensor([label_of[inner[index][-2]] for index in kept]),
+        test=torch.tensor([is_split and files[index][0] in test for index in kept]),
         classes=classes,
-        groups=torch.tensor([group_of[file[0]] for file in inner]) if group_names else None,
+        groups=torch.tensor([group_of[inner[index][0]] for index in kept]) if group_names else None,
         group_names=group_names,
+        notes=(note + listed(decoded.bad),) if left_out else (),
     )
+
+
+def one_form(name: str) -> str:
+    """Return a folder's name in Unicode's composed form (NFC): macOS often writes é as two characters."""
+    return unicodedata.normalize("NFC", name)
+
+
+def same_but_for_case(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """Return the groups of different names that differ only by case, sorted."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        found.setdefault(name.lower(), set()).add(name)
+    return sorted(tuple(sorted(group)) for group in found.values() if len(group) > 1)
+
+
+def class_names(folders: Iterable[str], where: str) -> tuple[str, ...]:
+    """Return the class names of folders: in one Unicode form, sorted.
+
+    Args:
+        folders: Names of class folders; repeated names are one class.
+        where: The folder or flag, for the error message.
+
+    Raises:
+        UserError: Names differ only by case: some file systems do not distinguish them.
+    """
+    names = {one_form(folder) for folder in folders}
+    if confused := same_but_for_case(names):
+        first, second = confused[0][:2]
+        raise UserError(
+            f"{where}: the class folders '{first}' and '{second}' differ only by case; move the pictures into one "
+            "folder or, if they are two classes, rename one (for example, to 'small a')"
+        )
+    return tuple(sorted(names))
 
 
 class _Tree(Source):
@@ -70,10 +117,11 @@ class _Tree(Source):
 
     def read(self, folder: Path, size: int | None) -> Dataset:
         """Read the images."""
-        found = read_tree(folder / self.root, size, self.train, self.test)
-        return Dataset(
-            self.name, found.images, found.labels, found.test, found.classes, found.groups, found.group_names
-        )
+        return self.read_files(folder, size, "stop")
+
+    def read_files(self, folder: Path, size: int | None, on_bad: OnBad) -> Dataset:
+        """Read the images; with `skip`, leave out those that cannot be read."""
+        return replace(read_tree(folder / self.root, size, self.train, self.test, on_bad), name=self.name)
 
 
 class Cinic10(_Tree):

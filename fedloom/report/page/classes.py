@@ -175,6 +175,7 @@ def _chosen_clients(known: list[tuple[int, Entry]], insights: Insights, held: Ho
             f"The client's largest classes first; {heads} of these {len(order)} classes are its head. Classes without "
             f"test samples are left out. Seed {same[0][1].first.seed}."
         )
-        title = f"Client {client} ({sum(counts):,} training samples)"
+        name = held.names[client] if held.names else f"Client {client}"
+        title = f"{name} ({sum(counts):,} training samples)"
         figures.append(_by_class(f"class-client-{client}", title, tallies, order, held.classes, note, bars=True))
     return figures

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedloom.experiment.records import ClientRow
+from fedloom.experiment.records import ClientRow, client_name, client_tick
 from fedloom.report.page.figure import Axis, Figure, Marks, PageSection, colour, slug
 from fedloom.report.page.runs import Entry
 
@@ -66,7 +66,7 @@ def _large(i: int, entry: Entry, height: int, name: str, what: str, hollow: bool
 
 def _hover(entry: Entry, seed: int, row: ClientRow) -> str:
     new = ", newcomer" if row["newcomer"] else ""
-    who = f"{entry.label}<br>client {row['client']}{new} (seed {seed})"
+    who = f"{entry.label}<br>{client_name(row)}{new} (seed {seed})"
     return f"{who}<br>{100 * row['accuracy']:.1f}%<br>{row['train']:,} training samples"
 
 
@@ -95,5 +95,5 @@ def _bars(i: int, entry: Entry, *, wide: bool) -> Figure:
         colour(i), [entry.group], text=[_hover(entry, seed, rows[r]) for r in shown], pale=[r >= behind for r in shown],
     )  # fmt: skip
     note = f"Clients of seed {seed}, lowest accuracy first{some}; the worst tenth is highlighted."
-    x, y = Axis("client", labels=[str(rows[r]["client"]) for r in shown]), Axis("accuracy", percent=True)
+    x, y = Axis("client", labels=[client_tick(rows[r]) for r in shown]), Axis("accuracy", percent=True)
     return Figure(slug("clients", str(i), entry.label), entry.label, x, y, [marks], note, 250, wide)

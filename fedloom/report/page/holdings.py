@@ -50,7 +50,7 @@ def _dots(number: int, entry: Entry, held: Holdings, several: bool) -> Figure:
             if not at:
                 continue
             hover = [
-                f"client {c}{' (newcomer)' if new else ''}{f', {group}' if group else ''}<br>"
+                f"{held.name_of(c)}{' (newcomer)' if new else ''}{f', {group}' if group and not held.names else ''}<br>"
                 f"{held.classes[k]}: {counts[c, k]:,} of its {counts[c].sum():,} samples"
                 for _, c, k in at
             ]
@@ -76,8 +76,9 @@ def _dots(number: int, entry: Entry, held: Holdings, several: bool) -> Figure:
         f"samples{rings}. "
         f"Seed {entry.first.seed}."
     )
+    ticks = [held.names[c] if held.names else str(c) for c in shown]
     title = held.name + (f" ({entry.label})" if several else "")
     return Figure(
-        f"holdings-{number}", title, Axis("client", labels=[str(c) for c in shown]), Axis(labels=held.classes), marks,
-        note, height, wide=True,
+        f"holdings-{number}", title, Axis("client", labels=ticks), Axis(labels=held.classes), marks, note,
+        height, wide=True,
     )  # fmt: skip

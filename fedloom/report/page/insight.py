@@ -33,6 +33,12 @@ class Holdings:
     newcomers: list[int]
     groups: list[str] = field(default_factory=list)
     """The style or domain of each client; empty if the dataset has none."""
+    names: list[str] = field(default_factory=list)
+    """Names of the clients; empty if they have only numbers."""
+
+    def name_of(self, client: int) -> str:
+        """Return the name of a client."""
+        return self.names[client] if self.names else f"client {client}"
 
     @property
     def totals(self) -> dict[int, int]:
@@ -143,4 +149,6 @@ def _holdings(task: Task) -> Holdings:
     dataset, names = task.dataset, task.dataset.group_names
     groups = [names[group] for group in group_of_clients(task)] if 1 < len(names) <= GROUPS else []
     table = counts(dataset, task.federation)
-    return Holdings(dataset.name, list(dataset.classes), table.tolist(), list(task.federation.newcomers), groups)
+    federation = task.federation
+    newcomers, clients = list(federation.newcomers), list(federation.names)
+    return Holdings(dataset.name, list(dataset.classes), table.tolist(), newcomers, groups, clients)

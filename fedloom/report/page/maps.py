@@ -104,7 +104,7 @@ class Viewer:
         for client in (rich[i] for i in picked):
             positions = np.sort(self._some(local[client], EACH))
             z = self._features(self._own(client).features, positions)
-            maps += self._map(f"client {client}", z, self._labels[positions], np.arange(len(positions)))
+            maps += self._map(federation.name(client), z, self._labels[positions], np.arange(len(positions)))
         return maps
 
     def styles(self) -> list[Map]:
@@ -117,10 +117,11 @@ class Viewer:
         names = self.task.dataset.group_names
         groups = group_of_clients(self.task)
         by_style = len(names) > 1
+        name = self.task.federation.name
         chosen = self.clients if by_style else self.clients[:CLASSES]
         z = np.concatenate([self._features(self._style(self._own(c)), self.samples[c]) for c in chosen])
         labels = np.concatenate([np.full(len(self.samples[c]), groups[c] if by_style else c) for c in chosen])
-        titles = {int(v): names[v] if by_style else f"client {v}" for v in np.unique(labels)}
+        titles = {int(v): names[v] if by_style else name(int(v)) for v in np.unique(labels)}
         shown = np.sort(self._some(np.arange(len(z)), self.points))
         return list(self._map("styles", z, labels, shown, names=titles))
 
