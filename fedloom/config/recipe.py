@@ -76,6 +76,11 @@ class EvaluationSettings(Section):
         description="how the reported accuracy is computed: the last evaluation (last), or the median or mean of the "
         "last n (median:10, mean:10)",
     )
+    measure: Literal["accuracy", "loss"] = Field(
+        "accuracy",
+        description="the measure on validation samples by which sweeps, the summary's best round and training.patience "
+        "choose: accuracy or loss of personal models",
+    )
     distance: str | None = Field(
         None,
         description="a part that clients keep, such as model.head: each evaluation adds the mean L2 distance between "

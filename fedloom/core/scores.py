@@ -1,4 +1,4 @@
-"""Scores of a model on clients' test samples, per class."""
+"""Scores of a model on clients' test or validation samples, per class."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from fedloom.core.workspace import Workspace
 
 @dataclass
 class Scores:
-    """Correct predictions and number of test samples of a client, per class, and the summed cross-entropy.
+    """Correct predictions and number of evaluated samples of a client, per class, and the summed cross-entropy.
 
     An organisation that does not disclose these has one count for all classes, and no loss.
     """

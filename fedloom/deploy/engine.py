@@ -76,6 +76,7 @@ class Flower(Engine):
         refuse_unless(loss is None or isinstance(loss, float), "its loss is not a number")
         refuse_unless(isinstance(seconds, (int, float)), "its seconds are not a number")
         refuse_unless(result.memory is None and result.personal is None, "it contains state that must stay private")
+        refuse_unless(not result.validation, "it has scores on validation samples, which no deployment asks for")
         if job.kind == "update":
             is_update = result.client == client and result.message is not None
             refuse_unless(is_update, f"it is not an update of client {client}")

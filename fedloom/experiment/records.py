@@ -1,6 +1,6 @@
 """Types of the records that a run writes: a record per round, a summary, a row per client, facts about the data."""
 
-from typing import Annotated, Any, Required
+from typing import Annotated, Any, Literal, NotRequired, Required
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator, with_config
 from typing_extensions import TypedDict
@@ -34,6 +34,15 @@ class Measures(TypedDict, total=False):
     """Mean of the worst tenth of the clients."""
     personal_loss: float | None
     """Mean loss per test sample."""
+    validation_global_accuracy: float | None
+    """As `global_accuracy`, on validation samples of clients that take part in training; like the fields below only
+    if the split has validation samples."""
+    validation_global_mean_accuracy: float | None
+    validation_personal_accuracy: float | None
+    validation_personal_weighted: float | None
+    validation_personal_std: float | None
+    validation_personal_worst: float | None
+    validation_personal_loss: float | None
     newcomer_accuracy: float | None
     """As `personal_accuracy`, for clients held out of training; the fields below correspond to those above."""
     newcomer_weighted: float | None
@@ -87,10 +96,15 @@ class RoundRecord(Measures, total=False):
 
 @with_config(CHECKED)
 class Best(TypedDict):
-    """Highest accuracies of any round; chosen on test data, so they must not replace the summary's accuracies."""
+    """Highest accuracies of any round; chosen on test data, so they must not replace the summary's accuracies.
+
+    With validation samples (`best_by`), these are the accuracies of the round that is best on validation samples.
+    """
 
     global_accuracy: float | None
     personal_accuracy: float | None
+    round: NotRequired[Count]
+    """The best round; only with validation samples."""
 
 
 @with_config(CHECKED)
@@ -100,6 +114,13 @@ class Figures(Measures, total=False):
     summary: str
     """The rule by which accuracies were computed from evaluations (`evaluation.summary`)."""
     best: Best
+    best_by: Literal["validation"]
+    """How the round in `best` was chosen; missing without validation samples."""
+    measure: str
+    """The measure that `best` and sweeps choose by (`evaluation.measure`); only with validation samples."""
+    restored: Count
+    """The round whose state was restored at the end, which models and figures belong to; only with
+    `training.patience`."""
     up_bytes: Count
     """Bytes sent to the server, per client and round."""
     down_bytes: Count
@@ -144,6 +165,8 @@ class ClientRow(TypedDict):
     """Test samples, in the form of `right`."""
     loss: float | None
     """Sum of the loss over the test samples."""
+    validation_accuracy: NotRequired[Known]
+    """Accuracy on validation samples; only if the split has them."""
 
 
 @with_config(CHECKED)

@@ -1,4 +1,7 @@
-"""Accuracy over clients, and a run's summary computed from its rounds; only `best` is chosen on test data."""
+"""Accuracy over clients, and a run's summary computed from its rounds.
+
+Only `best` is chosen on test data, and only if there are no validation samples.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,9 +10,12 @@ from typing import Literal, cast, get_args
 import numpy as np
 
 from fedloom.core.scores import Scores
-from fedloom.experiment.records import Figures, Measures, RoundRecord
+from fedloom.experiment.records import Figures, Measures, RoundRecord, measure
+from fedloom.experiment.selection import best_round
 
-Prefix = Literal["personal", "newcomer", "newcomer_global", "global_mean"]
+Prefix = Literal[
+    "personal", "newcomer", "newcomer_global", "global_mean", "validation_personal", "validation_global_mean"
+]  # fmt: skip
 
 
 def spread(scores: Sequence[Scores], prefix: Prefix = "personal") -> Measures:
@@ -58,20 +64,53 @@ Accuracy = Literal[
     "global_accuracy", "personal_accuracy", "personal_weighted", "personal_std", "personal_worst", "newcomer_accuracy",
     "newcomer_std", "newcomer_global_accuracy",
 ]  # fmt: skip
+Validation = Literal[
+    "validation_global_accuracy", "validation_personal_accuracy", "validation_personal_weighted",
+    "validation_personal_std", "validation_personal_worst", "validation_personal_loss",
+]  # fmt: skip
 
 
-def summary_of(history: Sequence[RoundRecord], rule: str, notes: Sequence[str]) -> Figures:
-    """Compute the summary from the rounds' records: accuracies by `rule`, bytes per round, failures, notes."""
-    tested = [record for record in history if "evaluated" in record]
-    names: tuple[Accuracy, ...] = get_args(Accuracy)
+def summary_of(
+    history: Sequence[RoundRecord],
+    rule: str,
+    notes: Sequence[str],
+    *,
+    name: str = "accuracy",
+    restored: Measures | None = None,
+) -> Figures:
+    """Compute the summary from the rounds' records: accuracies by `rule`, bytes per round, failures, notes.
+
+    Args:
+        history: Records of all rounds.
+        rule: How accuracies are computed from the evaluations, see `summarise`.
+        notes: Remarks to include.
+        name: The measure by which `best` is chosen if there are validation samples (`evaluation.measure`).
+        restored: Evaluation of the restored state of the best round, which then gives the accuracies.
+    """
+    tested: list[RoundRecord] = [record for record in history if "evaluated" in record]
+    reported = tested if restored is None else [cast(RoundRecord, restored)]
     figures: Figures = {"summary": rule}
-    for name in names:
-        known = _known(tested, name)
-        figures[name] = summarise(known, rule) if known else None
-    figures["best"] = {
-        "global_accuracy": max(_known(tested, "global_accuracy"), default=None),
-        "personal_accuracy": max(_known(tested, "personal_accuracy"), default=None),
-    }
+    names: tuple[str, ...] = get_args(Accuracy)
+    validates = any("validation_personal_accuracy" in record for record in tested)
+    names += get_args(Validation) if validates else ()
+    for figure in names:
+        known = _known(reported, figure)
+        figures |= cast(Figures, {figure: summarise(known, rule) if known else None})
+    if validates:
+        best = best_round(tested, name)
+        figures["best"] = {"global_accuracy": None, "personal_accuracy": None}
+        figures["best_by"], figures["measure"] = "validation", name
+        if best is not None:
+            figures["best"] = {
+                "global_accuracy": best.get("global_accuracy"),
+                "personal_accuracy": best.get("personal_accuracy"),
+                "round": best["round"],
+            }
+    else:
+        figures["best"] = {
+            "global_accuracy": max(_known(tested, "global_accuracy"), default=None),
+            "personal_accuracy": max(_known(tested, "personal_accuracy"), default=None),
+        }
     figures["up_bytes"] = round(float(np.mean([record["up_bytes"] for record in history])))
     figures["down_bytes"] = round(float(np.mean([record["down_bytes"] for record in history])))
     failed: Counter[str] = Counter()
@@ -84,8 +123,8 @@ def summary_of(history: Sequence[RoundRecord], rule: str, notes: Sequence[str]) 
     return figures
 
 
-def _known(records: Sequence[RoundRecord], name: Accuracy) -> list[float]:
-    return [value for record in records if (value := record.get(name)) is not None]
+def _known(records: Sequence[RoundRecord], name: str) -> list[float]:
+    return [value for record in records if (value := measure(record, name)) is not None]
 
 
 def _left_out(failed: Mapping[str, int]) -> list[str]:
