@@ -310,6 +310,7 @@ WRONG = {
     "evaluation.every": (0, "at least 1"), "evaluation.clients": (0, "at least 1"),
     "evaluation.distance": ("model.haed", "name a part that they keep"),
     "evaluation.summary": ("best", "median:10"), "evaluation.measure": ("los", "did you mean 'loss'"),
+    "evaluation.metrics": (["aucc"], "did you mean 'auc'"),
     "engine.name": ("inlne", "did you mean 'inline'"), "engine.workers": (0, "at least 1"),
     "engine.device": ("gpu", "choices"), "engine.precision": ("fp8", "choices"),
     "engine.channels_last": ("x", "true or false"), "engine.deterministic": ("x", "true or false"),

@@ -50,6 +50,7 @@ class ScoresRow(TypedDict):
     right: list[Count]
     total: list[Count]
     loss: float | None
+    metrics: NotRequired[dict[str, float | None]]
 
 
 @with_config(CLOSED)
@@ -185,12 +186,12 @@ class Result:
             "samples": 0 if self.message is None else self.message.samples,
             "client": self.client,
             "loss": None if self.loss is None else float(self.loss),
-            "scores": [asdict(s) for s in self.scores],
+            "scores": [_row(s) for s in self.scores],
             "seconds": self.seconds,
             "error": None if self.error is None else asdict(replace(self.error, cause=None)),
         }
         if self.validation:
-            header["validation"] = [asdict(s) for s in self.validation]
+            header["validation"] = [_row(s) for s in self.validation]
         return pack(tensors, header)
 
     @classmethod
@@ -217,6 +218,11 @@ class Result:
             seconds=header["seconds"],
             error=None if header["error"] is None else Failure(**header["error"]),
         )
+
+
+def _row(scores: Scores) -> dict[str, Any]:
+    """Return the serialised form of scores; without further figures it has no field for them."""
+    return {name: value for name, value in asdict(scores).items() if name != "metrics" or value}
 
 
 class Runner(Protocol):

@@ -125,4 +125,5 @@ def _check_scores(scores: Scores, client: int, classes: int) -> None:
     refuse_unless(len(scores.right) == len(scores.total), "its scores do not match the tested classes")
     fewer = all(r <= t for r, t in zip(scores.right, scores.total, strict=True))
     refuse_unless(fewer, "its scores have more correct predictions than test samples")
+    refuse_unless(not scores.metrics, "it contains figures of an evaluation that no deployment asks for")
     refuse_unless(scores.loss is None, "it contains the loss of an evaluation, which must stay private")

@@ -61,7 +61,7 @@ def deployable(recipe: Recipe) -> Recipe:
     """Return the recipe if a real federation can run it.
 
     Raises:
-        UserError: If the recipe needs pooled data, attacks, faults or validation images.
+        UserError: If the recipe needs pooled data, attacks, faults, validation images or further figures.
     """
     method = recipe.make_method()
     if method.pooled:
@@ -79,6 +79,11 @@ def deployable(recipe: Recipe) -> Recipe:
         raise UserError(
             f"data.normalise = '{recipe.data.normalise}': is measured over all clients' images, which no party has; "
             "use half"
+        )
+    if wanted := recipe.evaluation.wanted:
+        raise UserError(
+            f"evaluation.metrics = {', '.join(wanted)}: organisations answer with noisy numbers of correct predictions "
+            "only, since their consent covers no other figures; remove evaluation.metrics and evaluation.measure"
         )
     if read_split(recipe.data.split).validation or recipe.training.patience is not None:
         patience = recipe.training.patience

@@ -23,7 +23,7 @@ from fedloom.core.workspace import Setup, Workspace
 from fedloom.experiment.logging import LOGGER
 from fedloom.experiment.records import ClientRow, Measures
 from fedloom.experiment.run_folder import RunFolder
-from fedloom.experiment.summary import pooled, spread
+from fedloom.experiment.summary import figures_of, pooled, spread
 
 Answer = Callable[[int], Message]
 """Returns the server's message for a client."""
@@ -74,6 +74,7 @@ class Evaluator:
         """
         record: Measures = {"global_accuracy": None}
         newcomers = set(self.task.federation.newcomers)
+        wanted = self.recipe.evaluation.wanted
         shared: list[Scores] = []
         validated: list[Scores] = []
         if self.method.has_global and self.method.overrides("generalise"):
@@ -84,12 +85,16 @@ class Evaluator:
             record["global_accuracy"] = pooled(ours)
             record["global_mean_accuracy"] = spread(ours, prefix="global_mean").get("global_mean_accuracy")
             record |= spread([s for s in shared if s.client in newcomers], prefix="newcomer_global")
+            record |= figures_of(ours, "global_mean", wanted)
+            if newcomers:
+                record |= figures_of([s for s in shared if s.client in newcomers], "newcomer_global", wanted)
             if self._validated:
                 validated = self._validate_shared(engine, round, state)
                 record["validation_global_accuracy"] = pooled(validated)
                 record["validation_global_mean_accuracy"] = spread(validated, prefix="validation_global_mean").get(
                     "validation_global_mean_accuracy"
                 )
+                record |= figures_of(validated, "validation_global_mean", wanted)
         if self.method.personal_is_global:
             self.scores, self.validation = shared, validated
         else:
@@ -98,6 +103,11 @@ class Evaluator:
         record |= spread([s for s in self.scores if s.client not in newcomers])
         record |= spread([s for s in self.scores if s.client in newcomers], prefix="newcomer")
         record |= spread(self.validation, prefix="validation_personal")
+        record |= figures_of([s for s in self.scores if s.client not in newcomers], "personal", wanted)
+        if newcomers:
+            record |= figures_of([s for s in self.scores if s.client in newcomers], "newcomer", wanted)
+        if self._validated:
+            record |= figures_of(self.validation, "validation_personal", wanted)
         if self.method.overrides("generalise"):
             record["personal_styles"] = self._by_style()
         if (path := self.recipe.evaluation.distance) is not None:
@@ -247,7 +257,7 @@ class Evaluator:
     def rows(self) -> Iterator[ClientRow]:
         """Yield the lines of clients.jsonl, one per client of the last evaluation."""
         newcomers = set(self.task.federation.newcomers)
-        validation = {scores.client: scores.accuracy for scores in self.validation}
+        validation = {scores.client: scores for scores in self.validation}
         for scores in self.scores:
             row: ClientRow = {
                 "client": scores.client,
@@ -259,7 +269,11 @@ class Evaluator:
                 "loss": scores.loss,
             }
             if scores.client in validation:
-                row["validation_accuracy"] = validation[scores.client]
+                row["validation_accuracy"] = validation[scores.client].accuracy
+            if self.setup.metrics:
+                row["metrics"] = scores.metrics
+                if scores.client in validation:
+                    row["validation_metrics"] = validation[scores.client].metrics
             yield row
 
 

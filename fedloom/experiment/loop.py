@@ -91,7 +91,8 @@ class Experiment:
         self.method = recipe.make_method()
         self.on_round = on_round
         intercept = FaultInjector(recipe.faults, recipe.seed) if recipe.faults.any else None
-        self.setup = Setup(self.task, self.method, recipe.training, recipe.seed, recipe.wire, intercept)
+        metrics = tuple(name for name in recipe.evaluation.wanted if name != "loss")  # every evaluation has the loss
+        self.setup = Setup(self.task, self.method, recipe.training, recipe.seed, recipe.wire, intercept, metrics)
         self.history: list[RoundRecord] = []
         self._shown: set[str] = set()
         refuse_missing(recipe.log)

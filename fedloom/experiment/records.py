@@ -18,7 +18,10 @@ Known = Annotated[float, WrapValidator(_or_null)]
 
 @with_config(CHECKED)
 class Measures(TypedDict, total=False):
-    """The results of an evaluation; accuracies are between 0 and 1."""
+    """The results of an evaluation; accuracies are between 0 and 1.
+
+    With `evaluation.metrics` there are further fields, such as `personal_auc_worst`: see `summary.figures_of`.
+    """
 
     global_accuracy: float | None
     """Accuracy of the shared model on all clients' test samples together; null if the method has no shared model."""
@@ -167,6 +170,10 @@ class ClientRow(TypedDict):
     """Sum of the loss over the test samples."""
     validation_accuracy: NotRequired[Known]
     """Accuracy on validation samples; only if the split has them."""
+    metrics: NotRequired[dict[str, float | None]]
+    """Further figures on the test samples, null if undefined; only with `evaluation.metrics`."""
+    validation_metrics: NotRequired[dict[str, float | None]]
+    """The same on validation samples."""
 
 
 @with_config(CHECKED)
@@ -197,6 +204,8 @@ class TaskFacts(ImageFacts):
     fingerprint: str
 
 
+LOWER_IS_BETTER = ("loss", "ece")
+"""Figures of which the smallest value is the best."""
 ROUND = ("lr", "clients", "loss", "up_bytes", "down_bytes", "failed", "train_seconds", "seconds")
 """Fields that every line of metrics.jsonl has."""
 SUMMARISED = ("rounds", "seed", "clients", "summary", "best", "up_bytes", "down_bytes", "failed", "notes", "seconds")

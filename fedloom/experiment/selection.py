@@ -8,10 +8,8 @@ from fedloom.core.errors import UserError
 from fedloom.core.state import State
 from fedloom.core.task import Task
 from fedloom.experiment.client_store import ClientStore
-from fedloom.experiment.records import RoundRecord, measure
+from fedloom.experiment.records import LOWER_IS_BETTER, RoundRecord, measure
 
-LOWER_IS_BETTER = ("loss",)
-"""Measures of which the smallest value is the best."""
 PLACE = "best/"
 """Prefix of the best round's tensors in the server's file of a checkpoint."""
 Choice = TypeVar("Choice")

@@ -3,6 +3,7 @@
 Only `best` is chosen on test data, and only if there are no validation samples.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Literal, cast, get_args
@@ -10,7 +11,7 @@ from typing import Literal, cast, get_args
 import numpy as np
 
 from fedloom.core.scores import Scores
-from fedloom.experiment.records import Figures, Measures, RoundRecord, measure
+from fedloom.experiment.records import LOWER_IS_BETTER, Figures, Measures, RoundRecord, measure
 from fedloom.experiment.selection import best_round
 
 Prefix = Literal[
@@ -39,6 +40,45 @@ def spread(scores: Sequence[Scores], prefix: Prefix = "personal") -> Measures:
     return cast(Measures, found)
 
 
+def figures_of(scores: Sequence[Scores], prefix: Prefix, names: Sequence[str]) -> Measures:
+    """Return further figures over clients: mean, sample-weighted mean, standard deviation and mean of the worst tenth.
+
+    Clients for which a figure is undefined are left out of it; `…_clients` is the number of the others. The mean of the
+    loss is in `…_loss_unweighted`, because `…_loss` is its mean over samples (see `spread`).
+
+    Args:
+        scores: Clients' scores with their `metrics`.
+        prefix: Start of the names of fields.
+        names: Names of the figures: those of `metrics`, or `loss`.
+    """
+    found: dict[str, float | None] = {}
+    for name in names:
+        known = [(value, sum(s.total)) for s in scores if (value := _figure(s, name)) is not None]
+        field = f"{prefix}_{name}"
+        mean = f"{field}_unweighted" if name == "loss" else field
+        found |= {mean: None, f"{field}_weighted": None, f"{field}_std": None, f"{field}_worst": None}
+        found[f"{field}_clients"] = len(known)
+        if not known:
+            continue
+        each, samples = np.array([value for value, _ in known]), np.array([count for _, count in known])
+        ordered = np.sort(each)[::-1] if name in LOWER_IS_BETTER else np.sort(each)
+        found[mean] = float(each.mean())
+        found[f"{field}_weighted"] = float(np.average(each, weights=samples))
+        found[f"{field}_std"] = float(each.std())
+        found[f"{field}_worst"] = float(ordered[: max(1, len(each) // 10)].mean())
+    return cast(Measures, found)
+
+
+def _figure(scores: Scores, name: str) -> float | None:
+    """Return a client's figure; None if it is unknown or not finite."""
+    samples = sum(scores.total)
+    if name == "loss":
+        value = None if scores.loss is None or not samples else scores.loss / samples
+    else:
+        value = scores.metrics.get(name)
+    return value if value is not None and np.isfinite(value) else None
+
+
 def pooled(scores: Sequence[Scores]) -> float:
     """Return the accuracy over all clients' test samples together; NaN without test samples."""
     total = sum(sum(s.total) for s in scores)
@@ -60,6 +100,11 @@ def summarise(values: Sequence[float], rule: str) -> float:
     return float(np.median(last) if kind == "median" else last.mean())
 
 
+FURTHER = re.compile(
+    r"_((balanced_accuracy|macro_f1|auc|ece)(_weighted|_std|_worst|_clients)?"
+    r"|loss_(unweighted|weighted|std|worst|clients))$"
+)
+"""Fields of `figures_of`."""
 Accuracy = Literal[
     "global_accuracy", "personal_accuracy", "personal_weighted", "personal_std", "personal_worst", "newcomer_accuracy",
     "newcomer_std", "newcomer_global_accuracy",
@@ -93,6 +138,7 @@ def summary_of(
     names: tuple[str, ...] = get_args(Accuracy)
     validates = any("validation_personal_accuracy" in record for record in tested)
     names += get_args(Validation) if validates else ()
+    names += tuple(dict.fromkeys(field for record in reported for field in record if FURTHER.search(field)))
     for figure in names:
         known = _known(reported, figure)
         figures |= cast(Figures, {figure: summarise(known, rule) if known else None})

@@ -107,7 +107,10 @@ def choice(runs: Sequence[Summary], best: Best | None) -> str:
     group = next(group for setting, group in by_setting(runs) if setting == best.setting)
     tested = {label: percent([measure(run, name) for run in group]) for name, label in SCORES.items()}
     found = ", ".join(f"{label.removesuffix(' %')} {value}%" for label, value in tested.items() if value != "–")
-    return f"best by {best.by}: {setting} ({best.value:.4g}); report its test accuracy: {found}"
+    field = best.by.removeprefix("validation_")
+    known = [value for run in group if (value := measure(run, field)) is not None]
+    more = f", {field} {np.mean(known):.4g}" if known and field not in SCORES else ""
+    return f"best by {best.by}: {setting} ({best.value:.4g}); report its test accuracy: {found}{more}"
 
 
 def sweep_table(runs: Sequence[Summary]) -> Table:

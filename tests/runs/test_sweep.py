@@ -254,9 +254,12 @@ def test_the_best_setting_is_chosen_by_the_mean_validation_over_seeds():
     assert len(marked) == 1 and "0.2" in marked[0] and "60.0 *" in marked[0]
 
 
-def test_the_smallest_loss_is_the_best():
+def test_the_smallest_loss_or_calibration_error_is_the_best():
     runs = [validated({"lr": lr}, 0, 0.5, loss, "loss") for lr, loss in ((1, 0.7), (2, 0.3), (3, 0.4))]
     assert best_setting(runs).setting == {"lr": 2}
+    runs = [validated({"lr": lr}, 0, 0.5, ece, "ece") | {"personal_ece": 0.25} for lr, ece in ((1, 0.3), (2, 0.4))]
+    assert best_setting(runs).setting == {"lr": 1}
+    assert choice(runs, best_setting(runs)).endswith("clients 50.0%, personal_ece 0.25")
 
 
 def test_nothing_is_chosen_without_validation_or_across_data():
