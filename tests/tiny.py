@@ -1,5 +1,7 @@
 """A tiny federation that has every awkward client: one-class, smaller than a batch, a single sample."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -45,6 +47,14 @@ def tiny_task(model: str = "mlp", augment: tuple[str, ...] = ("crop:1", "noise:0
         augment=parse_augment(augment),
         views=parse_augment(augment),
     )
+
+
+def with_validation(task: Task) -> Task:
+    """The task with every third training sample of a client as a validation sample; client 5 has none to spare."""
+    old = task.federation
+    validation = [part[::3] if len(part) > 1 else part[:0] for part in old.train]
+    train = [np.setdiff1d(part, held) for part, held in zip(old.train, validation, strict=True)]
+    return replace(task, federation=replace(old, train=train, validation=validation))
 
 
 HEADS = {"head_epochs": 3, "head_steps": 5}

@@ -137,7 +137,7 @@ class _Hints(logging.Handler):
 
 def show(summaries: "list[Summary]", as_json: bool, value: Mapping[str, Any]) -> None:
     """Print the summaries as a table with the run folder, or as JSON."""
-    from fedloom.report.table import comparison_table
+    from fedloom.report.table import comparison_table, figures_table
 
     for note in dict.fromkeys(note for summary in summaries for note in summary["notes"]):
         say(f"note: {note}", err)
@@ -145,4 +145,6 @@ def show(summaries: "list[Summary]", as_json: bool, value: Mapping[str, Any]) ->
         show_json(value)
         return
     out.print(comparison_table(summaries))
+    if (figures := figures_table(summaries)) is not None:
+        out.print(figures)
     say(f"run folder: {value['run_dir']}")

@@ -35,12 +35,15 @@ def sweep(
 ) -> None:  # fmt: skip
     """Run one recipe with many settings and seeds; print a table and draw a curve, or a heat map over two fields.
 
-    The table reports test accuracy. There is no validation split, so do not choose hyperparameters by it. Ctrl-C stops
-    every run with a checkpoint; `fedloom resume FOLDER` continues.
+    The table reports test accuracy: do not choose hyperparameters by it. With validation samples (--set
+    data.split=pooled:0.6:0.2) the setting that is best on them is named and marked. Ctrl-C stops every run with a
+    checkpoint; `fedloom resume FOLDER` continues.
 
     Examples:
 
       fedloom sweep --method fedprox --over method.mu=0.01,0.1,1 --over lr=0.01,0.1 --seeds 0,1 --rounds 10
+
+      fedloom sweep my.yaml --over lr=0.01,0.1 --set data.split=pooled:0.6:0.2      # choose by validation
 
       fedloom sweep my.yaml --over training.optimizer.lr=0.001..0.1 --random 20 --parallel 2 --out runs/lr
 
@@ -75,15 +78,20 @@ def resume_sweep(folder: Path, fields: dict[str, Any], as_json: bool) -> None:
 
 def show_sweep(runs: "list[Summary]", as_json: bool) -> None:
     """Print the table, or JSON, and draw the picture in the sweep's folder."""
-    from fedloom.report.sweep import NOTE, by_setting, plot_sweep, sweep_table
+    from fedloom.report.sweep import best_setting, by_setting, choice, plot_sweep, sweep_table
 
     folder = Path(runs[0]["run_dir"]).parent
     picture = folder / "sweep.png"
     plot_sweep(runs, picture)
-    say(f"note: {NOTE}", err)
+    best = best_setting(runs)
+    note = choice(runs, best)
+    say(f"note: {note}", err)
     if as_json:
-        found = [{"setting": setting, "runs": group} for setting, group in by_setting(runs)]
-        show_json({"settings": found, "picture": str(picture), "note": NOTE, "run_dir": str(folder)})
+        found: list[dict[str, Any]] = [{"setting": setting, "runs": group} for setting, group in by_setting(runs)]
+        if best is not None:
+            found = [one | {"best": one["setting"] == best.setting} for one in found]
+        shown = {"settings": found, "picture": str(picture), "note": note, "run_dir": str(folder)}
+        show_json(shown if best is None else shown | {"best": best.to_json()})
         return
     out.print(sweep_table(runs))
     for line in (f"picture: {picture}", f"run folders: {folder}"):

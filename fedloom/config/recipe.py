@@ -14,6 +14,7 @@ from fedloom.core import trusted_code
 from fedloom.core.checking import Section, checked, refusal
 from fedloom.core.compression import WireSettings
 from fedloom.core.errors import UserError, nearest
+from fedloom.core.metrics import Metric
 from fedloom.core.optimizers import Training
 from fedloom.core.options import hyperparameters
 from fedloom.core.registry import absolute, short
@@ -76,11 +77,30 @@ class EvaluationSettings(Section):
         description="how the reported accuracy is computed: the last evaluation (last), or the median or mean of the "
         "last n (median:10, mean:10)",
     )
+    metrics: Annotated[
+        tuple[Metric | Literal["loss"], ...],
+        BeforeValidator(lambda names: names.split(",") if isinstance(names, str) else names),
+    ] = Field(
+        (),
+        description="further figures of each client, with mean, weighted mean, spread and worst tenth over clients: "
+        "balanced_accuracy, macro_f1, auc (one-vs-rest), ece (calibration error, 15 bins), loss",
+    )
+    measure: Literal["accuracy", "loss", "balanced_accuracy", "macro_f1", "auc", "ece"] = Field(
+        "accuracy",
+        description="the figure on validation samples by which sweeps, the summary's best round and training.patience "
+        "choose: mean over clients of accuracy, loss, balanced_accuracy, macro_f1, auc or ece of personal models",
+    )
     distance: str | None = Field(
         None,
         description="a part that clients keep, such as model.head: each evaluation adds the mean L2 distance between "
         "clients' copies of it",
     )
+
+    @property
+    def wanted(self) -> tuple[Metric | Literal["loss"], ...]:
+        """The figures besides accuracy to report: `metrics` and, if it is none of them, `measure`."""
+        more = () if self.measure in ("accuracy", "loss") else (self.measure,)
+        return tuple(dict.fromkeys((*self.metrics, *more)))
 
 
 class StorageSettings(Section):

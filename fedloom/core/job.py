@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, NotRequired, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from fedloom.core.scores import Answers, Scores, answers
 from fedloom.core.state import State, snapshot
 from fedloom.core.workspace import Workspace
 
-JobKind = Literal["update", "evaluate", "global", "generalise"]
+JobKind = Literal["update", "evaluate", "global", "validate", "generalise"]
 CLOSED = ConfigDict(extra="forbid")
 
 
@@ -50,6 +50,7 @@ class ScoresRow(TypedDict):
     right: list[Count]
     total: list[Count]
     loss: float | None
+    metrics: NotRequired[dict[str, float | None]]
 
 
 @with_config(CLOSED)
@@ -75,6 +76,7 @@ class ResultHeader(TypedDict):
     client: ClientId
     loss: float | None
     scores: list[ScoresRow]
+    validation: NotRequired[list[ScoresRow]]
     seconds: float
     error: FailureRow | None
 
@@ -93,10 +95,11 @@ class Job:
     Kinds:
 
     - `update`: train a client.
-    - `evaluate`: score a client's personal model on its test samples.
+    - `evaluate`: score a client's personal model on its test samples, and on its validation samples if it has any.
     - `global`: score the global model on the test samples of some clients.
+    - `validate`: score the global model on the validation samples of some clients.
     - `generalise`: let the method complete the global representation with the data of some clients, then score it on
-      their test samples.
+      their test samples, and on their validation samples if they have any.
     """
 
     kind: JobKind
@@ -104,7 +107,7 @@ class Job:
     message: Message
     client: int = -1
     memory: State | None = None
-    clients: tuple[int, ...] = ()  # clients whose samples a global or generalise job uses
+    clients: tuple[int, ...] = ()  # clients whose samples a global, validate or generalise job uses
     keep_model: bool = False  # whether evaluate and generalise return the tensors that differ from the message
     attempt: int = 0  # number of earlier attempts at this round, with other clients
 
@@ -151,16 +154,22 @@ class Result:
     memory: State | None = None
     personal: State | None = None
     scores: list[Scores] = field(default_factory=list)
+    validation: list[Scores] = field(default_factory=list)
+    """Scores on validation samples."""
     loss: Tensor | float | None = None  # a tensor until `read`, which waits for the GPU
     seconds: float = 0.0
     error: Failure | None = None
     answers: Answers | None = None
     """Predictions from which `read` computes `scores`, which waits for the GPU."""
+    validation_answers: Answers | None = None
+    """Predictions from which `read` computes `validation`."""
 
     def read(self) -> "Result":
         """Wait for the device and convert scores and loss to numbers."""
         if self.answers is not None:
             self.scores, self.answers = self.answers.scores(), None
+        if self.validation_answers is not None:
+            self.validation, self.validation_answers = self.validation_answers.scores(), None
         if isinstance(self.loss, Tensor):
             self.loss = float(self.loss)
         return self
@@ -177,10 +186,12 @@ class Result:
             "samples": 0 if self.message is None else self.message.samples,
             "client": self.client,
             "loss": None if self.loss is None else float(self.loss),
-            "scores": [asdict(s) for s in self.scores],
+            "scores": [_row(s) for s in self.scores],
             "seconds": self.seconds,
             "error": None if self.error is None else asdict(replace(self.error, cause=None)),
         }
+        if self.validation:
+            header["validation"] = [_row(s) for s in self.validation]
         return pack(tensors, header)
 
     @classmethod
@@ -202,10 +213,16 @@ class Result:
             memory=states.get("memory"),
             personal=states.get("personal"),
             scores=[Scores(**s) for s in header["scores"]],
+            validation=[Scores(**s) for s in header.get("validation", ())],
             loss=header["loss"],
             seconds=header["seconds"],
             error=None if header["error"] is None else Failure(**header["error"]),
         )
+
+
+def _row(scores: Scores) -> dict[str, Any]:
+    """Return the serialised form of scores; without further figures it has no field for them."""
+    return {name: value for name, value in asdict(scores).items() if name != "metrics" or value}
 
 
 class Runner(Protocol):
@@ -301,8 +318,20 @@ def _evaluate(workspace: Workspace, job: Job) -> Result:
     method.personalise(client)
     personal = _changed(workspace, job.message) if job.keep_model else None
     workspace.evaluate_only()
-    scored = answers(workspace, {job.client: task.federation.test[job.client]}, lambda x: method.predict(client, x))
-    return Result(client=job.client, personal=personal, answers=scored)
+
+    def predict(x: Tensor) -> Tensor:
+        return method.predict(client, x)
+
+    scored = answers(workspace, {job.client: task.federation.test[job.client]}, predict)
+    validated = _validated(workspace, {job.client: task.federation.validation[job.client]}, predict)
+    return Result(client=job.client, personal=personal, answers=scored, validation_answers=validated)
+
+
+def _validated(
+    workspace: Workspace, samples: dict[int, np.ndarray], predict: Callable[[Tensor], Tensor]
+) -> Answers | None:
+    """Predict the validation samples of clients; None if they have none."""
+    return answers(workspace, samples, predict) if any(map(len, samples.values())) else None
 
 
 def _changed(workspace: Workspace, message: Message) -> State:
@@ -317,8 +346,10 @@ def _score_global(workspace: Workspace, job: Job) -> Result:
     workspace.load(job.message, None)
     workspace.evaluate_only()
     holder = Client(workspace, id=-1, round=job.round, job="global", samples=np.empty(0, np.int64))
-    tests = {c: task.federation.test[c] for c in job.clients}
-    return Result(client=-1, answers=answers(workspace, tests, lambda x: method.predict_global(holder, x)))
+    validate = job.kind == "validate"
+    held = task.federation.validation if validate else task.federation.test
+    scored = answers(workspace, {c: held[c] for c in job.clients}, lambda x: method.predict_global(holder, x))
+    return Result(client=-1, validation_answers=scored) if validate else Result(client=-1, answers=scored)
 
 
 def _generalise(workspace: Workspace, job: Job) -> Result:
@@ -330,9 +361,14 @@ def _generalise(workspace: Workspace, job: Job) -> Result:
     personal = _changed(workspace, job.message) if job.keep_model else None
     workspace.evaluate_only()
     tests = {id(task.federation.test[c]): task.federation.test[c] for c in job.clients}
-    samples_of = {job.client: np.concatenate(list(tests.values()))}
-    scored = answers(workspace, samples_of, lambda x: method.predict_global(pooled, x))
-    return Result(client=job.client, personal=personal, answers=scored)
+
+    def predict(x: Tensor) -> Tensor:
+        return method.predict_global(pooled, x)
+
+    scored = answers(workspace, {job.client: np.concatenate(list(tests.values()))}, predict)
+    validation = np.concatenate([task.federation.validation[c] for c in job.clients])
+    validated = _validated(workspace, {job.client: validation}, predict)
+    return Result(client=job.client, personal=personal, answers=scored, validation_answers=validated)
 
 
 Work = Callable[[Workspace, Job], Result]
@@ -342,6 +378,7 @@ WORK: dict[JobKind, Work] = {
     "update": _update,
     "evaluate": _evaluate,
     "global": _score_global,
+    "validate": _score_global,
     "generalise": _generalise,
 }
 

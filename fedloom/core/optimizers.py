@@ -304,6 +304,13 @@ class Training(Section):
         description="if a client raises an exception: stop the run and show it, or skip the client in that round "
         "(clients that die, time out or send invalid values are always skipped)",
     )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="end the run after this many evaluations in a row without an improvement on validation samples, "
+        "and restore the state of the best round (needs a split with validation, such as data.split: pooled:0.6:0.2); "
+        "default: run all rounds",
+    )
 
     def lr(self, round: int) -> float:
         """Return the learning rate of a round."""

@@ -1,7 +1,7 @@
 """The task: the dataset, its division among clients, the network and the objective. Independent of methods."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -118,12 +118,16 @@ class Federation:
     """Remarks about the division that are shown to the user."""
     names: tuple[str, ...] = ()
     """Different names of the clients, such as those of their folders; empty if the clients have only numbers."""
+    validation: list[np.ndarray] = field(default_factory=list)
+    """Validation samples of each client, int64, ascending; empty arrays by default."""
 
     def __post_init__(self) -> None:
         if self.names and len(set(self.names)) != len(self.train):
             raise UserError(
                 f"names: {len(set(self.names))} different names for {len(self.train)} clients; give each client one"
             )
+        if not self.validation:
+            object.__setattr__(self, "validation", [np.empty(0, np.int64)] * len(self.train))
 
     def __len__(self) -> int:
         return len(self.train)
@@ -132,11 +136,17 @@ class Federation:
         """Return the name of a client; `client 3` if the clients have only numbers."""
         return self.names[client] if self.names else f"client {client}"
 
+    @property
+    def validates(self) -> bool:
+        """Whether any client has validation samples."""
+        return any(len(part) for part in self.validation)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as one array: pickling a hundred thousand small arrays takes many times as long."""
-        distinct = {id(part): part for part in (*self.train, *self.test)}
+        every = (*self.train, *self.test, *self.validation)
+        distinct = {id(part): part for part in every}
         place = {key: i for i, key in enumerate(distinct)}
-        uses = np.array([place[id(part)] for part in (*self.train, *self.test)], np.int64)
+        uses = np.array([place[id(part)] for part in every], np.int64)
         ends = np.cumsum([len(part) for part in distinct.values()])
         rest = (self.newcomers, self.notes, self.names)
         return _restored, (np.concatenate([*distinct.values()]), ends, uses, *rest)
@@ -152,8 +162,9 @@ def _restored(
 ) -> Federation:
     distinct = np.split(positions, ends[:-1])
     parts = [distinct[i] for i in uses]
-    half = len(parts) // 2
-    return Federation(parts[:half], parts[half:], newcomers, notes, names)
+    clients = len(parts) // 3
+    train, test, validation = parts[:clients], parts[clients : 2 * clients], parts[2 * clients :]
+    return Federation(train, test, newcomers, notes, names, validation)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from fedloom.core.batches import Pixels, Plan, Row
 from fedloom.core.compression import Codec, WireSettings
 from fedloom.core.errors import UserError
 from fedloom.core.fit import CaptureError
+from fedloom.core.metrics import Metric
 from fedloom.core.optimizers import Training
 from fedloom.core.protocols import MethodLike, Network, is_network
 from fedloom.core.rng import Dropout, Random, key
@@ -43,6 +44,8 @@ class Setup:
     wire: WireSettings = field(default_factory=WireSettings)
     intercept: Callable[..., Any] | None = None
     """Called as `intercept(work, workspace, job)` instead of a job's work, on the client's side (fault injection)."""
+    metrics: tuple[Metric, ...] = ()
+    """Figures of an evaluation besides accuracy and loss."""
 
     @cached_property
     def statistics(self) -> dict[Hashable, dict[str, int]]:

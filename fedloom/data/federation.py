@@ -1,4 +1,6 @@
-"""Division of a dataset into a federation: each client's training and test samples, and the newcomers."""
+"""Division of a dataset into a federation: each client's training, validation and test samples, and the newcomers."""
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +35,10 @@ def federate(
             `common`: every client is tested on the whole official test set (for `domain` and `natural`, on the test
             samples of the client's domain);
             `domain:0.7`: 70% of each domain are divided among its clients, which are all tested on the other 30%.
+            A further share sets validation samples aside: with `pooled:0.6:0.2` each client trains on 60% of its
+            samples and is validated on 20%; `domain:0.6:0.2` likewise. With `official:0.8` and `common:0.8` each
+            client trains on 80% of its training samples and is validated on the others. Test samples are the same
+            as without validation (those of `pooled:0.8`, `domain:0.8`, `official` and `common`).
         minimum: Minimum number of samples per client, for partitions with random sizes.
         newcomers: Clients that take no part in training: their number, or a fraction below 1.
         resample: Bring each group's training data to the mean size of a group, by leaving out or repeating samples
@@ -52,7 +58,10 @@ def federate(
         >>> len(federation)
         10
     """
-    kind, kept = parse_split(split)
+    kind, trained, validated = read_split(split)
+    # Validation samples are taken from the training samples of a split without validation, so its test samples stay.
+    outer = split if not validated else f"{kind}:{trained + validated:g}" if kind in _SHARED_OUT else kind
+    kept = parse_split(outer)[1]
     _refuse_without_test_set(kind, split, dataset)
     if isinstance(partition, str):
         trusted_code.allow(partition)
@@ -64,7 +73,7 @@ def federate(
     groups = None if dataset.groups is None else dataset.groups.numpy()
     if resample and groups is None:
         raise UserError(f"resample: dataset '{dataset.name}' has no groups to resample; use resample = false")
-    is_test = _held_out(groups, kept, seed, split) if kind == "domain" else dataset.test.numpy()
+    is_test = _held_out(groups, kept, seed, outer) if kind == "domain" else dataset.test.numpy()
     pool = np.arange(len(labels)) if kind == "pooled" else np.flatnonzero(~is_test)
     notes = list(dataset.notes)
     parts = division(
@@ -86,7 +95,7 @@ def federate(
     if small := sum(len(part) < minimum for part in held):
         notes.append(f"{small} of {len(held)} clients hold fewer than {minimum} samples")
     strata = labels if groups is None or not division.by_group else groups * len(dataset.classes) + labels
-    rng = numpy_generator(seed, "split", split)
+    rng = numpy_generator(seed, "split", outer)
     if kind == "pooled":
         train, test = _split_each(held, kept, rng)
     elif kind == "official":
@@ -95,6 +104,12 @@ def federate(
         train, test = held, _share(held, np.flatnonzero(is_test), groups, division)
     if empty := sum(len(part) == 0 for part in test):
         notes.append(f"{empty} of {len(test)} clients have no test samples")
+    validation: list[np.ndarray] = []
+    if validated:
+        share = trained / (trained + validated)
+        train, validation = _split_each(train, share, numpy_generator(seed, "validation", split))
+        if empty := sum(len(part) == 0 for part in validation):
+            notes.append(f"{empty} of {len(test)} clients have no validation samples")
     if resample and groups is not None:
         train = _even_out(train, groups, numpy_generator(seed, "resample"))
         sizes = np.bincount(groups[np.concatenate(train)], minlength=len(dataset.group_names))
@@ -103,7 +118,7 @@ def federate(
     if division.divide is natural and groups is not None:
         names = tuple(dataset.group_names[group] for group in np.unique(groups[pool]))
     names = names if len(set(names)) == len(names) else ()  # a dataset may be combined with itself
-    return Federation(train, test, _choose_newcomers(newcomers, len(train), seed), tuple(notes), names)
+    return Federation(train, test, _choose_newcomers(newcomers, len(train), seed), tuple(notes), names, validation)
 
 
 def counts(dataset: Dataset, federation: Federation) -> np.ndarray:
@@ -128,38 +143,86 @@ def counts(dataset: Dataset, federation: Federation) -> np.ndarray:
     return np.bincount(owner * classes + labels, minlength=len(federation) * classes).reshape(-1, classes)
 
 
-def parse_split(split: str) -> tuple[str, float]:
-    """Parse a split such as `pooled:0.75`.
+class Split(NamedTuple):
+    """A parsed `data.split`."""
+
+    kind: str
+    train: float
+    """Share of samples to train on: of a client's samples (`pooled`), of a domain's, or of the training set."""
+    validation: float
+    """Share of the same samples to validate on; 0 without validation."""
+
+
+_SHARED_OUT = ("pooled", "domain")
+"""Splits whose shares are of all samples; those of the others are of the training set."""
+
+
+def read_split(split: str) -> Split:
+    """Parse a split such as `pooled:0.75` or, with validation samples, `pooled:0.6:0.2`.
 
     Args:
-        split: `pooled[:share]`, `official`, `common` or `domain[:share]`.
+        split: `pooled[:share[:share]]`, `domain[:share[:share]]`, `official[:share]` or `common[:share]`.
+
+    Returns:
+        The kind, and the shares of samples to train and to validate on.
+
+    Raises:
+        UserError: The kind is unknown, or a share is not between 0 and 1.
+
+    Example:
+        >>> read_split("pooled:0.6:0.2")
+        Split(kind='pooled', train=0.6, validation=0.2)
+    """
+    kind, *texts = split.split(":")
+    if kind not in ("pooled", "official", "common", "domain"):
+        raise UserError(
+            f"unknown split '{split}': {nearest(kind, ['pooled:0.75', 'official', 'common', 'domain:0.7'])}"
+        )
+    try:
+        shares = [float(text) for text in texts]
+    except ValueError:
+        shares = [0.0]
+    if kind in _SHARED_OUT:
+        shares = shares or [0.75]
+        if len(shares) > 2 or not all(0 < share < 1 for share in shares):
+            raise UserError(
+                f"split '{split}': the share to train on must be between 0 and 1, for example {kind}:0.75; a second "
+                f"share is for validation, for example {kind}:0.6:0.2"
+            )
+        if len(shares) == 2 and not sum(shares) < 1 - 1e-9:
+            raise UserError(
+                f"split '{split}': the shares for training and validation must add up to less than 1, because the "
+                f"rest is test data; write for example {kind}:0.6:0.2"
+            )
+        return Split(kind, shares[0], shares[1] if len(shares) == 2 else 0.0)
+    if not shares:
+        return Split(kind, 1.0, 0.0)
+    if len(shares) > 1 or not 0 < shares[0] < 1:
+        raise UserError(
+            f"split '{split}': '{kind}' takes no value, or the share of each client's training samples to train on "
+            f"(the others are for validation); write {kind} or {kind}:0.8"
+        )
+    return Split(kind, shares[0], 1 - shares[0])
+
+
+def parse_split(split: str) -> tuple[str, float]:
+    """Parse a split such as `pooled:0.75`, without its share for validation (see `read_split`).
+
+    Args:
+        split: `pooled[:share]`, `official`, `common` or `domain[:share]`, each with an optional share for validation.
 
     Returns:
         The kind, and the share of samples to train on (0.75 by default; 1 for `official` and `common`).
 
     Raises:
-        UserError: The kind is unknown, or the share is not between 0 and 1.
+        UserError: The kind is unknown, or a share is not between 0 and 1.
 
     Example:
         >>> parse_split("pooled:0.8")
         ('pooled', 0.8)
     """
-    kind, colon, text = split.partition(":")
-    if kind not in ("pooled", "official", "common", "domain"):
-        raise UserError(
-            f"unknown split '{split}': {nearest(kind, ['pooled:0.75', 'official', 'common', 'domain:0.7'])}"
-        )
-    if kind in ("pooled", "domain"):
-        try:
-            kept = float(text) if colon else 0.75
-        except ValueError:
-            kept = 0.0
-        if not 0 < kept < 1:
-            raise UserError(f"split '{split}': the share to train on must be between 0 and 1, for example {kind}:0.75")
-        return kind, kept
-    if colon:
-        raise UserError(f"split '{split}': '{kind}' takes no value; write {kind}")
-    return kind, 1.0
+    kind, train, _ = read_split(split)
+    return kind, train
 
 
 def _refuse_without_test_set(kind: str, split: str, dataset: Dataset) -> None:

@@ -30,7 +30,9 @@ class DataSettings(Section):
         description="iid, dirichlet:α, capped-dirichlet:α, equal-dirichlet:α, pathological:k, shards:k, quantity:α, …",
     )
     split: Annotated[str, as_written(parse_split)] = Field(
-        "pooled:0.75", description="where test data come from: pooled:0.75, official, common, domain:0.7"
+        "pooled:0.75",
+        description="where test data come from: pooled:0.75, official, common, domain:0.7; with validation samples: "
+        "pooled:0.6:0.2 (train, validation, the rest for test), domain:0.6:0.2, official:0.8, common:0.8",
     )
     minimum: int = Field(10, ge=1, description="minimum number of samples per client, where sizes are random")
     newcomers: float = Field(0, ge=0, description="clients held out of training: a number, or a fraction below 1")

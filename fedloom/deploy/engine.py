@@ -76,6 +76,7 @@ class Flower(Engine):
         refuse_unless(loss is None or isinstance(loss, float), "its loss is not a number")
         refuse_unless(isinstance(seconds, (int, float)), "its seconds are not a number")
         refuse_unless(result.memory is None and result.personal is None, "it contains state that must stay private")
+        refuse_unless(not result.validation, "it has scores on validation samples, which no deployment asks for")
         if job.kind == "update":
             is_update = result.client == client and result.message is not None
             refuse_unless(is_update, f"it is not an update of client {client}")
@@ -124,4 +125,5 @@ def _check_scores(scores: Scores, client: int, classes: int) -> None:
     refuse_unless(len(scores.right) == len(scores.total), "its scores do not match the tested classes")
     fewer = all(r <= t for r, t in zip(scores.right, scores.total, strict=True))
     refuse_unless(fewer, "its scores have more correct predictions than test samples")
+    refuse_unless(not scores.metrics, "it contains figures of an evaluation that no deployment asks for")
     refuse_unless(scores.loss is None, "it contains the loss of an evaluation, which must stay private")

@@ -65,7 +65,7 @@ class EvaluationTerms:
         if self.shares == "accuracy":
             right, total = [sum(right)], [sum(total)]
         noisy = [min(max(count + self._noise(), 0), most) for count, most in zip(right, total, strict=True)]
-        return replace(scores, right=noisy, total=total, loss=None)
+        return replace(scores, right=noisy, total=total, loss=None, metrics={})
 
     def _noise(self) -> int:
         """Draw from a discrete Laplace distribution of scale 1 / ε, as the difference of two geometric numbers."""

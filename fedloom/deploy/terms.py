@@ -14,6 +14,7 @@ from fedloom.config.loading import read_yaml
 from fedloom.config.recipe import Recipe
 from fedloom.core.checking import Section, checked
 from fedloom.core.errors import UserError
+from fedloom.data.federation import read_split
 from fedloom.experiment.run_folder import versions
 from fedloom.trust.faults import Faults
 
@@ -60,7 +61,7 @@ def deployable(recipe: Recipe) -> Recipe:
     """Return the recipe if a real federation can run it.
 
     Raises:
-        UserError: If the recipe needs pooled data, attacks or faults.
+        UserError: If the recipe needs pooled data, attacks, faults, validation images or further figures.
     """
     method = recipe.make_method()
     if method.pooled:
@@ -78,6 +79,19 @@ def deployable(recipe: Recipe) -> Recipe:
         raise UserError(
             f"data.normalise = '{recipe.data.normalise}': is measured over all clients' images, which no party has; "
             "use half"
+        )
+    if wanted := recipe.evaluation.wanted:
+        raise UserError(
+            f"evaluation.metrics = {', '.join(wanted)}: organisations answer with noisy numbers of correct predictions "
+            "only, since their consent covers no other figures; remove evaluation.metrics and evaluation.measure"
+        )
+    if read_split(recipe.data.split).validation or recipe.training.patience is not None:
+        patience = recipe.training.patience
+        field = f"data.split = '{recipe.data.split}'" if patience is None else f"training.patience = {patience}"
+        raise UserError(
+            f"{field}: organisations do not evaluate on validation images, because each further answer reveals more "
+            "about their images; choose settings and the number of rounds in a simulation, and use data.split = "
+            "pooled:0.75 without training.patience"
         )
     return recipe
 

@@ -38,6 +38,12 @@ class ClientStore(MutableMapping[int, State]):
         """Devices to which states on disk are moved when they are read."""
         self.changed: set[int] = set()
         """Clients set or deleted since this set was last cleared (by a checkpoint)."""
+        self._tracked = [self.changed]
+
+    def track(self) -> set[int]:
+        """Return a further set to which clients are added when they are set or deleted; its user clears it."""
+        self._tracked.append(set(self))
+        return self._tracked[-1]
 
     def __getitem__(self, client: int) -> State:
         key = client, False
@@ -63,14 +69,14 @@ class ClientStore(MutableMapping[int, State]):
 
     def __setitem__(self, client: int, state: State) -> None:
         self._forget((client, False))
-        self.changed.add(client)
+        self._note_change(client)
         self._admit((client, False), state)
 
     def __delitem__(self, client: int) -> None:
         if client not in self:
             raise KeyError(client)
         self._forget((client, False))
-        self.changed.add(client)
+        self._note_change(client)
 
     def __contains__(self, client: object) -> bool:
         return (client, False) in self._warm or (client, False) in self._spilled
@@ -102,7 +108,7 @@ class ClientStore(MutableMapping[int, State]):
                 except OSError as error:
                     raise unwritable(self._path(old), error) from error
                 self._devices[old] = self._devices.pop(new)
-            self.changed.add(client)
+            self._note_change(client)
         self._staged.clear()
 
     def discard(self) -> None:
@@ -127,6 +133,10 @@ class ClientStore(MutableMapping[int, State]):
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
             self._temporary = None
+
+    def _note_change(self, client: int) -> None:
+        for changed in self._tracked:
+            changed.add(client)
 
     def _admit(self, key: Key, state: State) -> None:
         self._warm[key] = state

@@ -1,6 +1,10 @@
-"""Evaluation after a round: the shared model on all test samples, each client's personal model, each style."""
+"""Evaluation after a round: the shared model on all test samples, each client's personal model, each style.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+If the split has validation samples, the models are also scored on those, under the names of the test figures after
+`validation_`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +12,7 @@ import torch
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
-from fedloom.core.job import Job, Result, Runner
+from fedloom.core.job import Job, JobKind, Result, Runner
 from fedloom.core.message import Message
 from fedloom.core.method import Method
 from fedloom.core.rng import numpy_generator
@@ -19,7 +23,7 @@ from fedloom.core.workspace import Setup, Workspace
 from fedloom.experiment.logging import LOGGER
 from fedloom.experiment.records import ClientRow, Measures
 from fedloom.experiment.run_folder import RunFolder
-from fedloom.experiment.summary import pooled, spread
+from fedloom.experiment.summary import figures_of, pooled, spread
 
 Answer = Callable[[int], Message]
 """Returns the server's message for a client."""
@@ -32,7 +36,12 @@ AWAY = ("dropped", "timed_out")
 
 
 class Evaluator:
-    """Evaluates a run's models; `scores` are the clients' scores of the last evaluation."""
+    """Evaluates a run's models.
+
+    Attributes:
+        scores: The clients' scores on test samples in the last evaluation.
+        validation: Their scores on validation samples, without newcomers.
+    """
 
     def __init__(
         self,
@@ -49,6 +58,10 @@ class Evaluator:
         self.scores: list[Scores] = []
         self._of_shared: Measures = {}
         """Measures of the shared model in the last evaluation."""
+        self.validation: list[Scores] = []
+        federation, newcomers = setup.task.federation, set(setup.task.federation.newcomers)
+        self._validated = [c for c in self.clients if len(federation.validation[c]) and c not in newcomers]
+        """Clients whose validation samples are scored."""
 
     def evaluate(self, engine: Runner, round: int, state: State, answer: Answer, *, final: bool = False) -> Measures:
         """Measure global and personal accuracy.
@@ -63,7 +76,9 @@ class Evaluator:
         """
         record = self._of_shared = Measures(global_accuracy=None)
         newcomers = set(self.task.federation.newcomers)
+        wanted = self.recipe.evaluation.wanted
         shared: list[Scores] = []
+        validated: list[Scores] = []
         if self.method.has_global and self.method.overrides("generalise"):
             record |= self._generalise(engine, round, state, final)
         elif self.method.has_global:
@@ -72,24 +87,43 @@ class Evaluator:
             record["global_accuracy"] = pooled(ours)
             record["global_mean_accuracy"] = spread(ours, prefix="global_mean").get("global_mean_accuracy")
             record |= spread([s for s in shared if s.client in newcomers], prefix="newcomer_global")
+            record |= figures_of(ours, "global_mean", wanted)
+            if newcomers:
+                record |= figures_of([s for s in shared if s.client in newcomers], "newcomer_global", wanted)
+            if self._validated:
+                validated = self._validate_shared(engine, round, state)
+                record["validation_global_accuracy"] = pooled(validated)
+                record["validation_global_mean_accuracy"] = spread(validated, prefix="validation_global_mean").get(
+                    "validation_global_mean_accuracy"
+                )
+                record |= figures_of(validated, "validation_global_mean", wanted)
         if self.method.personal_is_global:
-            self.scores = shared
+            self.scores, self.validation = shared, validated
         else:
-            self.scores = self._score_personal(engine, round, state, answer, final)
-        return self._measures(self.scores)
+            self.scores, self.validation = self._score_personal(engine, round, state, answer, final)
+        return self._measures(self.scores, self.validation)
 
     def interim(self) -> Measures:
         """Return what the last, final evaluation would have measured if more rounds followed."""
         if self.method.personal_is_global or not self.method.personal_parts:
-            return self._measures(self.scores)
-        return self._measures([s for s in self.scores if s.client in self.memory])
+            return self._measures(self.scores, self.validation)
+        took_part = [[s for s in scores if s.client in self.memory] for scores in (self.scores, self.validation)]
+        return self._measures(*took_part)
 
-    def _measures(self, scores: list[Scores]) -> Measures:
+    def _measures(self, scores: list[Scores], validation: list[Scores]) -> Measures:
         """Return the measures of the shared model and of these clients' personal models."""
-        record, newcomers = self._of_shared.copy(), set(self.task.federation.newcomers)
+        record, wanted = self._of_shared.copy(), self.recipe.evaluation.wanted
+        newcomers = set(self.task.federation.newcomers)
+        ours, theirs = ([s for s in scores if (s.client in newcomers) is new] for new in (False, True))
         record["evaluated"] = len(scores)
-        record |= spread([s for s in scores if s.client not in newcomers])
-        record |= spread([s for s in scores if s.client in newcomers], prefix="newcomer")
+        record |= spread(ours)
+        record |= spread(theirs, prefix="newcomer")
+        record |= spread(validation, prefix="validation_personal")
+        record |= figures_of(ours, "personal", wanted)
+        if newcomers:
+            record |= figures_of(theirs, "newcomer", wanted)
+        if self._validated:
+            record |= figures_of(validation, "validation_personal", wanted)
         if self.method.overrides("generalise"):
             record["personal_styles"] = self._by_style(scores)
         if (path := self.recipe.evaluation.distance) is not None:
@@ -111,21 +145,37 @@ class Evaluator:
         """Score the shared model on every distinct test set once (clients may share one), grouped into jobs."""
         tests = self.task.federation.test
         first = {id(tests[c]): c for c in reversed(self.clients)}
-        message = Message(state)
-        jobs: list[Job] = []
-        group: list[int] = []
-        for client in sorted(first.values()):
-            group.append(client)
-            if sum(len(tests[c]) for c in group) >= GLOBAL_CHUNK:
-                jobs.append(Job("global", round, message, clients=tuple(group)))
-                group = []
-        if group:
-            jobs.append(Job("global", round, message, clients=tuple(group)))
+        jobs = self._shared_jobs("global", round, state, sorted(first.values()), tests)
         scored = {s.client: s for result in self._done(engine.run(jobs), round) for s in result.scores}
         return [replace(scored[owner], client=c) for c in self.clients if (owner := first[id(tests[c])]) in scored]
 
+    def _validate_shared(self, engine: Runner, round: int, state: State) -> list[Scores]:
+        """Score the shared model on clients' validation samples, grouped into jobs."""
+        jobs = self._shared_jobs("validate", round, state, self._validated, self.task.federation.validation)
+        return [scores for result in self._done(engine.run(jobs), round) for scores in result.validation]
+
+    @staticmethod
+    def _shared_jobs(
+        kind: JobKind, round: int, state: State, clients: list[int], held: Sequence[np.ndarray]
+    ) -> list[Job]:
+        """Return jobs that score the shared model on the samples that clients hold, several clients in each."""
+        message = Message(state)
+        jobs: list[Job] = []
+        group: list[int] = []
+        for client in clients:
+            group.append(client)
+            if sum(len(held[c]) for c in group) >= GLOBAL_CHUNK:
+                jobs.append(Job(kind, round, message, clients=tuple(group)))
+                group = []
+        if group:
+            jobs.append(Job(kind, round, message, clients=tuple(group)))
+        return jobs
+
     def _generalise(self, engine: Runner, round: int, state: State, final: bool) -> Measures:
-        """Score the global representation in every style; return the accuracy of each style and their mean."""
+        """Score the global representation in every style; return the accuracy of each style and their mean.
+
+        On validation samples, only the mean is returned.
+        """
         message = Message(state)
         names = self.task.dataset.group_names or (self.task.dataset.name,)
         members: dict[int, list[int]] = {}
@@ -136,11 +186,16 @@ class Evaluator:
             for g in sorted(members)
         ]
         styles: dict[str, float] = {}
+        validated: list[float] = []
         for result in self._done(engine.run(jobs), round):
             styles[names[result.client]] = result.scores[0].accuracy
+            validated += [scores.accuracy for scores in result.validation]
             if result.personal is not None:
                 self.folder.write_model(f"style-{result.client:05d}", result.personal)
-        return {"global_accuracy": float(np.mean(list(styles.values()))), "styles": styles}
+        found: Measures = {"global_accuracy": float(np.mean(list(styles.values()))), "styles": styles}
+        if validated:
+            found["validation_global_accuracy"] = float(np.mean(validated))
+        return found
 
     def _by_style(self, personal: list[Scores]) -> dict[str, float]:
         """Return the mean personal accuracy of the clients of each style."""
@@ -151,12 +206,15 @@ class Evaluator:
             each.setdefault(names[groups[scores.client]], []).append(scores.accuracy)
         return {name: float(np.nanmean(values)) for name, values in sorted(each.items())}
 
-    def _score_personal(self, engine: Runner, round: int, state: State, answer: Answer, final: bool) -> list[Scores]:
-        """Score each client's personal model.
+    def _score_personal(
+        self, engine: Runner, round: int, state: State, answer: Answer, final: bool
+    ) -> tuple[list[Scores], list[Scores]]:
+        """Score each client's personal model on test samples, and on validation samples.
 
         If the method has personal parts, clients that have not taken part yet are left out until the final evaluation.
+        With early stopping they are always included, because rounds are compared.
         """
-        waits = bool(self.method.personal_parts) and not final
+        waits = bool(self.method.personal_parts) and not final and self.recipe.training.patience is None
         clients = longest_first(self.task, (c for c in self.clients if not waits or c in self.memory))
         keep = final and self.recipe.storage.personal_models
         answers: dict[int, Message] = {}
@@ -168,15 +226,21 @@ class Evaluator:
             )
 
         scores: list[Scores] = []
+        validation: list[Scores] = []
         results = engine.run(map(job, clients))
         for result in self._done(results, round, skip=self.recipe.training.on_error == "skip"):
             scores += result.scores
+            validation += result.validation
             message = answers.pop(result.client)
             if result.personal is not None:
                 # tensors made for this client only, or changed by compression, are stored in no other file
                 alone = self._received_alone(message, state)
                 self.folder.write_model(f"client-{result.client:05d}", alone | result.personal)
-        return sorted(scores, key=lambda s: s.client)
+        validated = set(self._validated)
+        return (
+            sorted(scores, key=lambda s: s.client),
+            sorted((s for s in validation if s.client in validated), key=lambda s: s.client),
+        )
 
     def _received_alone(self, message: Message, state: State) -> State:
         """Return the tensors that a client received and that differ from the server's state, by name in its file."""
@@ -209,8 +273,9 @@ class Evaluator:
     def rows(self) -> Iterator[ClientRow]:
         """Yield the lines of clients.jsonl, one per client of the last evaluation."""
         newcomers = set(self.task.federation.newcomers)
+        validation = {scores.client: scores for scores in self.validation}
         for scores in self.scores:
-            yield {
+            row: ClientRow = {
                 "client": scores.client,
                 "name": self.task.federation.name(scores.client),
                 "newcomer": scores.client in newcomers,
@@ -220,6 +285,13 @@ class Evaluator:
                 "total": scores.total,
                 "loss": scores.loss,
             }
+            if scores.client in validation:
+                row["validation_accuracy"] = validation[scores.client].accuracy
+            if self.setup.metrics:
+                row["metrics"] = scores.metrics
+                if scores.client in validation:
+                    row["validation_metrics"] = validation[scores.client].metrics
+            yield row
 
 
 def refuse_unknown_part(path: str | None, method: Method) -> None:

@@ -30,7 +30,7 @@ from fedloom.experiment.client_store import ClientStore
 from fedloom.experiment.evaluation import Answer, Evaluator, refuse_unknown_part
 from fedloom.experiment.logging import HINTS, Writers, logging_to, refuse_missing
 from fedloom.experiment.middleware import EncodeMessages, RecordMessages, ValidateResults
-from fedloom.experiment.records import RoundRecord, Summary
+from fedloom.experiment.records import Measures, RoundRecord, Summary
 from fedloom.experiment.resume import (
     checked_notes,
     fingerprint,
@@ -43,6 +43,7 @@ from fedloom.experiment.resume import (
 from fedloom.experiment.round import Round
 from fedloom.experiment.run_folder import CLIENTS, ENGINE, SUMMARY, TASK, RunFolder, holds_run
 from fedloom.experiment.sampling import Sampling
+from fedloom.experiment.selection import BestState, EarlyStopping, best_round, refuse_without_validation
 from fedloom.experiment.summary import summary_of
 from fedloom.experiment.trust import Trust
 from fedloom.trust.faults import FaultInjector
@@ -92,13 +93,17 @@ class Experiment:
         self.method = recipe.make_method()
         self.on_round = on_round
         intercept = FaultInjector(recipe.faults, recipe.seed) if recipe.faults.any else None
-        self.setup = Setup(self.task, self.method, recipe.training, recipe.seed, recipe.wire, intercept)
+        metrics = tuple(name for name in recipe.evaluation.wanted if name != "loss")  # every evaluation has the loss
+        self.setup = Setup(self.task, self.method, recipe.training, recipe.seed, recipe.wire, intercept, metrics)
         self.history: list[RoundRecord] = []
         self._extensible: RoundRecord
         """The record of the last round as it would be if more rounds followed."""
         self._shown: set[str] = set()
         refuse_missing(recipe.log)
         refuse_unknown_part(recipe.evaluation.distance, self.method)
+        refuse_without_validation(recipe.training.patience, recipe.evaluation.summary, self.task)
+        patience, measure = recipe.training.patience, recipe.evaluation.measure
+        self.stopping = None if patience is None else EarlyStopping(patience, measure)
         self.sampling = Sampling(recipe, self.task, pooled=self.method.pooled)
         refuse_model_without_room(self.task)
         self.trust = Trust(recipe, self.method, self.sampling, deployed=self.task.elsewhere)
@@ -131,14 +136,17 @@ class Experiment:
         if resume and (summary := finished_summary(self.recipe, extend=extend)):
             return summary
         self.history = []
-        budget = self.recipe.storage.memory_mb * 2**20
+        budget = self.recipe.storage.memory_mb * 2**20 // (2 if self.stopping is None else 4)  # per store
         settings = with_choice(self.recipe.engine, out) if resume else self.recipe.engine
         with (
             self._make_engine(self.setup, settings) as engine,
             closing(RunFolder(out, resume=resume)) as self.folder,
             logging_to(self.folder.path / "log.txt"),
-            closing(ClientStore(budget // 2, inside=self.folder.path)) as self.memory,
-            closing(ClientStore(budget // 2, inside=self.folder.path)) as self.remembered,
+            closing(ClientStore(budget, inside=self.folder.path)) as self.memory,
+            closing(ClientStore(budget, inside=self.folder.path)) as self.remembered,
+            closing(
+                BestState({} if self.stopping is None else self._live_stores, budget, self.folder.path)
+            ) as self.best,
             closing(Writers(self.recipe, self.folder.path)) as writers,
             Interrupts() as interrupts,
         ):
@@ -173,6 +181,8 @@ class Experiment:
             for hint in engine.hints():
                 HINTS.info(hint)
             for round in range(len(self.history) + 1, self.recipe.training.rounds + 1):
+                if self._stops_early:
+                    break
                 if interrupts.asked is not None:
                     self._stop(interrupts.asked)
                 try:
@@ -186,9 +196,27 @@ class Experiment:
                 writers(record)
                 if self.on_round is not None:
                     self.on_round(record)
-                if round < self.recipe.training.rounds and self._checkpoint_due(round):
+                if self.stopping is not None and self.stopping.improved(self.history):
+                    self.best.keep(self.server.saved())
+                ends = round == self.recipe.training.rounds or self._stops_early
+                if not ends and self._checkpoint_due(round):
                     self._save()
-            return self._finish(engine.server_workspace.unshared())
+            restored = None if self.stopping is None else self._restore_best(engine)
+            return self._finish(engine.server_workspace.unshared(), restored)
+
+    @property
+    def _stops_early(self) -> bool:
+        return self.stopping is not None and self.stopping.due(self.history)
+
+    def _restore_best(self, engine: Engine) -> Measures:
+        """Restore the state of the best round, evaluate all clients with it and store the models."""
+        assert self.stopping is not None
+        best = best_round(self.history, self.stopping.name)
+        number = len(self.history) if best is None else best["round"]
+        if saved := self.best.restore():
+            self.server.begin(number)
+            self.server.restore(saved)
+        return self._evaluate(engine, number, final=True)
 
     def _save(self, history: list[RoundRecord] | None = None) -> None:
         """Write a checkpoint and the ledger. `history` replaces the records of the rounds in the checkpoint."""
@@ -197,7 +225,8 @@ class Experiment:
             "ledger": self.ledger.to_json(),
         }  # fmt: skip
         with self._checkpoint_due.writing():
-            self.checkpoints.save(len(self.history), self.server.saved(), self._stores, notes)
+            server = self.server.saved() | self.best.saved()
+            self.checkpoints.save(len(self.history), server, self._stores, notes)
         self.folder.write_json(LEDGER, self.ledger.to_json())
 
     def _restore(self, device: torch.device) -> None:
@@ -208,6 +237,7 @@ class Experiment:
         notes = checked_notes(checkpoint, self.folder.path)
         refuse_other_data(self.task, self._fingerprint, notes["task"])
         self.server.restore(server)
+        self.best.load(server)
         self.ledger = Ledger.from_json(notes["ledger"])
         self.history = notes["history"]
         self._start -= notes["seconds"]
@@ -229,8 +259,13 @@ class Experiment:
         return fingerprint(self.task)
 
     @property
-    def _stores(self) -> dict[str, ClientStore]:
+    def _live_stores(self) -> dict[str, ClientStore]:
         return {"memory": self.memory, "remembered": self.remembered}
+
+    @property
+    def _stores(self) -> dict[str, ClientStore]:
+        """All stores of a checkpoint."""
+        return self._live_stores | self.best.stores
 
     @property
     def _seconds(self) -> float:
@@ -266,21 +301,24 @@ class Experiment:
         if round.attempt:
             record["attempts"] = round.attempt + 1
         record["train_seconds"] = perf_counter() - start
-        final, due = number == training.rounds, number % self.recipe.evaluation.every == 0
+        last, due = number == training.rounds, number % self.recipe.evaluation.every == 0
         trained = record.copy()
-        if final or due:
-            # in a simulation, an evaluation sends no messages
-            traced = RecordMessages(engine, self.ledger, "evaluation") if self.task.elsewhere else engine
-            evaluated = self.evaluator.evaluate(
-                self._encoding(engine, traced), number, self.server.state, self._answer(), final=final
-            )
-            record |= cast(RoundRecord, evaluated)
+        if last or due:
+            # with early stopping, the final evaluation is that of the restored state
+            record |= cast(RoundRecord, self._evaluate(engine, number, final=last and self.stopping is None))
         record["seconds"] = perf_counter() - start
-        if final:
+        if last:
             trained |= cast(RoundRecord, self.evaluator.interim() if due else {})
             trained["seconds"] = record["seconds"]
             self._extensible = without_nan(trained)
         return record
+
+    def _evaluate(self, engine: Engine, number: int, *, final: bool) -> Measures:
+        # in a simulation, an evaluation sends no messages
+        traced = RecordMessages(engine, self.ledger, "evaluation") if self.task.elsewhere else engine
+        return self.evaluator.evaluate(
+            self._encoding(engine, traced), number, self.server.state, self._answer(), final=final
+        )
 
     def _layered(self, engine: Engine, traffic: Runner) -> Runner:
         """Wrap the engine for a round; from the outside in: validation, encoding, the ledger, the engine."""
@@ -319,10 +357,21 @@ class Experiment:
         shared = Message(FlatState.of(self.method.message_for(self.server, EVERYONE)))
         return lambda client: shared
 
-    def _finish(self, unshared: State) -> Summary:
-        """Write the final files of the run folder and return the summary."""
+    def _finish(self, unshared: State, restored: Measures | None = None) -> Summary:
+        """Write the final files of the run folder and return the summary.
+
+        Args:
+            unshared: Initial values of unshared parts.
+            restored: The evaluation of the restored state of the best round, with early stopping.
+        """
         notes = [*self.task.federation.notes, *self.trust.notes]
-        figures = summary_of(self.history, self.recipe.evaluation.summary, notes)
+        evaluation = self.recipe.evaluation
+        if self.stopping is not None:
+            notes.append(self.stopping.note(self.history, self.recipe.training.rounds))
+            restored = without_nan(restored)
+        figures = summary_of(self.history, evaluation.summary, notes, name=evaluation.measure, restored=restored)
+        if self.stopping is not None:
+            figures["restored"] = figures["best"].get("round", len(self.history))
         figures["seconds"] = self._seconds
         run: Summary = {
             "method": self.method.name,
@@ -337,8 +386,8 @@ class Experiment:
         self.folder.write_lines(CLIENTS, self.evaluator.rows())
         self.folder.write_json(LEDGER, self.ledger.to_json())
         self.folder.write_json(SUMMARY, summary)
-        # In a deployment, clients have agreed to the number of rounds.
-        if self.recipe.storage.final_checkpoint and not self.task.elsewhere:
+        # In a deployment, clients have agreed to the number of rounds. With early stopping, an earlier state was restored.
+        if self.recipe.storage.final_checkpoint and not self.task.elsewhere and self.stopping is None:
             self._save([*self.history[:-1], self._extensible])
             self.checkpoints.keep_last()
         else:

@@ -18,7 +18,10 @@ Known = Annotated[float, WrapValidator(_or_null)]
 
 @with_config(CHECKED)
 class Measures(TypedDict, total=False):
-    """The results of an evaluation; accuracies are between 0 and 1."""
+    """The results of an evaluation; accuracies are between 0 and 1.
+
+    With `evaluation.metrics` there are further fields, such as `personal_auc_worst`: see `summary.figures_of`.
+    """
 
     global_accuracy: float | None
     """Accuracy of the shared model on all clients' test samples together; null if the method has no shared model."""
@@ -34,6 +37,15 @@ class Measures(TypedDict, total=False):
     """Mean of the worst tenth of the clients."""
     personal_loss: float | None
     """Mean loss per test sample."""
+    validation_global_accuracy: float | None
+    """As `global_accuracy`, on validation samples of clients that take part in training; like the fields below only
+    if the split has validation samples."""
+    validation_global_mean_accuracy: float | None
+    validation_personal_accuracy: float | None
+    validation_personal_weighted: float | None
+    validation_personal_std: float | None
+    validation_personal_worst: float | None
+    validation_personal_loss: float | None
     newcomer_accuracy: float | None
     """As `personal_accuracy`, for clients held out of training; the fields below correspond to those above."""
     newcomer_weighted: float | None
@@ -87,10 +99,15 @@ class RoundRecord(Measures, total=False):
 
 @with_config(CHECKED)
 class Best(TypedDict):
-    """Highest accuracies of any round; chosen on test data, so they must not replace the summary's accuracies."""
+    """Highest accuracies of any round; chosen on test data, so they must not replace the summary's accuracies.
+
+    With validation samples (`best_by`), these are the accuracies of the round that is best on validation samples.
+    """
 
     global_accuracy: float | None
     personal_accuracy: float | None
+    round: NotRequired[Count]
+    """The best round; only with validation samples."""
 
 
 @with_config(CHECKED)
@@ -100,6 +117,13 @@ class Figures(Measures, total=False):
     summary: str
     """The rule by which accuracies were computed from evaluations (`evaluation.summary`)."""
     best: Best
+    best_by: Literal["validation"]
+    """How the round in `best` was chosen; missing without validation samples."""
+    measure: str
+    """The measure that `best` and sweeps choose by (`evaluation.measure`); only with validation samples."""
+    restored: Count
+    """The round whose state was restored at the end, which models and figures belong to; only with
+    `training.patience`."""
     up_bytes: Count
     """Bytes that a client sent to the server per round; mean over rounds."""
     down_bytes: Count
@@ -146,6 +170,12 @@ class ClientRow(TypedDict):
     """Test samples, in the form of `right`."""
     loss: float | None
     """Sum of the loss over the test samples."""
+    validation_accuracy: NotRequired[Known]
+    """Accuracy on validation samples; only if the split has them."""
+    metrics: NotRequired[dict[str, float | None]]
+    """Further figures on the test samples, null if undefined; only with `evaluation.metrics`."""
+    validation_metrics: NotRequired[dict[str, float | None]]
+    """The same on validation samples."""
 
 
 @with_config(CHECKED)
@@ -179,6 +209,8 @@ class TaskFacts(ImageFacts):
     fingerprint: str
 
 
+LOWER_IS_BETTER = ("loss", "ece")
+"""Figures of which the smallest value is the best."""
 ROUND = ("lr", "clients", "loss", "up_bytes", "down_bytes", "failed", "train_seconds", "seconds")
 """Fields that every line of metrics.jsonl has."""
 SUMMARISED = ("rounds", "seed", "clients", "summary", "best", "up_bytes", "down_bytes", "failed", "notes", "seconds")

@@ -188,6 +188,8 @@ def fingerprint(task: Task) -> str:
         return digest.hexdigest()
     federation = task.federation
     distinct = {id(samples): samples for samples in (*federation.train, *federation.test)}
+    if federation.validates:
+        distinct |= {id(samples): samples for samples in federation.validation}
     some = images[:: max(1, len(images) // 1000)]
     for array in (task.dataset.labels.numpy(), some.numpy(), *distinct.values()):
         digest.update(len(array).to_bytes(8, "little"))

@@ -1,23 +1,35 @@
 """Results of a sweep: a table and a plot (a curve for one field, a heat map for two)."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
+from fedloom.config.loading import SHORT
 from fedloom.experiment.records import Summary, measure
+from fedloom.experiment.selection import best_of, field_of
 from fedloom.report.federation_plot import COLOURS, GREY, INK, PAPER
 from fedloom.report.table import percent
 
 SCORES = {"personal_accuracy": "clients %", "global_accuracy": "global %"}
 NOTE = (
     "these are accuracies on test data, without a validation split: a setting chosen by them is chosen on test data. "
-    "Report all settings, or choose by separate runs (with another data.seed) from those you report"
+    "Report all settings, or choose by separate runs (with another data.seed) from those you report. With validation "
+    "samples, for example --set data.split=pooled:0.6:0.2, a sweep names the best setting"
 )
 
 
+COMPARABLE = ("data.augment", "data.views", "data.normalise", "data.resample")
+"""Fields of `data` that do not change the validation samples; settings that differ in others are not compared."""
+DIFFERENT = (
+    "the settings differ in {}, so their results on validation samples cannot be compared and none is the best: sweep "
+    "over it separately"
+)
+UNSCALED = (field_of("loss"),)
+"""Validation results that are no shares, and so not shown in percent."""
 Setting = dict[str, Any]
 """A value for each swept field."""
 
@@ -37,8 +49,75 @@ def by_setting(runs: Sequence[Summary]) -> list[tuple[Setting, list[Summary]]]:
     return [(group[0]["setting"], group) for group in groups.values()]
 
 
+@dataclass(frozen=True)
+class Best:
+    """The setting that is best on validation samples."""
+
+    setting: Setting
+    by: str
+    """The field of the summaries that was compared."""
+    value: float
+    """Its mean over seeds."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON-compatible dictionary."""
+        return asdict(self)
+
+
+def best_setting(runs: Sequence[Summary]) -> Best | None:
+    """Return the setting with the best mean over seeds on validation samples, the first of equals.
+
+    None if nothing may be chosen: a run has no validation samples, or settings differ in data or measure.
+    """
+    measures = {run.get("measure") for run in runs}
+    if any(run.get("best_by") != "validation" for run in runs) or len(measures) != 1 or _other_samples(runs):
+        return None
+    name = str(measures.pop())
+    means = [(setting, _mean([measure(run, field_of(name)) for run in group])) for setting, group in by_setting(runs)]
+    setting = best_of(means, name)
+    if setting is None:
+        return None
+    value = next(mean for other, mean in means if other is setting)
+    assert value is not None
+    return Best(setting, field_of(name), value)
+
+
+def _other_samples(runs: Sequence[Summary]) -> list[str]:
+    """Return the swept fields that change which samples, or what of them, is compared."""
+    paths = {path: SHORT.get(path, path) for run in runs for path in run["setting"]}
+    return [
+        path
+        for path, full in paths.items()
+        if (full.startswith("data.") and full not in COMPARABLE) or full in ("evaluation.clients", "evaluation.measure")
+    ]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean; None if a value is unknown, since a setting that failed with a seed must not win by another."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known and len(known) == len(values) else None
+
+
+def choice(runs: Sequence[Summary], best: Best | None) -> str:
+    """Return what a sweep says about the choice of a setting: the best one by validation, or why there is none."""
+    if best is None:
+        other = _other_samples(runs) if any(run.get("best_by") == "validation" for run in runs) else []
+        return DIFFERENT.format(", ".join(other)) if other else NOTE
+    setting = " ".join(f"{name}={best.setting[path]}" for path, name in short_names(best.setting).items())
+    group = next(group for setting, group in by_setting(runs) if setting == best.setting)
+    tested = {label: percent([measure(run, name) for run in group]) for name, label in SCORES.items()}
+    found = ", ".join(f"{label.removesuffix(' %')} {value}%" for label, value in tested.items() if value != "–")
+    field = best.by.removeprefix("validation_")
+    known = [value for run in group if (value := measure(run, field)) is not None]
+    more = f", {field} {np.mean(known):.4g}" if known and field not in SCORES else ""
+    return f"best by {best.by}: {setting} ({best.value:.4g}); report its test accuracy: {found}{more}"
+
+
 def sweep_table(runs: Sequence[Summary]) -> Table:
-    """Return the table of a sweep, one row per setting; accuracies in percent, ± over seeds."""
+    """Return the table of a sweep, one row per setting; accuracies in percent, ± over seeds.
+
+    With validation samples there is a column of validation results, and the best setting is marked with an asterisk.
+    """
     seeds = len({run["seed"] for run in runs})
     caption = f"clients: mean accuracy over clients · spread: std over clients · ±: std over {seeds} seeds"
     table = Table(caption=caption if seeds > 1 else caption.rpartition(" · ")[0])
@@ -46,7 +125,15 @@ def sweep_table(runs: Sequence[Summary]) -> Table:
         table.add_column(name, style="bold", overflow="fold")
     for name in (SCORES["personal_accuracy"], "spread", "worst 10%", SCORES["global_accuracy"], "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
+    best = best_setting(runs)
+    if best is not None:
+        table.add_column("valid." if best.by in UNSCALED else "valid. %", justify="right", no_wrap=True)
+        table.caption = f"{table.caption} · valid.: {best.by}, * marks the best setting"
     for setting, group in by_setting(runs):
+        validation = []
+        if best is not None:
+            value = _validation([measure(run, best.by) for run in group], percentage=best.by not in UNSCALED)
+            validation = [f"{value} *" if setting == best.setting else f"{value}  "]
         table.add_row(
             *map(str, setting.values()),
             percent([run["personal_accuracy"] for run in group]),
@@ -54,8 +141,17 @@ def sweep_table(runs: Sequence[Summary]) -> Table:
             percent([run["personal_worst"] for run in group], spread=False),
             percent([run["global_accuracy"] for run in group]),
             f"{np.mean([run['seconds'] for run in group]):.1f}",
+            *validation,
         )
     return table
+
+
+def _validation(values: list[float | None], *, percentage: bool) -> str:
+    """Format the validation results of a setting, in percent unless they are losses."""
+    if percentage:
+        return percent(values, spread=False)
+    mean = _mean(values)
+    return "–" if mean is None else f"{mean:.4f}"
 
 
 def plot_sweep(runs: Sequence[Summary], path: Path | str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 from rich.table import Table
 
-from fedloom.experiment.records import Summary
+from fedloom.experiment.records import Summary, measure
 
 
 def comparison_table(summaries: Iterable[Summary], title: str = "") -> Table:
@@ -47,6 +47,39 @@ def comparison_table(summaries: Iterable[Summary], title: str = "") -> Table:
             f"{np.mean([r['seconds'] for r in runs]):.1f}",
         )
     return table
+
+
+FIGURES = {
+    "balanced_accuracy": "bal. acc.", "macro_f1": "macro F1", "auc": "AUC", "ece": "ECE", "loss": "loss",
+}  # fmt: skip
+MODELS = {"personal": "clients", "global_mean": "global"}
+
+
+def figures_table(summaries: Iterable[Summary]) -> Table | None:
+    """Return a table of the figures that `evaluation.metrics` asks for, means over seeds; None without any."""
+    groups: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        groups.setdefault(summary.get("label", summary["method"]), []).append(summary)
+    table = Table(caption="each on the clients' test samples, over the n clients for which it is defined")
+    table.add_column("method", style="bold", overflow="fold")
+    for column in ("model", "figure"):
+        table.add_column(column, no_wrap=True)
+    for column in ("mean", "weighted", "spread", "worst 10%", "n"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for method, runs in groups.items():
+        for prefix, models in MODELS.items():
+            for name, title in FIGURES.items():
+                field = f"{prefix}_{name}"
+                if any(measure(run, f"{field}_clients") for run in runs):
+                    mean = "_unweighted" if name == "loss" else ""
+                    shown = [_decimals(runs, field + ending) for ending in (mean, "_weighted", "_std", "_worst")]
+                    table.add_row(method, models, title, *shown, _decimals(runs, f"{field}_clients", ".0f"))
+    return table if table.rows else None
+
+
+def _decimals(runs: Iterable[Summary], field: str, form: str = ".4f") -> str:
+    known = [value for run in runs if (value := measure(run, field)) is not None]
+    return format(np.mean(known), form) if known else "–"
 
 
 def percent(values: list[float | None], *, spread: bool = True) -> str:

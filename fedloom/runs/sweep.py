@@ -1,7 +1,7 @@
 """Sweeps: one recipe with several values of some fields and several seeds, as a grid or drawn at random.
 
-A sweep reports all settings and marks none as best: its accuracies are measured on test data, which must not be used to
-choose a setting.
+A sweep reports the test accuracy of all settings, which must not be used to choose one. If the split has validation
+samples, the setting that is best on them is marked; otherwise none is.
 """
 
 import json
@@ -24,7 +24,7 @@ from fedloom.core.registry import short
 from fedloom.core.rng import key, numpy_generator
 from fedloom.experiment.records import RoundRecord, Summary
 from fedloom.experiment.run_folder import RunFolder, write_json
-from fedloom.report.sweep import Setting, short_names
+from fedloom.report.sweep import Setting, best_setting, short_names
 from fedloom.runs.objects import named
 from fedloom.runs.series import run_series
 
@@ -134,9 +134,15 @@ def sweep(
             resume=resume,
             parallel=chosen.parallel,
             on_run=on_run,
-            on_end=lambda so_far: write_json(folder / RESULTS, {"runs": labelled(so_far)}),
+            on_end=lambda so_far: _write_results(folder / RESULTS, labelled(so_far)),
         )
     )
+
+
+def _write_results(path: Path, runs: list[Summary]) -> None:
+    """Write the summaries so far, and the setting that is best on validation samples if there are any."""
+    best = best_setting(runs)
+    write_json(path, {"runs": runs} if best is None else {"runs": runs, "best": best.to_json()})
 
 
 def holds_sweep(folder: str | Path) -> bool:

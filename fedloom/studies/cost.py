@@ -85,7 +85,7 @@ def image_steps(recipe: Recipe) -> float:
     sizes = []
     for name in data.name.split("+"):
         train, test = (min(n, data.limit or n) for n in SIZES[name])
-        sizes.append(kept * (train + test) if kind in ("pooled", "domain") else train)
+        sizes.append(kept * (train + test if kind in ("pooled", "domain") else train))
     held_out = data.newcomers if data.newcomers < 1 else data.newcomers / data.clients
     forward, backward = passes(recipe)
     weight = backward + FORWARD * (forward - backward)

@@ -69,9 +69,11 @@ def test_no_memory_and_empty_memory_stay_apart():
 def test_a_result_survives_the_wire():
     result = Result(3, Message({"w": torch.ones(2)}, client=3, samples=9), memory={}, loss=0.5, seconds=1.5)
     result.scores = [Scores(3, [1, 2], [2, 2], 0.25)]
+    result.validation = [Scores(3, [0, 1], [1, 1], 0.5, {"auc": None, "ece": 0.25})]
     again = Result.from_bytes(result.to_bytes())
     assert again.message.samples == 9
     assert again.memory == {}
+    assert (again.scores, again.validation) == (result.scores, result.validation)
     assert again.personal is None
     assert again.scores == result.scores
     assert np.isclose(again.scores[0].accuracy, 0.75)

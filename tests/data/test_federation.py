@@ -125,7 +125,10 @@ def test_without_an_official_test_set_pooled_is_advised(split: str) -> None:
         federation(make(tested=0), split=split)
 
 
-@pytest.mark.parametrize("split", ["poold:0.8", "pooled:1", "pooled:0", "pooled:x", "official:2", ""])
+@pytest.mark.parametrize("split", [
+    "poold:0.8", "pooled:1", "pooled:0", "pooled:x", "official:2", "", "pooled:0.8:0.2", "pooled:0.5:0.2:0.1",
+    "official:0.6:0.2", "common:x", "pooled:0.5:-0.1",
+])  # fmt: skip
 def test_a_split_that_cannot_be_read_is_refused(split: str) -> None:
     with pytest.raises(UserError, match="split"):
         federation(make(), split=split)
@@ -195,10 +198,51 @@ def test_ten_thousand_clients_are_federated_in_seconds(split: str) -> None:
     assert min(map(len, fed.train)) >= 1
 
 
-@pytest.mark.parametrize("split", ["pooled:0.75", "common"])
+@pytest.mark.parametrize("split", ["pooled:0.6:0.2", "common"])
 def test_a_federation_is_the_same_after_pickling(split: str) -> None:
     fed = federation(make(), clients=30, partition="dirichlet:0.1", split=split, newcomers=3)
     again = pickle.loads(pickle.dumps(fed))
     assert (len(again), again.newcomers, again.notes) == (30, fed.newcomers, fed.notes)
     assert all(map(np.array_equal, (*again.train, *again.test), (*fed.train, *fed.test)))
     assert len(set(map(id, again.test))) == len(set(map(id, fed.test)))  # a common test set is still one array
+    assert all(map(np.array_equal, again.validation, fed.validation))
+    assert again.validates == fed.validates == (split != "common")
+
+
+@pytest.mark.parametrize(
+    ("split", "without", "share"),
+    [("pooled:0.6:0.2", "pooled:0.8", 0.75), ("official:0.8", "official", 0.8), ("common:0.9", "common", 0.9)],
+)
+def test_validation_samples_come_from_the_training_samples_and_test_samples_stay(
+    split: str, without: str, share: float
+) -> None:
+    plain, fed = federation(make(), split=without), federation(make(), split=split)
+    assert not plain.validates
+    assert [len(part) for part in plain.validation] == [0] * 20
+    for part in range(20):
+        assert np.array_equal(fed.test[part], plain.test[part])
+        both = np.concatenate([fed.train[part], fed.validation[part]])
+        assert np.array_equal(np.sort(both), plain.train[part])
+        assert abs(len(fed.train[part]) - share * len(both)) <= 0.5
+        assert np.all(np.diff(fed.validation[part]) > 0)
+
+
+def test_domains_have_validation_samples_too() -> None:
+    dataset = make(groups=[1, 2])
+    plain = federation(dataset, partition="domain:3", split="domain:0.8")
+    fed = federation(dataset, partition="domain:3", split="domain:0.5:0.3", resample=True)
+    taken = np.concatenate(fed.validation)
+    assert np.array_equal(np.unique(np.concatenate(fed.test)), np.unique(np.concatenate(plain.test)))
+    assert len(taken) == pytest.approx(0.3 * len(dataset), abs=6)
+    assert not np.isin(taken, np.concatenate(fed.train)).any()  # resampling repeats training samples only
+    assert not np.isin(taken, np.concatenate(fed.test)).any()
+
+
+def test_clients_too_small_for_validation_are_counted() -> None:
+    fed = federation(make(per_class=3, classes=5), clients=5, partition="iid", split="pooled:0.34:0.33", minimum=1)
+    assert [tuple(map(len, parts)) for parts in zip(fed.train, fed.validation, fed.test, strict=True)] == [
+        (1, 1, 1)
+    ] * 5
+    fed = federation(make(per_class=2, classes=5), clients=5, partition="iid", split="pooled:0.6:0.2", minimum=1)
+    assert fed.notes[-1] == "5 of 5 clients have no validation samples"
+    assert list(map(len, fed.train)) == [1] * 5

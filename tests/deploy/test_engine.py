@@ -358,6 +358,10 @@ def test_the_hash_covers_what_is_computed_and_not_where(tmp_path):
         ("data.normalise=channels", "measured over all clients' images"),
         ("attack={kind: noise, share: 0.3}", "attack: is only for simulations"),
         ("faults.drop=0.3", "faults: are only for simulations"),
+        ("data.split=pooled:0.6:0.2", "data.split = 'pooled:0.6:0.2': organisations do not evaluate on validation"),
+        ("evaluation.metrics=[auc]", "evaluation.metrics = auc: organisations answer with noisy numbers"),
+        ("evaluation.measure=ece", "evaluation.metrics = ece: organisations answer with noisy numbers"),
+        ("training.patience=3", "training.patience = 3: organisations do not evaluate on validation"),
     ],
 )
 def test_recipes_that_no_federation_can_follow(change, why):

@@ -23,7 +23,7 @@ from fedloom.core.checking import checked
 from fedloom.core.errors import RunError, UserError
 from fedloom.core.signals import Interrupts
 from fedloom.engines.cuda import connections
-from fedloom.report.sweep import plot_sweep, sweep_table
+from fedloom.report.sweep import NOTE, best_setting, choice, plot_sweep, sweep_table
 from fedloom.runs import parallel as beside
 from fedloom.runs.sweep import Sweep, label, read_over, settings
 
@@ -231,6 +231,60 @@ def test_the_table_has_means_and_deviations_over_seeds():
     console.print(sweep_table(runs))
     text = console.export_text()
     assert "50.0 ± 0.0" in text and "55.0 ± 5.0" in text and "over 2 seeds" in text
+
+
+def validated(setting, seed, personal, value, measure="accuracy"):
+    return summary(setting, seed, personal) | {
+        "best_by": "validation", "measure": measure, f"validation_personal_{measure}": value,
+    }  # fmt: skip
+
+
+def test_the_best_setting_is_chosen_by_the_mean_validation_over_seeds():
+    values = {0.1: (0.9, 0.1), 0.2: (0.6, 0.6), 0.3: (0.95, None)}
+    runs = [
+        validated({"lr": lr}, seed, 1 - lr, value) for lr, each in values.items() for seed, value in enumerate(each)
+    ]
+    best = best_setting(runs)
+    assert (best.setting, best.by, best.value) == ({"lr": 0.2}, "validation_personal_accuracy", 0.6)
+    assert "best by validation_personal_accuracy: lr=0.2 (0.6)" in choice(runs, best)
+    assert "clients 80.0 ± 0.0%" in choice(runs, best)  # reported on test samples
+    console = Console(width=100, record=True)
+    console.print(sweep_table(runs))
+    marked = [line for line in console.export_text().splitlines() if " * " in line and "│" in line]
+    assert len(marked) == 1 and "0.2" in marked[0] and "60.0 *" in marked[0]
+
+
+def test_the_smallest_loss_or_calibration_error_is_the_best():
+    runs = [validated({"lr": lr}, 0, 0.5, loss, "loss") for lr, loss in ((1, 0.7), (2, 0.3), (3, 0.4))]
+    assert best_setting(runs).setting == {"lr": 2}
+    runs = [validated({"lr": lr}, 0, 0.5, ece, "ece") | {"personal_ece": 0.25} for lr, ece in ((1, 0.3), (2, 0.4))]
+    assert best_setting(runs).setting == {"lr": 1}
+    assert choice(runs, best_setting(runs)).endswith("clients 50.0%, personal_ece 0.25")
+
+
+def test_nothing_is_chosen_without_validation_or_across_data():
+    plain = [summary({"lr": lr}, 0, lr) for lr in (0.1, 0.2)]
+    assert best_setting(plain) is None
+    assert choice(plain, None) == NOTE
+    some = [validated({"lr": 1}, 0, 0.5, 0.5), summary({"lr": 2}, 0, 0.5)]
+    assert best_setting(some) is None
+    for path in ("partition", "data.split", "data.clients"):
+        runs = [validated({path: value}, 0, 0.5, 0.5) for value in (1, 2)]
+        assert best_setting(runs) is None
+        assert f"the settings differ in {path}, so their results" in choice(runs, None)
+
+
+def test_a_sweep_with_validation_stores_and_prints_the_best_setting():
+    fields = ["--set", "data.split=pooled:0.6:0.2", "--partition", "iid", "--set", "training.epochs=5"]
+    over = ["--over", "lr=0.0001,0.5", *fields, "--out", "s", "--json"]
+    said = CliRunner().invoke(commands.app, ["sweep", *FLAGS, *over], catch_exceptions=False)
+    found = json.loads(said.stdout.splitlines()[-1])
+    values = [one["runs"][0]["validation_personal_accuracy"] for one in found["settings"]]
+    assert values[0] != values[1]
+    assert [one["best"] for one in found["settings"]] == [value == max(values) for value in values]
+    assert found["best"]["value"] == max(values)
+    assert f"best by validation_personal_accuracy: lr={found['best']['setting']['lr']}" in said.stderr
+    assert json.loads(Path("s/sweep.json").read_text())["best"] == found["best"]
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,8 @@ class Run:
         """The run's summary; of the rounds so far if it is unfinished, empty before the first round."""
         if self.done is not None or not self.history:
             return self.done or Figures()
-        figures = summary_of(self.history, self.recipe["evaluation"]["summary"], ())
+        evaluation = self.recipe["evaluation"]
+        figures = summary_of(self.history, evaluation["summary"], (), name=evaluation.get("measure", "accuracy"))
         figures["seconds"] = sum(record["seconds"] for record in self.history)
         return figures
 
