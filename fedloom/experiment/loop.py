@@ -386,7 +386,7 @@ class Experiment:
         self.folder.write_lines(CLIENTS, self.evaluator.rows())
         self.folder.write_json(LEDGER, self.ledger.to_json())
         self.folder.write_json(SUMMARY, summary)
-        # In a deployment, clients have agreed to the number of rounds. With early stopping, an earlier state was restored.
+        # Clients of a deployment have agreed to the number of rounds; early stopping has restored an earlier state.
         if self.recipe.storage.final_checkpoint and not self.task.elsewhere and self.stopping is None:
             self._save([*self.history[:-1], self._extensible])
             self.checkpoints.keep_last()
