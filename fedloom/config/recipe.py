@@ -49,7 +49,23 @@ class Named(BaseModel):
         return dict(self.model_extra or {})
 
 
-def _model_exists(model: Named) -> Named:
+class ModelSettings(Named):
+    """The recipe section `model`: the network, and its options."""
+
+    head: str | None = Field(
+        None,
+        description="dotted name of the last layer of a plain nn.Module, such as fc or classifier.6; default: its last "
+        "linear layer, if that is the last layer that runs",
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the network, and the fields of this section that are set."""
+        common = {name: getattr(self, name) for name in type(self).model_fields if name != "name"}
+        return super().options | {name: value for name, value in common.items() if value}
+
+
+def _model_exists(model: ModelSettings) -> ModelSettings:
     try:
         models.check(model.name, model.options)
     except UserError as error:
@@ -118,8 +134,8 @@ class Recipe(Section):
     data: Annotated[DataSettings, BeforeValidator(_named())] = Field(
         DataSettings(), description="the dataset, and how it is divided among clients"
     )
-    model: Annotated[Named, BeforeValidator(_named("mlp")), AfterValidator(_model_exists)] = Field(
-        Named(name="mlp"), description="the network, and its options"
+    model: Annotated[ModelSettings, BeforeValidator(_named("mlp")), AfterValidator(_model_exists)] = Field(
+        ModelSettings(name="mlp"), description="the network, and its options"
     )
     objective: Annotated[Named | None, BeforeValidator(_named("labels"))] = Field(
         None,
