@@ -57,6 +57,11 @@ class ModelSettings(Named):
         description="dotted name of the last layer of a plain nn.Module, such as fc or classifier.6; default: its last "
         "linear layer, if that is the last layer that runs",
     )
+    weights: str | None = Field(
+        None,
+        description="file of initial weights (safetensors, or torch.save of a state dict); tensors with other shapes, "
+        "such as the head, are skipped; default: random weights",
+    )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -306,6 +311,8 @@ class Recipe(Section):
         values["method"] |= {name: getattr(method, name) for name in hyperparameters(type(method))}
         for section in ("method", "model", "objective", "engine"):
             values[section]["name"] = absolute(values[section]["name"])
+        if self.model.weights:
+            values["model"]["weights"] = str(Path(self.model.weights).expanduser().resolve())
         values["data"]["partition"] = absolute(self.data.partition)
         values["data"]["name"] = "+".join(map(absolute, parts(self.data.name)))
         return values

@@ -93,6 +93,7 @@ class Experiment:
         self.setup = Setup(self.task, self.method, recipe.training, recipe.seed, recipe.wire, intercept)
         self.history: list[RoundRecord] = []
         self._shown: set[str] = set()
+        self._notes: list[str] = []
         refuse_missing(recipe.log)
         refuse_unknown_part(recipe.evaluation.distance, self.method)
         self.sampling = Sampling(recipe, self.task, pooled=self.method.pooled)
@@ -164,7 +165,8 @@ class Experiment:
                 self.folder.describe(self.recipe.with_(out=None).to_yaml())
             if choice := engine.choice():
                 self.folder.write_json(ENGINE, {"name": engine.name, **choice})
-            for hint in engine.hints():
+            self._notes = self.task.network.notes(self.task.shape, self.task.classes)
+            for hint in (*self._notes, *engine.hints()):
                 HINTS.info(hint)
             for round in range(len(self.history) + 1, self.recipe.training.rounds + 1):
                 if interrupts.asked is not None:
@@ -307,7 +309,7 @@ class Experiment:
 
     def _finish(self, unshared: State) -> Summary:
         """Write the final files of the run folder and return the summary."""
-        notes = [*self.task.federation.notes, *self.trust.notes]
+        notes = [*self.task.federation.notes, *self._notes, *self.trust.notes]
         figures = summary_of(self.history, self.recipe.evaluation.summary, notes)
         figures["seconds"] = self._seconds
         run: Summary = {

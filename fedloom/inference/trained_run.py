@@ -8,6 +8,7 @@ import torch
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.errors import UserError, nearest
+from fedloom.core.reading import read_tensors
 from fedloom.core.state import State, under
 from fedloom.core.task import ImageFormat, Task
 from fedloom.core.workspace import Workspace
@@ -24,7 +25,7 @@ from fedloom.experiment.run_folder import (
     read_rounds,
     stored_values,
 )
-from fedloom.inference.trained_model import AVERAGED, GLOBAL, TrainedModel, blank_workspace, factory_of, read_tensors
+from fedloom.inference.trained_model import AVERAGED, GLOBAL, TrainedModel, blank_workspace, factory_of
 
 
 class TrainedRun:

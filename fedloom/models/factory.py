@@ -1,4 +1,4 @@
-"""Networks by name: built, split if they are plain, and checked."""
+"""Networks by name: built, split if they are plain, and loaded with weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +10,10 @@ from fedloom.core.options import Declaration, declared, validated
 from fedloom.core.protocols import Shape
 from fedloom.models.base import MODELS, Network, SplitModel, is_split
 from fedloom.models.plain import build_plain, options_of
+from fedloom.models.weights import load_weights
+
+COMMON: Declaration = {"weights": (str, None)}
+"""Options that every network has."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Factory:
         return _unpickled, (self.name, dict(self.options), trusted_code.hashes(self.name))
 
     def __call__(self, shape: Shape, classes: int) -> SplitModel:
-        """Build the network for images of a shape.
+        """Build the network for images of a shape, with the weights of `options["weights"]` if they are given.
 
         Args:
             shape: Channels, height and width.
@@ -41,9 +45,31 @@ class Factory:
             A freshly initialised network.
 
         Raises:
-            UserError: The name or an option is unknown, a value is invalid, or images are too small for the network.
+            UserError: The name or an option is unknown, a value is invalid, images are too small for the network, or
+                the weights cannot be loaded.
         """
+        return self._built(shape, classes)[0]
+
+    def notes(self, shape: Shape, classes: int) -> list[str]:
+        """Return remarks for the user: what was loaded from a file of weights."""
+        return self._built(shape, classes)[1] if self.options.get("weights") else []
+
+    def facts(self) -> dict[str, Any]:
+        """Return name and options as they are stored with trained models, whose weights come from no other file."""
+        return {"name": self.name} | {name: value for name, value in self.options.items() if name != "weights"}
+
+    def _built(self, shape: Shape, classes: int) -> tuple[SplitModel, list[str]]:
+        """Build the network and return remarks about its weights."""
         options = check(self.name, self.options)
+        common = {name: options.pop(name) for name in COMMON if name in options}
+        model = self._network(shape, classes, options)
+        notes = []
+        on_meta = any(tensor.is_meta for tensor in model.parameters())  # only the size of the network is wanted
+        if (file := common.get("weights")) and not on_meta:
+            notes.append(load_weights(model, file))
+        return model, notes
+
+    def _network(self, shape: Shape, classes: int, options: dict[str, Any]) -> SplitModel:
         if len(shape) != 3 or min(shape) < 1:
             raise UserError(
                 f"model '{self.name}': the shape must be (channels, height, width), each at least 1, not {shape}"
@@ -107,4 +133,5 @@ def check(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _declared(network: Network) -> Declaration:
-    return declared(network) if is_split(network) else options_of(network) | {"head": (str, None)}
+    own = declared(network) if is_split(network) else options_of(network) | {"head": (str, None)}
+    return own | COMMON

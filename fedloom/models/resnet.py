@@ -68,6 +68,11 @@ class ResNet(SplitModel):
         self.head = nn.Linear(self.features, classes)
         initialise(self)
 
+    def published_name(self, name: str) -> str:
+        """Return the name that torchvision gives a tensor."""
+        name = name.removeprefix("extractor.").replace("stage", "layer").replace(".shortcut.", ".downsample.")
+        return name.replace("head.", "fc.")
+
 
 @register("resnet18")
 class ResNet18(ResNet):
