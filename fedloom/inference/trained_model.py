@@ -23,9 +23,10 @@ from fedloom.core.errors import UserError
 from fedloom.core.limits import refuse_without_room
 from fedloom.core.optimizers import Training
 from fedloom.core.protocols import ModelFactory
-from fedloom.core.reading import CHECKED, decoding, parse_json, read_tensors
+from fedloom.core.reading import CHECKED, decoding, parse_json
 from fedloom.core.state import State, serialisable
 from fedloom.core.task import ImageFormat, refuse_model_without_room
+from fedloom.core.tensor_files import read_tensors
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.experiment.files import write_whole
 from fedloom.experiment.records import ImageFacts, Named

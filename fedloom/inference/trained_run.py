@@ -8,9 +8,9 @@ import torch
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.errors import UserError, nearest
-from fedloom.core.reading import read_tensors
 from fedloom.core.state import State, under
 from fedloom.core.task import ImageFormat, Task
+from fedloom.core.tensor_files import read_tensors
 from fedloom.core.workspace import Workspace
 from fedloom.experiment.build import make_task
 from fedloom.experiment.evaluation import RECEIVED

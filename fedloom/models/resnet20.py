@@ -17,7 +17,8 @@ class ResNet20(SplitModel):
     """CIFAR ResNet-20: three stages of three blocks (16, 32, 64), with shortcuts without parameters.
 
     `fan: fan_out` initialises convolutions from N(0, 2 / fan-out). `fan_in` uses fan-in, for the head too, as FedIntR's
-    code does. `norm: group` and `norm: layer` replace batch-norm by group norm, with up to 32 groups or one. The taps are those of FedIntR: the first convolution (after batch-norm and ReLU) and the three stages.
+    code does. `norm: group` and `norm: layer` replace batch-norm by group norm, with up to 32 groups or with one. The
+    taps are those of FedIntR: the first convolution (after batch-norm and ReLU) and the three stages.
     """
 
     taps = ("extractor.relu1", "extractor.stage1", "extractor.stage2", "extractor.stage3")

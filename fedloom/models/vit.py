@@ -130,6 +130,5 @@ def _divisors(height: int, width: int) -> list[int]:
 
 def _patch(height: int, width: int) -> int:
     """Return the largest side up to 16 that divides the image and gives at least 4 × 4 patches; at least 1."""
-    return max(
-        side for side in _divisors(height, width) if side == 1 or (side <= 16 and 4 * side <= min(height, width))
-    )
+    most = max(1, min(16, height // 4, width // 4))
+    return max(side for side in _divisors(height, width) if side <= most)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import UserError
-from fedloom.core.reading import read_state_dict
+from fedloom.core.tensor_files import read_state_dict
 from fedloom.models.base import SplitModel
 
 PREFIXES = ("module.", "model.", "parts.")
