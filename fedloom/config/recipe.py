@@ -62,6 +62,13 @@ class ModelSettings(Named):
         description="file of initial weights (safetensors, or torch.save of a state dict); tensors with other shapes, "
         "such as the head, are skipped; default: random weights",
     )
+    freeze: Annotated[tuple[str, ...], BeforeValidator(lambda names: [names] if isinstance(names, str) else names)] = (
+        Field(
+            (),
+            description="parts of the network that stay fixed: [extractor], or dotted names such as extractor.conv1; "
+            "they are not trained, sent or stored for clients",
+        )
+    )
 
     @property
     def options(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The round loop, independent of devices and methods: sample → engine → combine → evaluate → record → checkpoint."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -19,9 +19,9 @@ from fedloom.core.reading import without_nan
 from fedloom.core.scores import Scores
 from fedloom.core.server import Server
 from fedloom.core.signals import Interrupted, Interrupts
-from fedloom.core.state import FlatState, State
+from fedloom.core.state import FlatState, State, nbytes, under
 from fedloom.core.task import EVERYONE, Task, refuse_model_without_room
-from fedloom.core.workspace import Setup
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.engines import Engine, EngineSettings, make_engine
 from fedloom.experiment.build import make_task, task_facts
 from fedloom.experiment.checkpoint import Checkpoints, CheckpointSchedule
@@ -165,7 +165,10 @@ class Experiment:
                 self.folder.describe(self.recipe.with_(out=None).to_yaml())
             if choice := engine.choice():
                 self.folder.write_json(ENGINE, {"name": engine.name, **choice})
-            self._notes = self.task.network.notes(self.task.shape, self.task.classes)
+            self._notes = [
+                *self.task.network.notes(self.task.shape, self.task.classes),
+                *_frozen(engine.server_workspace),
+            ]
             for hint in (*self._notes, *engine.hints()):
                 HINTS.info(hint)
             for round in range(len(self.history) + 1, self.recipe.training.rounds + 1):
@@ -327,3 +330,15 @@ class Experiment:
         self.folder.write_json(SUMMARY, summary)
         self.checkpoints.remove()
         return summary
+
+
+def _frozen(workspace: Workspace) -> Iterator[str]:
+    """Yield a remark about parts that the recipe freezes."""
+    fixed = {name: tensor for name, tensor in workspace.tensors.items() if under(name, workspace.fixed)}
+    if fixed:
+        yield (
+            f"model.freeze: {', '.join(workspace.fixed)}: {len(fixed)} tensors ({nbytes(fixed):,} bytes) stay fixed; "
+            "they are not trained, sent or stored for clients"
+        )
+        if workspace.setup.method.up and not workspace.sent:
+            yield f"model.freeze: {workspace.setup.method.name} has nothing left to send, so clients learn alone"

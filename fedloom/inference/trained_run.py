@@ -187,8 +187,10 @@ class TrainedRun:
 
     @property
     def _shares(self) -> bool:
-        """Whether the server's state includes an extractor."""
-        return any(under(name, ("model.extractor",)) for name in self._server)
+        """Whether all clients have the same extractor: the server's state includes it, or it is frozen."""
+        if any(under(name, ("model.extractor",)) for name in self._server):
+            return True
+        return under("model.extractor", self._workspace().fixed)
 
     @property
     def _by_style(self) -> bool:

@@ -9,10 +9,11 @@ from fedloom.core.errors import UserError
 from fedloom.core.options import Declaration, declared, validated
 from fedloom.core.protocols import Shape
 from fedloom.models.base import MODELS, Network, SplitModel, is_split
+from fedloom.models.freezing import freeze
 from fedloom.models.plain import build_plain, options_of
 from fedloom.models.weights import load_weights
 
-COMMON: Declaration = {"weights": (str, None)}
+COMMON: Declaration = {"weights": (str, None), "freeze": (tuple[str, ...], ())}
 """Options that every network has."""
 
 
@@ -67,6 +68,7 @@ class Factory:
         on_meta = any(tensor.is_meta for tensor in model.parameters())  # only the size of the network is wanted
         if (file := common.get("weights")) and not on_meta:
             notes.append(load_weights(model, file))
+        freeze(model, common.get("freeze", ()))
         return model, notes
 
     def _network(self, shape: Shape, classes: int, options: dict[str, Any]) -> SplitModel:

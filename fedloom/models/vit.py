@@ -26,9 +26,11 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map tokens [B, T, width] to [B, T, width]."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).movedim(-3, 0).transpose(-3, -2)
-        weights = (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1)
-        return self.out((weights @ v).transpose(-3, -2).flatten(-2))
+        batch, tokens, width = x.shape
+        each = (batch, tokens, self.heads, width // self.heads)
+        q, k, v = (part.reshape(each).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        weights = (q @ k.transpose(2, 3) * each[-1] ** -0.5).softmax(-1)
+        return self.out((weights @ v).transpose(1, 2).reshape(batch, tokens, width))
 
 
 class Block(nn.Module):
@@ -64,7 +66,7 @@ class Embedding(nn.Module):
         """Map images [B, C, H, W] to tokens [B, T, width]."""
         tokens = self.patches(x).flatten(2).transpose(1, 2)
         if self.token is not None:
-            tokens = torch.cat([self.token.expand(len(tokens), -1, -1), tokens], 1)
+            tokens = torch.cat([self.token.expand(tokens.shape[0], -1, -1), tokens], 1)
         return tokens + self.positions
 
 
