@@ -358,6 +358,7 @@ def test_the_hash_covers_what_is_computed_and_not_where(tmp_path):
         ("data.normalise=channels", "measured over all clients' images"),
         ("attack={kind: noise, share: 0.3}", "attack: is only for simulations"),
         ("faults.drop=0.3", "faults: are only for simulations"),
+        ("model.weights=net.pth", "model.weights = 'net.pth': is a file on one machine"),
     ],
 )
 def test_recipes_that_no_federation_can_follow(change, why):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny import same_state, tiny_run, tiny_task
+from tiny import same_state, tiny_experiment, tiny_run, tiny_task
 from torch import nn
 
 import fedloom
@@ -153,3 +153,18 @@ def test_a_trained_model_is_a_file_of_weights(tmp_path):
     model = {"name": "mlp", "weights": str(tmp_path / "model.safetensors")}
     again = fedloom.run(model=model, out=tmp_path / "again", **{**fields, "epochs": 0})
     assert again["global_accuracy"] == fedloom.load(tmp_path / "run").summary["global_accuracy"]
+
+
+def test_a_resumed_run_warns_if_its_file_has_changed(tmp_path, caplog):
+    file = tmp_path / "net.safetensors"
+    save_file(mlp().state_dict(), file)
+    task, out = tiny_task("mlp", norm=True, weights=str(file)), str(tmp_path / "run")
+
+    def stop(record):
+        raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        tiny_experiment("fedavg", task=task, on_round=stop, out=out, storage__checkpoint_every=1).run()
+    save_file(mlp(seed=9).state_dict(), file)
+    tiny_experiment("fedavg", task=task, out=out, storage__checkpoint_every=1).run(resume=True)
+    assert f"the version of {file} is sha256 " in caplog.text
