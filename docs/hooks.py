@@ -38,7 +38,7 @@ API = {
         "fedloom.models",
         "The base class of networks, and functions that build them.",
         "fedloom.models",
-        ["SplitModel", "build", "register", "tapped"],
+        ["SplitModel", "build", "register", "split_model", "tapped"],
     ),
     "data": (
         "fedloom.data",

@@ -50,7 +50,35 @@ class Named(BaseModel):
         return dict(self.model_extra or {})
 
 
-def _model_exists(model: Named) -> Named:
+class ModelSettings(Named):
+    """The recipe section `model`: the network, and its options."""
+
+    head: str | None = Field(
+        None,
+        description="dotted name of the last layer of a plain nn.Module, such as fc or classifier.6; default: its last "
+        "linear layer, if that is the last layer that runs",
+    )
+    weights: str | None = Field(
+        None,
+        description="file of initial weights (safetensors, or torch.save of a state dict); tensors with other shapes, "
+        "such as the head, are skipped; default: random weights",
+    )
+    freeze: Annotated[tuple[str, ...], BeforeValidator(lambda names: [names] if isinstance(names, str) else names)] = (
+        Field(
+            (),
+            description="parts of the network that stay fixed: [extractor], or dotted names such as extractor.conv1; "
+            "they are not trained, sent or stored for clients",
+        )
+    )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the network, and the fields of this section that are set."""
+        common = {name: getattr(self, name) for name in type(self).model_fields if name != "name"}
+        return super().options | {name: value for name, value in common.items() if value}
+
+
+def _model_exists(model: ModelSettings) -> ModelSettings:
     try:
         models.check(model.name, model.options)
     except UserError as error:
@@ -142,8 +170,8 @@ class Recipe(Section):
     data: Annotated[DataSettings, BeforeValidator(_named())] = Field(
         DataSettings(), description="the dataset, and how it is divided among clients"
     )
-    model: Annotated[Named, BeforeValidator(_named("mlp")), AfterValidator(_model_exists)] = Field(
-        Named(name="mlp"), description="the network, and its options"
+    model: Annotated[ModelSettings, BeforeValidator(_named("mlp")), AfterValidator(_model_exists)] = Field(
+        ModelSettings(name="mlp"), description="the network, and its options"
     )
     objective: Annotated[Named | None, BeforeValidator(_named("labels"))] = Field(
         None,
@@ -314,6 +342,8 @@ class Recipe(Section):
         values["method"] |= {name: getattr(method, name) for name in hyperparameters(type(method))}
         for section in ("method", "model", "objective", "engine"):
             values[section]["name"] = absolute(values[section]["name"])
+        if self.model.weights:
+            values["model"]["weights"] = str(Path(self.model.weights).expanduser().resolve())
         values["data"]["partition"] = absolute(self.data.partition)
         values["data"]["name"] = "+".join(map(absolute, parts(self.data.name)))
         return values

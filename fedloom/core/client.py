@@ -260,6 +260,8 @@ class Client:
         cache = self._inside("client.descend can be called inside a training step only")
         paths = as_paths(parts)
         parameters = self._workspace.parameters(paths)
+        if not parameters:  # frozen by the recipe
+            return
         gradients = torch.autograd.grad(_mean(loss), parameters, allow_unused=True)
         rate = cache.lr if lr is None else lr
         if plain:
@@ -352,6 +354,8 @@ class Client:
             )
         workspace, training = self._workspace, self._workspace.setup.training
         epochs = training.epochs if spec.epochs is None else spec.epochs
+        if workspace.fixed and not any(workspace.parameters(paths) for paths in spec.optimized):
+            epochs = 0  # all parts are frozen by the recipe
         size = spec.batch_size or training.batch_size
         use = self._uses.get(spec.purpose, 0)
         self._uses[spec.purpose] = use + (epochs > 0)

@@ -35,10 +35,11 @@ def declared(thing: Callable[..., Any]) -> Declaration:
     parameters = [p for p in inspect.signature(thing).parameters.values() if p.kind is p.KEYWORD_ONLY]
     source: Any = getattr(thing, "__init__") if isinstance(thing, type) else thing  # noqa: B009
     hints = get_type_hints(source, include_extras=True)
-    return {p.name: _option(hints.get(p.name, Any), p.default) for p in parameters}
+    return {p.name: option(hints.get(p.name, Any), p.default) for p in parameters}
 
 
-def _option(hint: Any, default: Any) -> tuple[Any, Any]:
+def option(hint: Any, default: Any) -> tuple[Any, Any]:
+    """Return the annotation and default of one parameter; without an annotation, the type of a simple default."""
     if default is inspect.Parameter.empty:
         return hint, ...
     return (type(default) if hint is Any and isinstance(default, int | float | str) else hint), default

@@ -8,7 +8,7 @@ bit for bit, normals within rounding.
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -217,4 +217,53 @@ class Dropout(nn.Module):
             return x
         if self.random is None:
             return dropout(x, self.p)
-        return torch.where(self.random.chosen(x.shape, self.p), 0, x / (1 - self.p))
+        return torch.where(self.random.chosen(self.mask_shape(x), self.p), 0, x / (1 - self.p))
+
+    def mask_shape(self, x: Tensor) -> Shape:
+        """Return the shape of the mask, which is broadcast to the input."""
+        return x.shape
+
+
+class ChannelDropout(Dropout):
+    """Dropout of whole channels of [B, C, …], like `torch.nn.Dropout2d`, determined by the step's random key."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zero channels with probability p and rescale the others in training; return the input in eval mode."""
+        if self.random is None and self.training and self.p:
+            return torch.feature_dropout(x, self.p, True)
+        return super().forward(x)
+
+    def mask_shape(self, x: Tensor) -> Shape:
+        """Return [B, C, 1, …]."""
+        return (*x.shape[:2], *[1] * (x.dim() - 2))
+
+
+def keyed(module: nn.Module) -> nn.Module:
+    """Replace torch's dropout modules in a tree by keyed ones.
+
+    Args:
+        module: The tree; changed in place, except if it is itself a dropout module.
+
+    Returns:
+        The tree, or the replacement of a dropout module.
+    """
+    made: dict[nn.Module, nn.Module] = {}  # a module that is used in several places stays one module
+
+    def replaced(inner: nn.Module) -> nn.Module:
+        if (kind := _KEYED.get(type(inner))) is not None and inner not in made:
+            made[inner] = kind(inner.p).train(inner.training)
+        return made.get(inner, inner)
+
+    for parent in list(module.modules()):
+        for name, child in parent._modules.items():
+            if child is not None:
+                parent._modules[name] = replaced(child)
+    return replaced(module)
+
+
+_KEYED: dict[type, Any] = {
+    nn.Dropout: Dropout,
+    nn.Dropout1d: ChannelDropout,
+    nn.Dropout2d: ChannelDropout,
+    nn.Dropout3d: ChannelDropout,
+}

@@ -369,6 +369,14 @@ def clamp_(target: Part, low: float, high: float) -> None:
         tensor.clamp_(low, high)
 
 
+def as_buffers(module: nn.Module) -> None:
+    """Turn all parameters of a module into buffers, so that optimizers and proximal terms do not include them."""
+    for inner in module.modules():
+        for name, parameter in list(inner._parameters.items()):
+            del inner._parameters[name]
+            inner.register_buffer(name, None if parameter is None else parameter.detach().clone())
+
+
 def filled(module: nn.Module, value: float) -> nn.Module:
     """Return a copy of a module with all parameters set to a value.
 

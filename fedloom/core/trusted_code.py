@@ -25,7 +25,7 @@ from fedloom.core.errors import UserError
 
 VARIABLE = "FEDLOOM_ALLOWED_CODE"
 """Environment variable that passes consent to child processes: JSON, hashes by path."""
-PATHS = ("out", "dir", "data_dir", "data.dir")
+PATHS = ("out", "dir", "data_dir", "data.dir", "model.weights")
 """Fields that are paths. They never give consent, because other code may fill them in from untrusted input."""
 LONGEST = 4096
 """Maximum length of a text that is searched for file names."""

@@ -196,6 +196,8 @@ class Workspace:
         self._in_mode: tuple[tuple[str, ...], bool] | None = None
         self.private = tuple(n for n, module in self.parts.named_modules() if getattr(module, "stays_local", False))
         """Paths inside shared parts that never leave a client: momentum encoders, queues."""
+        self.fixed = tuple(n for n, module in self.parts.named_modules() if getattr(module, "stays_fixed", False))
+        """Paths of frozen parts. They have their initial values everywhere, so they are neither sent nor kept."""
         self._places  # noqa: B018  records all addresses
 
     def _flattened(self, parts: Parts, name: str) -> FlatState:
@@ -259,10 +261,12 @@ class Workspace:
 
     @cached_property
     def _kept(self) -> list[str]:
-        return [name for name in self.tensors if under(name, (*self.setup.method.keeps, *self.private))]
+        keeps = (*self.setup.method.keeps, *self.private)
+        return [name for name in self.tensors if under(name, keeps) and not under(name, self.fixed)]
 
     def _names(self, paths: tuple[str, ...]) -> list[str]:
-        return [name for name in self.tensors if under(name, paths) and not under(name, self.private)]
+        without = (*self.private, *self.fixed)
+        return [name for name in self.tensors if under(name, paths) and not under(name, without)]
 
     def _copies(self, names: list[str]) -> State:
         return copies({name: self.tensors[name] for name in names})
@@ -360,6 +364,8 @@ class Workspace:
     def train_only(self, paths: tuple[str, ...], *, norms: bool) -> None:
         """Set the parts under `paths` to train mode; freeze all others, including buffers, and set them to eval mode.
 
+        Parts that `model.freeze` names are always in eval mode.
+
         Without `norms`, all batch-norm layers are in eval mode: one sample has no variance.
         """
         self._in_mode = paths, norms
@@ -394,5 +400,6 @@ class Workspace:
         modules = []
         for name, module in self.parts.named_modules():
             batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-            modules.append((module, bool(name) and under(name, paths) and (norms or not batch_norm)))
+            trained = bool(name) and under(name, paths) and not under(name, self.fixed)
+            modules.append((module, trained and (norms or not batch_norm)))
         return modules, [(p, under(name, paths)) for name, p in self.parts.named_parameters()]

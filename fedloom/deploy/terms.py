@@ -75,6 +75,11 @@ def deployable(recipe: Recipe) -> Recipe:
         raise UserError("attack: is only for simulations on one machine; remove the section")
     if recipe.faults != Faults():
         raise UserError("faults: are only for simulations on one machine; remove the section")
+    if recipe.model.weights is not None:
+        raise UserError(
+            f"model.weights = '{recipe.model.weights}': is a file on one machine; deployments do not support it yet, "
+            "remove the field"
+        )
     if recipe.data.normalise not in (None, "half"):
         raise UserError(
             f"data.normalise = '{recipe.data.normalise}': is measured over all clients' images, which no party has; "

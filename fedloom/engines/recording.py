@@ -46,7 +46,7 @@ class Watch(TorchDispatchMode):
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self._refuse_host_writes(func, inputs)
         self._refuse_foreign_memory(func, inputs)
-        self._refuse_generators(func)
+        self._refuse_generators(func, args, kwargs)
         out = func(*args, **kwargs)
         outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         self._alive.extend(outputs)
@@ -76,8 +76,12 @@ class Watch(TorchDispatchMode):
                 "make it a part that build() returns"
             )
 
-    def _refuse_generators(self, func: Any) -> None:
+    def _refuse_generators(self, func: Any, args: Any, kwargs: Any) -> None:
         if torch.Tag.nondeterministic_seeded not in func.tags:
+            return
+        names = [argument.name for argument in func._schema.arguments]
+        given = dict(zip(names, args, strict=False)) | kwargs
+        if "dropout_p" in names and not given.get("dropout_p"):  # attention without dropout draws nothing
             return
         raise CaptureError(f"{line()} uses torch's random generator ({func}); use fedloom's Dropout, or client.random")
 

@@ -81,7 +81,7 @@ def task_facts(task: Task, fingerprint: str) -> dict[str, Any]:
     """Return the facts about the data that are needed to use a model without the data, see `TaskFacts`."""
     styles = task.dataset.group_names or (task.dataset.name,)
     return InputFormat.of(task).to_json() | {
-        "model": {"name": task.network.name, **task.network.options},
+        "model": task.network.facts(),
         "clients": task.clients,
         "newcomers": task.federation.newcomers,
         "names": task.federation.names,

@@ -14,7 +14,7 @@ from fedloom.experiment.records import RoundRecord
 
 LOGGER = logging.getLogger("fedloom")
 HINTS = logging.getLogger("fedloom.engines")
-"""Logger for choices of the engine, which the command line displays."""
+"""Logger for choices of the engine and remarks about the network, which the command line displays."""
 
 
 @contextmanager

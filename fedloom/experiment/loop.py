@@ -1,6 +1,6 @@
 """The round loop, independent of devices and methods: sample → engine → combine → evaluate → record → checkpoint."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -19,9 +19,9 @@ from fedloom.core.reading import without_nan
 from fedloom.core.scores import Scores
 from fedloom.core.server import Server
 from fedloom.core.signals import Interrupted, Interrupts
-from fedloom.core.state import FlatState, State
+from fedloom.core.state import FlatState, State, nbytes, under
 from fedloom.core.task import EVERYONE, Task, refuse_model_without_room
-from fedloom.core.workspace import Setup
+from fedloom.core.workspace import Setup, Workspace
 from fedloom.engines import Engine, EngineSettings, make_engine
 from fedloom.experiment.build import make_task, task_facts
 from fedloom.experiment.checkpoint import FOLDER as CHECKPOINTS
@@ -99,6 +99,7 @@ class Experiment:
         self._extensible: RoundRecord
         """The record of the last round as it would be if more rounds followed."""
         self._shown: set[str] = set()
+        self._notes: list[str] = []
         refuse_missing(recipe.log)
         refuse_unknown_part(recipe.evaluation.distance, self.method)
         refuse_without_validation(recipe.training.patience, recipe.evaluation.summary, self.task)
@@ -178,7 +179,11 @@ class Experiment:
                 self.folder.describe(self.recipe.with_(out=None).to_yaml())
             if choice := engine.choice():
                 self.folder.write_json(ENGINE, {"name": engine.name, **choice})
-            for hint in engine.hints():
+            self._notes = [
+                *self.task.network.notes(self.task.shape, self.task.classes),
+                *_frozen(engine.server_workspace),
+            ]
+            for hint in (*self._notes, *engine.hints()):
                 HINTS.info(hint)
             for round in range(len(self.history) + 1, self.recipe.training.rounds + 1):
                 if self._stops_early:
@@ -364,7 +369,7 @@ class Experiment:
             unshared: Initial values of unshared parts.
             restored: The evaluation of the restored state of the best round, with early stopping.
         """
-        notes = [*self.task.federation.notes, *self.trust.notes]
+        notes = [*self.task.federation.notes, *self._notes, *self.trust.notes]
         evaluation = self.recipe.evaluation
         if self.stopping is not None:
             notes.append(self.stopping.note(self.history, self.recipe.training.rounds))
@@ -393,3 +398,15 @@ class Experiment:
         else:
             self.checkpoints.remove()
         return summary
+
+
+def _frozen(workspace: Workspace) -> Iterator[str]:
+    """Yield a remark about parts that the recipe freezes."""
+    fixed = {name: tensor for name, tensor in workspace.tensors.items() if under(name, workspace.fixed)}
+    if fixed:
+        yield (
+            f"model.freeze: {', '.join(workspace.fixed)}: {len(fixed)} tensors ({nbytes(fixed):,} bytes) stay fixed; "
+            "they are not trained, sent or stored for clients"
+        )
+        if workspace.setup.method.up and not workspace.sent:
+            yield f"model.freeze: {workspace.setup.method.name} has nothing left to send, so clients learn alone"

@@ -21,6 +21,7 @@ from fedloom.core.state import serialisable
 from fedloom.experiment.files import unwritable, write_whole
 from fedloom.experiment.lock import RunLock
 from fedloom.experiment.records import ROUND, SUMMARISED, ClientRow, RoundRecord, Summary, TaskFacts
+from fedloom.models import weights
 
 RECIPE, METRICS, SUMMARY, VERSIONS = "recipe.yaml", "metrics.jsonl", "summary.json", "versions.json"
 CLIENTS, TASK, ENGINE = "clients.jsonl", "task.json", "engine.json"
@@ -204,11 +205,11 @@ def _line(row: RoundRecord | ClientRow) -> bytes:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, packages, the system and the user's imported files."""
+    """Return the versions of Python, packages, the system, the user's imported files and files of weights."""
     found = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
     for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed as a package"
-    return found | registry.files() | {"torch": torch.__version__}  # includes the build (cpu, cu130)
+    return found | registry.files() | weights.files() | {"torch": torch.__version__}  # includes the build (cpu, cu130)

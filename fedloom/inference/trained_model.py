@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from pydantic import Field, with_config
-from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -27,6 +26,7 @@ from fedloom.core.protocols import ModelFactory
 from fedloom.core.reading import CHECKED, decoding, parse_json
 from fedloom.core.state import State, serialisable
 from fedloom.core.task import InputFormat, refuse_model_without_room
+from fedloom.core.tensor_files import read_tensors
 from fedloom.core.workspace import Setup, Workspace
 from fedloom.experiment.files import write_whole
 from fedloom.experiment.records import ImageFacts, Named
@@ -128,7 +128,7 @@ class TrainedModel(ImageModel):
             "format": FORMAT,
             "method": {"name": self.method.name} | _fields(self.method),
             "objective": {"name": task.objective.name} | _fields(task.objective),
-            "network": {"name": task.network.name, **task.network.options},
+            "network": task.network.facts(),
             "images": self.form.to_json(),
             "client": self.client,
             "about": self.about,
@@ -222,21 +222,6 @@ def load_model(path: str | Path, *, trust_code: bool = False) -> TrainedModel:
             f"'{path}': the tensor {unknown[0]:.80} is unknown to this version of {workspace.setup.method.name}"
         )
     return model
-
-
-def read_tensors(path: Path, what: str, remedy: str) -> tuple[State, str]:
-    """Read the tensors of a safetensors file and its metadata entry `fedloom` (empty if it has none).
-
-    Raises:
-        UserError: The file cannot be read, or does not fit into memory.
-    """
-    if path.exists() and not path.is_file():
-        raise UserError(f"'{path}' is not a file; {remedy}")
-    with decoding(f"'{path}'", what, remedy):
-        refuse_without_room(2 * path.stat().st_size, f"'{path}'", remedy, "it")
-        with safe_open(str(path), "pt") as file:
-            metadata = (file.metadata() or {}).get("fedloom", "")
-            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
 
 
 def factory_of(network: Mapping[str, Any]) -> Factory:

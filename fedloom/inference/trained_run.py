@@ -11,6 +11,7 @@ from fedloom.core import trusted_code
 from fedloom.core.errors import UserError, nearest
 from fedloom.core.state import State, under
 from fedloom.core.task import InputFormat, Task
+from fedloom.core.tensor_files import read_tensors
 from fedloom.core.workspace import Workspace
 from fedloom.data.sources.tree import one_form
 from fedloom.experiment.build import make_task
@@ -26,7 +27,7 @@ from fedloom.experiment.run_folder import (
     read_rounds,
     stored_values,
 )
-from fedloom.inference.trained_model import AVERAGED, GLOBAL, TrainedModel, blank_workspace, factory_of, read_tensors
+from fedloom.inference.trained_model import AVERAGED, GLOBAL, TrainedModel, blank_workspace, factory_of
 
 NAMED = 20
 """Maximum number of clients that an error names."""
@@ -216,8 +217,10 @@ class TrainedRun:
 
     @property
     def _shares(self) -> bool:
-        """Whether the server's state includes an extractor."""
-        return any(under(name, ("model.extractor",)) for name in self._server)
+        """Whether all clients have the same extractor: the server's state includes it, or it is frozen."""
+        if any(under(name, ("model.extractor",)) for name in self._server):
+            return True
+        return under("model.extractor", self._workspace().fixed)
 
     @property
     def _by_style(self) -> bool:

@@ -1,13 +1,15 @@
 """Networks, each split into an extractor and a head, with named layers that methods can read.
 
-To add a network, subclass `SplitModel` (see its example) and name it in a recipe as `path/to/file.py:Class`, or
-register it with `@register("name")`.
+A recipe can name any `nn.Module` as `path/to/file.py:Class`. It is split at its last layer (`split_model`). For full
+control, subclass `SplitModel` (see its example). `@register("name")` gives such a class a name.
 """
 
 from fedloom.core.protocols import Shape
 from fedloom.core.registry import import_all
-from fedloom.models.base import MODELS, Factory, SplitModel, build, check, register, tapped
+from fedloom.models.base import MODELS, SplitModel, register, tapped
+from fedloom.models.factory import Factory, build, check
+from fedloom.models.plain import split_model
 
 import_all(__name__)
 
-__all__ = ["MODELS", "Factory", "Shape", "SplitModel", "build", "check", "register", "tapped"]
+__all__ = ["MODELS", "Factory", "Shape", "SplitModel", "build", "check", "register", "split_model", "tapped"]

@@ -1,17 +1,14 @@
-"""Base class of networks, and functions to register and build them by name."""
+"""Base class of networks, and the registry of networks."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import isfunction
 from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
-from fedloom.core import trusted_code
 from fedloom.core.errors import UserError, nearest
-from fedloom.core.options import declared, validated
-from fedloom.core.protocols import Shape
-from fedloom.core.registry import Registry, subclass_of
+from fedloom.core.registry import Registry
 
 
 class SplitModel(nn.Module):
@@ -57,6 +54,10 @@ class SplitModel(nn.Module):
         """Return the logits [B, classes] of images [B, C, H, W]."""
         return self.head(self.extractor(x))
 
+    def published_name(self, name: str) -> str:
+        """Return the name that one of this network's tensors has in published state dicts, for `model.weights`."""
+        return name.removeprefix("extractor.")
+
 
 def tapped(model: nn.Module, x: Tensor, names: Sequence[str]) -> tuple[Tensor, list[Tensor]]:
     """Return a model's output and the outputs of some of its submodules, from one forward pass.
@@ -93,9 +94,23 @@ def _keep(outputs: dict[str, Tensor], name: str, module: nn.Module, inputs: obje
 
 Model = TypeVar("Model", bound=type[SplitModel])
 
-MODELS: Registry[type[SplitModel]] = Registry(
-    "model.name", "a subclass of fedloom.models.SplitModel", subclass_of(SplitModel), package="fedloom.models",
-    group="fedloom.models",
+Network = Callable[..., nn.Module]
+"""What `model.name` refers to: a subclass of `SplitModel` or of `nn.Module`, or a function that returns a module."""
+
+
+def is_split(network: Network) -> bool:
+    """Return whether a network is a subclass of `SplitModel`, as opposed to a plain `nn.Module` or a function."""
+    return isinstance(network, type) and issubclass(network, SplitModel)
+
+
+def _is_buildable(thing: Any) -> bool:
+    is_module = isinstance(thing, type) and issubclass(thing, nn.Module)
+    return (is_module and thing is not SplitModel) or isfunction(thing)
+
+
+MODELS: Registry[Network] = Registry(
+    "model.name", "an nn.Module or a fedloom.models.SplitModel (a class, or a function that returns one)",
+    _is_buildable, package="fedloom.models", group="fedloom.models",
 )  # fmt: skip
 
 
@@ -119,94 +134,3 @@ def register(name: str) -> Callable[[Model], Model]:
         return network
 
     return add
-
-
-@dataclass(frozen=True)
-class Factory:
-    """Builder of networks of one name and options. Initial weights are drawn from torch's global generator.
-
-    Example:
-        >>> Factory("mlp", {"hidden": 32})(shape=(1, 8, 8), classes=10).features
-        64
-    """
-
-    name: str = "mlp"
-    """A registered network or `path/to/file.py:Class`."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the network; those not given have their defaults."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle for worker processes of the same user, with the user's consent to run a file's code."""
-        return _unpickled, (self.name, dict(self.options), trusted_code.hashes(self.name))
-
-    def __call__(self, shape: Shape, classes: int) -> SplitModel:
-        """Build the network for images of a shape.
-
-        Args:
-            shape: Channels, height and width.
-            classes: Number of classes.
-
-        Returns:
-            A freshly initialised network.
-
-        Raises:
-            UserError: The name or an option is unknown, a value is invalid, or images are too small for the network.
-        """
-        options = check(self.name, self.options)
-        network = MODELS.find(self.name)
-        if min(shape, default=0) < 1 or (network.images and len(shape) != 3):
-            what = "images (channels, height, width)" if network.images else "inputs"
-            remedy = "; choose mlp, which takes inputs of any shape" if network.images else ""
-            raise UserError(f"model '{self.name}': needs {what}, but the shape of a sample is {tuple(shape)}{remedy}")
-        if network.images and min(shape[1:]) < network.smallest:
-            least = network.smallest
-            raise UserError(
-                f"model '{self.name}': needs images of at least {least}×{least} pixels, but the shape is {shape}"
-            )
-        if classes < 1:
-            raise UserError(f"model '{self.name}': classes = {classes}: must be at least 1")
-        return network(shape, classes, **options)
-
-
-def _unpickled(name: str, options: Mapping[str, Any], allowed: Mapping[str, str]) -> Factory:
-    trusted_code.allow_hashes(allowed)
-    return Factory(name, options)
-
-
-def build(name: str, *, shape: Shape, classes: int, **options: Any) -> SplitModel:
-    """Build a network from its name.
-
-    Args:
-        name: A registered network or `path/to/file.py:Class`. The file is imported, which runs its code.
-        shape: Channels, height and width of the images.
-        classes: Number of classes.
-        **options: Options of the network; those not given have their defaults.
-
-    Returns:
-        A network with weights drawn from torch's global generator.
-
-    Raises:
-        UserError: The name or an option is unknown, a value is invalid, or images are too small for the network.
-
-    Example:
-        >>> build("mlp", shape=(1, 8, 8), classes=10, hidden=32).features
-        64
-    """
-    trusted_code.allow(name)
-    return Factory(name, options)(shape, classes)
-
-
-def check(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the options of a network without building it.
-
-    Args:
-        name: A registered network or `path/to/file.py:Class`.
-        options: Its options.
-
-    Returns:
-        The options, converted to their annotated types.
-
-    Raises:
-        UserError: The name or an option is unknown, or a value is invalid.
-    """
-    return validated(declared(MODELS.find(name)), options, "model", name)

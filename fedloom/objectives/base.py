@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from fedloom.core.batches import Batch
 from fedloom.core.options import Count, declared, validated
 from fedloom.core.registry import Registry, subclass_of
-from fedloom.core.state import copy_
+from fedloom.core.state import as_buffers, copy_
 from fedloom.models import SplitModel
 
 
@@ -214,10 +214,7 @@ class Slow(nn.Module):
 def _frozen(module: nn.Module) -> nn.Module:
     """Return a copy whose parameters are buffers, so that optimizers and proximal terms do not include them."""
     module = deepcopy(module)
-    for inner in module.modules():
-        for name, parameter in list(inner._parameters.items()):
-            del inner._parameters[name]
-            inner.register_buffer(name, None if parameter is None else parameter.detach().clone())
+    as_buffers(module)
     return module
 
 

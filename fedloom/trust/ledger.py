@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fedloom.core.limits import refuse_without_room
 from fedloom.core.message import Contents, Message
-from fedloom.core.protocols import MethodLike
 from fedloom.core.reading import conforming
 from fedloom.core.scores import Scores
 from fedloom.core.state import nbytes, under
@@ -95,9 +94,7 @@ class Ledger:
             "method": method.name,
             "pooled": method.pooled,
             "never": [
-                *_stays(
-                    {name: t for name, t in workspace.tensors.items() if name not in sent}, method, workspace.private
-                ),
+                *_stays({name: t for name, t in workspace.tensors.items() if name not in sent}, workspace),
                 {"part": "images", "tensors": count, "bytes": count * image, "why": "data"},
                 {"part": "labels", "tensors": count, "bytes": count * label, "why": "data"},
             ],
@@ -183,20 +180,22 @@ def _members(found: Iterable[tuple[int, int]]) -> set[int]:
     return {number for first, last in found for number in range(first, last + 1)}
 
 
-def _stays(tensors: Mapping[str, Tensor], method: MethodLike, private: tuple[str, ...]) -> list[dict[str, Any]]:
+def _stays(tensors: Mapping[str, Tensor], workspace: Workspace) -> list[dict[str, Any]]:
     """Return the parts that are not sent, grouped by the longest path that the method or the model declares."""
     groups: dict[tuple[str, str], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        groups.setdefault(_why(name, method, private), {})[name] = tensor
+        groups.setdefault(_why(name, workspace), {})[name] = tensor
     return [
         {"part": part, "tensors": len(found), "bytes": nbytes(found), "why": why}
         for (part, why), found in groups.items()
     ]
 
 
-def _why(name: str, method: MethodLike, private: tuple[str, ...]) -> tuple[str, str]:
+def _why(name: str, workspace: Workspace) -> tuple[str, str]:
+    method = workspace.setup.method
     for paths, why in (
-        (private, "private module"),
+        (workspace.fixed, "frozen: the initial values, everywhere"),
+        (workspace.private, "private module"),
         (method.keeps, "kept by the client"),
         (method.down, "received, never sent"),
     ):

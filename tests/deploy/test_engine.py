@@ -362,6 +362,7 @@ def test_the_hash_covers_what_is_computed_and_not_where(tmp_path):
         ("evaluation.metrics=[auc]", "evaluation.metrics = auc: organisations answer with noisy numbers"),
         ("evaluation.measure=ece", "evaluation.metrics = ece: organisations answer with noisy numbers"),
         ("training.patience=3", "training.patience = 3: organisations do not evaluate on validation"),
+        ("model.weights=net.pth", "model.weights = 'net.pth': is a file on one machine"),
     ],
 )
 def test_recipes_that_no_federation_can_follow(change, why):

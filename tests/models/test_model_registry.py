@@ -5,8 +5,7 @@ import torch
 from pydantic import Field
 
 from fedloom.core.errors import UserError
-from fedloom.models import MODELS, SplitModel, build, register
-from fedloom.models.base import check
+from fedloom.models import MODELS, SplitModel, build, check, register
 
 
 def test_the_listing_has_every_network_with_a_line_about_it():

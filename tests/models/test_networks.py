@@ -6,6 +6,7 @@ from torch import nn
 
 from fedloom.core.errors import UserError
 from fedloom.models import MODELS, build, tapped
+from fedloom.models.norms import norm2d
 
 torch.set_num_threads(1)
 
@@ -75,6 +76,7 @@ SHAPES = {
     "resnet34": [(3, 32, 32), (3, 64, 64)],
     "resnet20": [(1, 28, 28), (3, 32, 32), (3, 33, 35)],
     "mobilenet": [(1, 28, 28), (3, 32, 32), (3, 64, 64)],
+    "vit": [(1, 8, 8), (3, 32, 32), (3, 40, 64)],
 }
 
 
@@ -94,7 +96,7 @@ def test_a_network_splits_into_representation_and_logits_and_its_taps_are_layers
     assert logits.shape == (2, 7)
     assert logits.equal(model.head(z))
     assert all(layer.shape[0] == 2 and layer.ndim == 2 for layer in layers)
-    assert min(layer.min().item() for layer in layers) >= 0  # each is read after its ReLU
+    assert name == "vit" or min(layer.min().item() for layer in layers) >= 0  # each is read after its ReLU
 
 
 @pytest.mark.parametrize(
@@ -181,3 +183,28 @@ def test_cnn4_keeps_the_signal_alive_through_its_layers():
         _, layers = tapped(model, torch.randn(32, 3, 32, 32), model.taps[:3])
     scales = [layer.square().mean().sqrt().item() for layer in layers]
     assert scales[2] > scales[0]  # torch's default initialisation leaves a third of it
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet20"])
+@pytest.mark.parametrize("norm", ["group", "layer"])
+def test_group_norm_replaces_every_batch_norm(name, norm):
+    torch.manual_seed(0)
+    plain = build(name, shape=(3, 32, 32), classes=10)
+    torch.manual_seed(0)
+    grouped = build(name, shape=(3, 32, 32), classes=10, norm=norm)
+    norms = [module for module in grouped.modules() if isinstance(module, nn.GroupNorm)]
+    batch = [module for module in plain.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert [module.num_channels for module in norms] == [module.num_features for module in batch]
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in grouped.modules())
+    wanted = [1 if norm == "layer" else min(32, module.num_channels) for module in norms]
+    assert [module.num_groups for module in norms] == wanted
+    named = dict(plain.named_parameters())
+    assert all(parameter.equal(named[key]) for key, parameter in grouped.named_parameters())
+    x = torch.rand(2, 3, 32, 32)
+    one_by_one = torch.cat([grouped.train()(x[:1]), grouped(x[1:])])
+    torch.testing.assert_close(grouped(x), one_by_one, rtol=1e-4, atol=1e-5)  # images do not affect each other
+    assert not list(grouped.buffers())
+
+
+def test_groups_divide_the_channels():
+    assert [norm2d("group", channels).num_groups for channels in (7, 16, 48, 33, 64)] == [7, 16, 24, 11, 32]

@@ -1,0 +1,140 @@
+"""Networks by name: built, split if they are plain, and loaded with weights."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from fedloom.core import trusted_code
+from fedloom.core.errors import UserError
+from fedloom.core.options import Declaration, declared, validated
+from fedloom.core.protocols import Shape
+from fedloom.models.base import MODELS, Network, SplitModel, is_split
+from fedloom.models.freezing import freeze
+from fedloom.models.plain import build_plain, options_of
+from fedloom.models.weights import load_weights
+
+COMMON: Declaration = {"weights": (str, None), "freeze": (tuple[str, ...], ())}
+"""Options that every network has."""
+
+
+@dataclass(frozen=True)
+class Factory:
+    """Builder of networks of one name and options. Initial weights are drawn from torch's global generator.
+
+    Example:
+        >>> Factory("mlp", {"hidden": 32})(shape=(1, 8, 8), classes=10).features
+        64
+    """
+
+    name: str = "mlp"
+    """A registered network or `path/to/file.py:Name` (a class, or a function that returns a network)."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the network; those not given have their defaults. `head` names the last layer of a plain one."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle for worker processes of the same user, with the user's consent to run a file's code."""
+        return _unpickled, (self.name, dict(self.options), trusted_code.hashes(self.name))
+
+    def __call__(self, shape: Shape, classes: int) -> SplitModel:
+        """Build the network for images of a shape, with the weights of `options["weights"]` if they are given.
+
+        Args:
+            shape: Channels, height and width.
+            classes: Number of classes.
+
+        Returns:
+            A freshly initialised network.
+
+        Raises:
+            UserError: The name or an option is unknown, a value is invalid, images are too small for the network, or
+                the weights cannot be loaded.
+        """
+        return self._built(shape, classes)[0]
+
+    def notes(self, shape: Shape, classes: int) -> list[str]:
+        """Return remarks for the user: what was loaded from a file of weights."""
+        return self._built(shape, classes)[1] if self.options.get("weights") else []
+
+    def facts(self) -> dict[str, Any]:
+        """Return name and options as they are stored with trained models, whose weights come from no other file."""
+        return {"name": self.name} | {name: value for name, value in self.options.items() if name != "weights"}
+
+    def _built(self, shape: Shape, classes: int) -> tuple[SplitModel, list[str]]:
+        """Build the network and return remarks about its weights."""
+        options = check(self.name, self.options)
+        common = {name: options.pop(name) for name in COMMON if name in options}
+        model = self._network(shape, classes, options)
+        notes = []
+        on_meta = any(tensor.is_meta for tensor in model.parameters())  # only the size of the network is wanted
+        if (file := common.get("weights")) and not on_meta:
+            notes.append(load_weights(model, file))
+        freeze(model, common.get("freeze", ()))
+        return model, notes
+
+    def _network(self, shape: Shape, classes: int, options: dict[str, Any]) -> SplitModel:
+        network = MODELS.find(self.name)
+        images = getattr(network, "images", False)
+        if min(shape, default=0) < 1 or (images and len(shape) != 3):
+            what = "images (channels, height, width)" if images else "inputs"
+            remedy = "; choose mlp, which takes inputs of any shape" if images else ""
+            raise UserError(f"model '{self.name}': needs {what}, but the shape of a sample is {tuple(shape)}{remedy}")
+        least = getattr(network, "smallest", 1)
+        if images and min(shape[1:]) < least:
+            raise UserError(
+                f"model '{self.name}': needs images of at least {least}×{least} pixels, but the shape is {shape}"
+            )
+        if classes < 1:
+            raise UserError(f"model '{self.name}': classes = {classes}: must be at least 1")
+        if is_split(network):
+            return cast(SplitModel, network(shape, classes, **options))
+        head = options.pop("head", None)
+        return build_plain(network, self.name, shape, classes, options, head)
+
+
+def _unpickled(name: str, options: Mapping[str, Any], allowed: Mapping[str, str]) -> Factory:
+    trusted_code.allow_hashes(allowed)
+    return Factory(name, options)
+
+
+def build(name: str, *, shape: Shape, classes: int, **options: Any) -> SplitModel:
+    """Build a network from its name.
+
+    Args:
+        name: A registered network or `path/to/file.py:Name`. The file is imported, which runs its code.
+        shape: Channels, height and width of the images.
+        classes: Number of classes.
+        **options: Options of the network; those not given have their defaults.
+
+    Returns:
+        A network with weights drawn from torch's global generator.
+
+    Raises:
+        UserError: The name or an option is unknown, a value is invalid, or images are too small for the network.
+
+    Example:
+        >>> build("mlp", shape=(1, 8, 8), classes=10, hidden=32).features
+        64
+    """
+    trusted_code.allow(name)
+    return Factory(name, options)(shape, classes)
+
+
+def check(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate the options of a network without building it.
+
+    Args:
+        name: A registered network or `path/to/file.py:Name`.
+        options: Its options.
+
+    Returns:
+        The options, converted to their annotated types.
+
+    Raises:
+        UserError: The name or an option is unknown, or a value is invalid.
+    """
+    return validated(_declared(MODELS.find(name)), options, "model", name)
+
+
+def _declared(network: Network) -> Declaration:
+    own = declared(network) if is_split(network) else options_of(network) | {"head": (str, None)}
+    return own | COMMON
