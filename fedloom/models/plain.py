@@ -1,6 +1,7 @@
 """Plain networks: any `nn.Module` as a network with an extractor and a head."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -161,7 +162,7 @@ class _Run:
         self.children: list[str] = []
         """Names of direct children that returned a tensor [B, …]."""
         # Made without a generator, which would need a seed and does not work on torch's meta device.
-        count = 2 * shape[0] * shape[1] * shape[2]
+        count = 2 * math.prod(shape)
         self.x = torch.linspace(-1, 1, count, device=_device(module)).reshape(2, *shape)
         names = {child: name for name, child in module.named_children()}
 

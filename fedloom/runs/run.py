@@ -33,9 +33,10 @@ def run(
         resume: Resume the run in `out`, or start it if the folder has none. A finished run is not repeated.
         trust_code: Allow the Python files that the recipe file names to be imported. Files that the arguments name
             (`method="mine.py:Mine"`) are always allowed.
-        **fields: Recipe fields by short name (`rounds=5`) or path (`**{"training.rounds": 5}`). `method` may also be a
-            method class or instance, and `data` a pair of arrays (x, y), a dict of such pairs per client, a
-            `fedloom.data.Dataset`, or a PyTorch or Hugging Face dataset.
+        **fields: Recipe fields by short name (`rounds=5`) or path (`**{"training.rounds": 5}`). Objects work too:
+            `method` may be a method class or instance, `model` an `nn.Module`, a class or a function that returns one,
+            and `data` a pair of arrays (x, y), a dict of such pairs per client, a `fedloom.data.Dataset`, or a PyTorch
+            or Hugging Face dataset.
 
     Returns:
         The summary of the run: accuracies, costs and its folder, `run_dir`.

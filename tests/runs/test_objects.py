@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fedloom
 from fedloom.core.errors import UserError
@@ -110,3 +111,27 @@ def test_augmentations_of_any_shape():
         by = int((after[0, 0] - before[0, 0]).item()) % 1000
         assert min(by, 1000 - by) <= 100
         assert torch.equal(after, before.roll(-by, -1))
+
+
+class Net(nn.Module):
+    """A plain network for tables, with dropout and a last layer of its own name."""
+
+    def __init__(self, num_classes: int = 2, width: int = 8):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Dropout(0.1))
+        self.fc = nn.Linear(width, num_classes)
+
+    def forward(self, x):
+        return self.fc(self.body(x))
+
+
+def test_a_network_is_a_module_a_class_or_a_function():
+    module = Net()
+    fedloom.run(data=(X, Y), model=module, out="module", **SETTING | {"rounds": 1, "epochs": 0})
+    stored = fedloom.load("module").global_model()
+    x = torch.from_numpy(X[:4]).float()
+    assert torch.allclose(stored(x), module.eval()(stored.prepared(x)), atol=1e-6)
+    summary = fedloom.run(data=(X, Y), model=Net, out="class", **SETTING, **{"model.width": 16})
+    assert summary["global_accuracy"] > 0.8
+    fedloom.run(data=(X, Y), model=lambda num_classes: Net(num_classes, 3), method="fedrep", out="made", **SETTING)
+    assert fedloom.load("made").personal(0).features(x).shape == (4, 3)
