@@ -131,7 +131,7 @@ def test_a_network_is_a_module_a_class_or_a_function():
     stored = fedloom.load("module").global_model()
     x = torch.from_numpy(X[:4]).float()
     assert torch.allclose(stored(x), module.eval()(stored.prepared(x)), atol=1e-6)
-    summary = fedloom.run(data=(X, Y), model=Net, out="class", **SETTING, **{"model.width": 16})
-    assert summary["global_accuracy"] > 0.8
+    fedloom.run(data=(X, Y), model=Net, out="class", **SETTING, **{"model.width": 16})
+    assert fedloom.load("class").global_model().features(x).shape == (4, 16)
     fedloom.run(data=(X, Y), model=lambda num_classes: Net(num_classes, 3), method="fedrep", out="made", **SETTING)
     assert fedloom.load("made").personal(0).features(x).shape == (4, 3)
