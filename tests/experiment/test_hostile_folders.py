@@ -75,7 +75,7 @@ def test_clients_whose_counts_do_not_match_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"shape": [1, 8]}, "shape"), ({"shape": [1, 8, 2**40]}, r"shape\.2 = 1099511627776: must be at most"),
+        ({"shape": []}, "shape"), ({"shape": [1, 8, 2**40]}, r"shape\.2 = 1099511627776: must be at most"),
         ({"std": [0.0]}, r"std\.0 = 0\.0: must be above 0"), ({"classes": []}, "classes"), ({"model": "mlp"}, "model"),
     ],
 )  # fmt: skip

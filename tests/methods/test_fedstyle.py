@@ -246,7 +246,7 @@ def test_fedprox_of_the_appendix_goes_on_from_its_own_model():
 def test_what_a_method_cannot_learn_from_is_refused():
     with pytest.raises(UserError, match=r"objective.name = 'labels': the method fedstyle cannot be trained on it"):
         Recipe.parse({"method": "fedstyle", "objective": "labels"})
-    with pytest.raises(UserError, match=r"objective.name = 'simclr': fedcrl cannot be trained on it"):
+    with pytest.raises(UserError, match=r"objective.name = 'simclr': the method fedcrl cannot be trained on it"):
         Recipe.parse({"method": "fedcrl", "objective": "simclr"})
     with pytest.raises(UserError, match="did you mean 'simclr'"):
         Recipe.parse({"method": "fedavg", "objective": "simclear"})

@@ -114,7 +114,7 @@ def test_augmentations_of_any_shape():
 
 
 class Net(nn.Module):
-    """A plain network for tables, with dropout and a last layer of its own name."""
+    """A plain network for tables, with dropout."""
 
     def __init__(self, num_classes: int = 2, width: int = 8):
         super().__init__()
