@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS := 1
-QUICK := $(addprefix tests/,config core data losses methods models objectives) $(wildcard tests/test_[adp]*.py)
+QUICK := $(addprefix tests/,config core data losses methods models) $(wildcard tests/test_[adp]*.py)
 
 .PHONY: demo test quick lint layers types unit slow slow-tests long-fuzz gpu catalogue lock clean
 
@@ -16,7 +16,7 @@ test: lint
 
 # The tests without whole experiments, for while you edit: under a minute.
 quick: lint
-	$(BIN)/pytest -n 2 --dist loadgroup $(QUICK)
+	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow and not full" $(QUICK)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

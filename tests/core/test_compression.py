@@ -23,6 +23,8 @@ from fedloom.core.workspace import Setup
 from fedloom.experiment.loop import Experiment
 from fedloom.methods import get
 
+pytestmark = pytest.mark.full
+
 FORMS = ("fp16", "bf16", "int8", "topk:0.1")
 
 

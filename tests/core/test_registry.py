@@ -19,6 +19,8 @@ from fedloom.engines import ENGINES
 from fedloom.models import build
 from fedloom.runs.run import recipe_of
 
+pytestmark = pytest.mark.full
+
 METHOD = """
 from fedloom.methods.fedavg import FedAvg
 from fedloom.core.state import squared_distance

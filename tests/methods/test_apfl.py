@@ -11,6 +11,8 @@ from fedloom.core.errors import UserError
 from fedloom.losses import nt_xent
 from fedloom.methods import get
 
+pytestmark = pytest.mark.full
+
 ALL = {"training__fraction": 1.0, "task": tiny_task(norm=False)}
 
 

@@ -9,6 +9,8 @@ from torch.nn.functional import cross_entropy
 
 from fedloom.methods import get, hyperparameters, method_class
 
+pytestmark = pytest.mark.full
+
 
 def test_the_global_half_is_fedavg_bit_for_bit():
     ditto, fedavg = tiny_run("ditto"), tiny_run("fedavg")

@@ -23,6 +23,8 @@ from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods.addons.finetune import FineTuned
 from fedloom.methods.addons.heads import Headed
 
+pytestmark = pytest.mark.full
+
 METHODS = sorted(REGISTRY)
 FEDERATED = [name for name in METHODS if not REGISTRY[name].pooled]
 PERSONAL = [name for name in FEDERATED if not get(name).personal_is_global]

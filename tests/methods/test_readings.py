@@ -25,6 +25,8 @@ from fedloom.methods import get
 from fedloom.models import Factory
 from fedloom.models.projected import Tapped, batch_statistics
 
+pytestmark = pytest.mark.full
+
 READINGS = [
     {"name": "fedcrl", "reg_over": "sum", "judged": "mixed"},
     {"name": "moon", "similarity": "batch", "judged": "local"},

@@ -17,6 +17,8 @@ from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods import get, hyperparameters
 from fedloom.methods.addons.classifiers import write_linear
 
+pytestmark = pytest.mark.full
+
 
 def lane_of(method, **training):
     return Workspace(Setup(tiny_task(), method, Training(batch_size=16, **training), seed=0))
