@@ -80,7 +80,10 @@ def test_they_change_nothing_else_and_are_not_there_by_default():
 
 
 @pytest.mark.parametrize("engine", ["processes", "replay"])
-@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedavg+ft"])
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param("fedavg", marks=pytest.mark.slow), "fedper", pytest.param("fedavg+ft", marks=pytest.mark.slow)],
+)
 def test_engines_agree(engine, method):
     fields = {"task": with_validation(tiny_task()), "evaluation__metrics": ALL}
     expected, got = (tiny_run(method, engine=name, **fields) for name in ("inline", engine))

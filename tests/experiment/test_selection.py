@@ -99,7 +99,9 @@ def test_best_state_is_copied_and_restored_with_clients_that_came_and_went():
 SOME = {"training__rounds": 9, "training__patience": 2, "training__optimizer__lr": 0.3}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedamp", "fedavg+ft", "fedstyle"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "fedper", "fedamp", "fedavg+ft", pytest.param("fedstyle", marks=pytest.mark.slow)]
+)
 def test_a_stopped_run_has_the_models_and_figures_of_its_best_round(method, tmp_path):
     task = with_validation(tiny_task())
     run = tiny_experiment(method, task=task, out=str(tmp_path / "stopped"), **SOME)
@@ -126,7 +128,7 @@ def test_some_of_these_runs_stop_before_their_end(tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["processes", "replay"])
-@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "fedper"])
 def test_engines_agree_on_validation_and_stopping(engine, method):
     task = with_validation(tiny_task())
     expected, got = (tiny_run(method, task=task, engine=e, **SOME) for e in ("inline", engine))

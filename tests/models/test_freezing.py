@@ -22,7 +22,9 @@ def initial(experiment):
     return experiment.setup.build().named_tensors()
 
 
-@pytest.mark.parametrize("names", [("extractor",), ("extractor.fc1", "extractor.bn1")])
+@pytest.mark.parametrize(
+    "names", [("extractor",), pytest.param(("extractor.fc1", "extractor.bn1"), marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_frozen_parts_keep_their_values_and_stay_where_they_are(method, names):
     task = frozen_task(*names)

@@ -278,7 +278,7 @@ def test_a_plain_network_that_cannot_be_built_is_refused(file, name, options, wa
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep", "fedcrl"])
-@pytest.mark.parametrize("name", ["Plain", "Attention"])
+@pytest.mark.parametrize("name", ["Attention", pytest.param("Plain", marks=pytest.mark.slow)])
 def test_a_plain_network_trains_alike_on_every_engine(file, method, name):
     trusted_code.allow(f"{file}:{name}")
     task = tiny_task(f"{file}:{name}", head="fc")

@@ -62,7 +62,7 @@ def test_options_that_do_not_fit_are_refused(options, wanted):
         build("vit", shape=(1, 8, 8), classes=4, **options)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedintr"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("fedintr", marks=pytest.mark.slow)])
 def test_every_engine_trains_it_alike(method):
     task = tiny_task("vit", width=16, depth=2, heads=2, pool="token", dropout=0.1)
     inline = tiny_run(method, task=task).server.state
@@ -70,6 +70,7 @@ def test_every_engine_trains_it_alike(method):
         assert same_state(tiny_run(method, task=task, engine=engine).server.state, inline)
 
 
+@pytest.mark.slow
 def test_it_learns_digits(tmp_path):
     fields = {"data": "digits", "clients": 2, "partition": "iid", "rounds": 3, "epochs": 4, "lr": 0.003}
     model = {"name": "vit", "width": 32, "depth": 2}

@@ -119,7 +119,7 @@ def test_files_that_cannot_be_used_are_refused_and_execute_nothing(tmp_path, mon
     assert not Path("pwned").exists()
 
 
-@pytest.mark.parametrize("method", ["fedavg", "ditto"])
+@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "ditto"])
 def test_every_engine_starts_from_the_file(tmp_path, method):
     source, file = mlp(), str(tmp_path / "net.safetensors")
     save_file(source.state_dict(), file)

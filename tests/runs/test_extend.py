@@ -86,7 +86,7 @@ def files(folder: Path) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("engine", ["inline", "processes"])
+@pytest.mark.parametrize("engine", ["inline", pytest.param("processes", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
 def test_two_rounds_extended_to_four_are_a_run_of_four(case, engine, tmp_path):
     make = partial(experiment, case, engine=engine)
