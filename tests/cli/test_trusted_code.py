@@ -275,6 +275,7 @@ def test_a_file_that_changes_after_its_import_stays_as_it_was(caplog):
     assert not Path("marker").exists()
 
 
+@pytest.mark.slow
 def test_runs_in_parallel_have_the_consent_of_their_command(stranger, capsys, monkeypatch):
     arguments = ["sweep", recipe_file(stranger), "--over", "lr=0.1,0.2", "--parallel", 2]
     refused(capsys, monkeypatch, *map(str, arguments), "--out", "refused")

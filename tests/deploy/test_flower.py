@@ -109,6 +109,7 @@ def _same_as_simulated(site: Site, name: str, recipe, tmp_path: Path) -> None:
     assert without_times(found) == without_losses(without_times(simulated.history))
 
 
+@pytest.mark.slow
 def test_one_organisation_over_tls_gives_what_a_simulation_gives_bit_for_bit(tmp_path):
     """The short version, for `make test`: a third of the processes."""
     recipe = small_recipe("repper", data__clients=1, training__rounds=1)

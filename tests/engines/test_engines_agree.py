@@ -51,7 +51,7 @@ OPTIMIZERS = [
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer["name"])
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("keep", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_every_optimizer_is_the_same_on_every_engine(optimizer, keep):
     fields = {"training__optimizer": optimizer | {"keep": keep}, "training__warmup": 2}
     expected = tiny_run("ditto", **fields)

@@ -130,6 +130,7 @@ def test_workers_that_share_a_gpu_equal_lanes_bit_for_bit(method):
     assert without_times(got.history) == without_times(expected.history)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blow", [signal.SIGKILL, slow(signal.SIGSTOP)])  # dead; silent, as behind a lost network
 @pytest.mark.usefixtures("local")
 def test_a_lost_worker_is_replaced_and_its_client_is_not_lost(blow, caplog, mine):

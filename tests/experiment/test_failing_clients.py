@@ -347,6 +347,7 @@ def test_without_faults_nothing_is_different():
     assert not list(Path("runs").glob("*/log.txt"))
 
 
+@pytest.mark.slow
 def test_slow_clients_are_timed_out_where_that_can_be_done(caplog):
     fields = everyone(faults__slow=0.5, faults__slow_seconds=30, engine__client_timeout=1.5)
     done = tiny_run("fedavg", engine="processes", **fields)

@@ -152,7 +152,12 @@ TOOLS = """
 
 
 @pytest.mark.parametrize(
-    "screen", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 390, "height": 800}, "has_touch": True}]
+    "screen",
+    [
+        {},
+        pytest.param({"color_scheme": "dark"}, marks=pytest.mark.slow),
+        pytest.param({"viewport": {"width": 390, "height": 800}, "has_touch": True}, marks=pytest.mark.slow),
+    ],
 )
 def test_nothing_covers_data(browser, report, screen):
     tab = Tab(browser, report.as_uri(), **screen)
@@ -168,6 +173,7 @@ def test_nothing_covers_data(browser, report, screen):
     tab.page.close()
 
 
+@pytest.mark.slow
 def test_a_watched_run_grows_and_its_page_outlives_the_server(browser, tmp_path):
     run = write_run(tmp_path / "run", history=[evaluated(1, 0.5)], rounds=3)
     with Live([run], insights=Insights(unfinished=False)) as live:

@@ -120,6 +120,7 @@ def test_two_processes_on_one_comparison_the_second_is_refused(tmp_path) -> None
     assert refused == [True]
 
 
+@pytest.mark.slow
 def test_the_command_goes_on_with_a_comparison(whole, tmp_path) -> None:
     out = tmp_path / "all"
     with pytest.raises(CrashError):

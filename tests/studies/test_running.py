@@ -105,6 +105,7 @@ def test_runs_side_by_side_store_their_results(data: Path, monkeypatch: pytest.M
     assert len(stored()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "everyone", "code"),
     [
