@@ -10,7 +10,7 @@ demo: $(VENV)/.user
 	$(BIN)/fedloom compare demo
 	@echo "look at it: source $(BIN)/activate, then: fedloom report RUN_FOLDER"
 
-# About 4 minutes on 2 idle cores. Types are checked beside the tests: mypy uses one core.
+# About 5 minutes on 2 idle cores. Types are checked beside the tests: mypy uses one core.
 test: lint
 	$(MAKE) --no-print-directory --jobs 2 unit layers types
 
