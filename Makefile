@@ -4,11 +4,10 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 QUICK := $(addprefix tests/,config core data losses methods models) $(wildcard tests/test_[adp]*.py)
 
-.PHONY: demo test quick lint layers types unit slow slow-tests long-fuzz gpu catalogue lock clean
+.PHONY: demo test quick lint layers types unit slow slow-tests long-fuzz gpu catalogue costs lock clean
 
 demo: $(VENV)/.user
 	$(BIN)/fedloom compare demo
-	@echo "look at it: source $(BIN)/activate, then: fedloom report RUN_FOLDER"
 
 # About 5 minutes on 2 idle cores. Types are checked beside the tests: mypy uses one core.
 test: lint
@@ -48,6 +47,9 @@ gpu: $(VENV)/.dev
 # or a new network, engine or partition
 catalogue: $(VENV)/.user
 	$(BIN)/python -m fedloom.cli.catalogue
+
+costs: $(VENV)/.user
+	$(BIN)/python -m fedloom.studies.workload
 
 # Pins every package that `make` installs, with its dependencies, for Python 3.11 to 3.13
 lock: $(VENV)/.user

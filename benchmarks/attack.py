@@ -69,7 +69,7 @@ def make_victim(
         }
     )
     task = make_task(recipe)
-    images, labels = task.dataset.images.numpy(), task.dataset.labels.numpy()
+    images, labels = task.dataset.inputs.numpy(), task.dataset.labels.numpy()
     names = ("north", "south", "west")
     terms = FederationTerms(
         name="digits", host="127.0.0.1", organisations=names, classes=task.dataset.classes, shape=task.shape

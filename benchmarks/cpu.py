@@ -145,7 +145,7 @@ def take_part(options: argparse.Namespace) -> None:
     images = np.clip(patterns[labels] * 0.3 + rng.normal(90, 60, (options.images, 1, 28, 28)), 0, 255).astype(np.uint8)
     dataset = Dataset(
         name="synthetic",
-        images=torch.from_numpy(images),
+        inputs=torch.from_numpy(images),
         labels=torch.from_numpy(labels),
         test=torch.zeros(options.images, dtype=torch.bool),
         classes=tuple(map(str, range(CLASSES))),
@@ -217,7 +217,7 @@ def plain_loop(dataset: Any, federation: Any, rounds: int, tell: Callable[..., N
 
     class ClientData(Samples):  # type: ignore[type-arg]
         def __init__(self, positions: np.ndarray):
-            self.images = (dataset.images[positions].float() / 255 - 0.5) / 0.5
+            self.images = (dataset.inputs[positions].float() / 255 - 0.5) / 0.5
             self.labels = dataset.labels[positions]
 
         def __len__(self) -> int:

@@ -212,7 +212,7 @@ def whole(name: str, options: argparse.Namespace, limit: float) -> dict[str, Any
         images = Path(folder) / "images.npz"
         dataset, _ = work.federation()
         of = {"train": ~dataset.test, "test": dataset.test}
-        arrays = {f"x_{part}": dataset.images[which].numpy() for part, which in of.items()}
+        arrays = {f"x_{part}": dataset.inputs[which].numpy() for part, which in of.items()}
         np.savez(images, **arrays, **{f"y_{part}": dataset.labels[which].numpy() for part, which in of.items()})
         values = {
             "data": {"name": str(images), "clients": work.clients, "partition": "iid", "split": "common"},
@@ -222,7 +222,7 @@ def whole(name: str, options: argparse.Namespace, limit: float) -> dict[str, Any
         }
         caches = {
             variable: str(Path(folder) / "cache" / variable.lower())
-            for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME")
+            for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "PYTHONPYCACHEPREFIX")
         }
         for cache in ("cold", "warm") if "compile" in name else ("cold",):
             inside = Path(folder) / cache
@@ -251,6 +251,8 @@ def in_process(
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment |= {"PYTHONPATH": os.pathsep.join(paths), "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     environment |= variables or {}
+    if variables and "PYTHONPYCACHEPREFIX" in variables:  # as on a usual installation, where bytecode is cached
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-m", f"benchmarks.contest.{module}", json.dumps(spec), str(folder / "result")]
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(

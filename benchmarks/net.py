@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 METHODS = (
-    "apfl", "centralized", "ditto", "fedala", "fedamp", "fedavg", "fedbabu", "fedcka", "fedcrc", "fedcrl", "fedgh",
-    "fedintr", "fedpac", "fedper", "fedproto", "fedprox", "fedrep", "fedstyle", "lgfedavg", "local", "moon",
-    "perfedavg", "pfedme", "repper", "scaffold",
+    "apfl", "centralized", "ditto", "fedadagrad", "fedadam", "fedala", "fedamp", "fedas", "fedavg", "fedavgm",
+    "fedbabu", "fedbn", "fedcka", "fedcp", "fedcrc", "fedcrl", "feddbe", "feddyn", "fedgh", "fedintr", "fedlc",
+    "fednova", "fedpac", "fedper", "fedproto", "fedprox", "fedrep", "fedrod", "fedstyle", "fedtgp", "fedyogi", "gpfl",
+    "lgfedavg", "local", "moon", "perfedavg", "pfedme", "repper", "scaffold", "untrained",
 )  # fmt: skip
 ADDONS = ("ft", "linear", "mlp", "svm", "logreg", "probe")
 OBJECTIVES = ("labels", "simclr", "simsiam", "byol", "moco", "barlow")
@@ -41,6 +42,17 @@ BASE: dict[str, Any] = {
     "training": {"rounds": 2, "batch_size": 16, "fraction": 0.7},
     "storage": {"checkpoint_seconds": 0},
 }
+TABLES = {
+    "table": ("fedavg", "fedper", "fedproto", "fedavg+logreg"),
+    "binary": ("fedavg", "fedproto", "fedcrc", "fedgh", "fedpac", "moon", "repper", "fedavg+linear"),
+    "multilabel": ("fedavg+ft", "ditto", "scaffold", "perfedavg", "apfl", "fedcka", "fedproto"),
+}
+"""Methods of the cases on a table, by the kind of its labels."""
+FIGURES = {
+    "table": ["balanced_accuracy", "macro_f1", "auc", "ece", "loss"],
+    "binary": ["balanced_accuracy", "f1", "auc", "ece"],
+    "multilabel": ["exact_match", "macro_f1", "micro_f1", "auc", "ece", "loss"],
+}
 Case = dict[str, Any]
 
 
@@ -54,7 +66,10 @@ def merged(*recipes: Case) -> Case:
 
 
 def cases(engines: tuple[str, ...]) -> Iterator[tuple[str, Case]]:
-    """Yield names and recipes. A case with the extra key `resume` is interrupted after its second round."""
+    """Yield names and recipes.
+
+    A case with the extra key `resume` is interrupted after its second round; `table` is the kind of a table's labels.
+    """
     for engine in engines:
         runs = {"engine": {"name": engine, "deterministic": engine in ("inline", "lanes")}}
         if engine in ("processes", "replay", "ray"):
@@ -108,10 +123,52 @@ def _cases() -> Iterator[tuple[str, Case]]:
             f"{method} wire faults",
             merged(three, {"method": method, "wire": {"up": "bf16", "down": "none"}, "faults": {"nan": 0.4}}),
         )
+    for method in ("fedavg", "fedrep", "ditto", "fedcrl", "fedproto", "repper", "apfl", "moon"):
+        frozen, lora = {"freeze": ["extractor"]}, {"lora": {"rank": 2}}
+        small = {"name": "vit", "width": 16, "depth": 1, "heads": 2}
+        yield f"{method} frozen", {"method": method, "model": {"name": "mlp"} | frozen}
+        yield f"{method} frozen augmented", {"method": method, "model": frozen, "data": {"augment": ["crop:1"]}}
+        yield f"{method} frozen resume", merged(three, {"method": method, "model": frozen, "resume": 2})
+        yield f"{method} lora", {"method": method, "model": {"name": "mlp"} | lora}
+        yield f"{method} lora vit", {"method": method, "model": small | lora}
+        yield f"{method} lora resume", merged(three, {"method": method, "model": lora, "resume": 2})
     yield "styles", {"data": {"name": "digits+digits", "partition": "domain", "clients": 4}, "method": "fedstyle"}
     yield "distance", {"method": "fedrep", "evaluation": {"distance": "model.head", "every": 2}}
     yield "evaluated", {"method": "fedper", "evaluation": {"clients": 2, "summary": "median:2"}}
     yield "schedule", merged(three, {"method": "fedavg", "training": {"schedule": "cosine"}})
+    yield from _kinds()
+    yield from _trainings(three)
+
+
+def _kinds() -> Iterator[tuple[str, Case]]:
+    """Yield cases on rows of a table with several classes, two classes or several labels."""
+    for kind, methods in TABLES.items():
+        for method in methods:
+            data = {"partition": "iid" if kind == "multilabel" else "dirichlet:1"}
+            metrics = {"metrics": FIGURES[kind], "measure": "auc"}
+            recipe: Case = {"method": method, "table": kind, "data": data, "evaluation": metrics}
+            yield f"{kind} {method}", recipe | ({} if kind == "table" else {"objective": {"name": kind}})
+    yield "table simclr", {"method": "fedavg", "table": "table", "objective": {"name": "simclr"}}
+    yield "binary weighted", {"table": "binary", "objective": {"name": "binary", "pos_weight": 3.0}}
+
+
+def _trainings(three: Case) -> Iterator[tuple[str, Case]]:
+    """Yield cases of optimizers, label smoothing, warmup, validation samples and early stopping."""
+    for method in ("fedavg", "ditto", "scaffold"):
+        for name, lr in (("adamw", 0.01), ("lion", 0.003)):
+            optimizer = {"name": name, "lr": lr, "weight_decay": 0.05}
+            yield f"{method} {name}", {"method": method, "training": {"optimizer": optimizer}}
+    for method in ("fedavg", "fedpac", "moon"):
+        yield f"{method} smoothing", {"method": method, "objective": {"name": "labels", "smoothing": 0.1}}
+    for method in ("fedavg", "apfl", "pfedme"):
+        gentle = {"warmup": 2, "optimizer": {"name": "sgd", "lr": 0.1, "clip": 0.5}}
+        yield f"{method} warmup", merged(three, {"method": method, "training": gentle})
+    for method in ("fedavg", "fedrep", "fedcrl"):
+        held_out = {"data": {"split": "pooled:0.5:0.25"}, "evaluation": {"metrics": FIGURES["table"], "measure": "ece"}}
+        yield f"{method} validation", {"method": method, **held_out}
+        patient = {"rounds": 6, "patience": 2, "fraction": 1.0}
+        yield f"{method} patience", {"method": method, **held_out, "training": patient}
+        yield f"{method} patience resume", {"method": method, **held_out, "training": patient, "resume": 2}
 
 
 def record(engines: tuple[str, ...], only: str, share: tuple[int, int] = (0, 1)) -> dict[str, str]:
@@ -131,14 +188,30 @@ def outcome(recipe: Case, folder: Path) -> str:
     """Return the hash of a run, or the type of the error that it ends with (error messages may change)."""
     import fedloom
 
-    stop = recipe.pop("resume", None)
+    stop, table = recipe.pop("resume", None), recipe.pop("table", None)
     try:
+        if table is not None:
+            recipe["data"]["name"] = _table(table)
         if stop is not None:
             _interrupted(recipe, folder, stop)
         fedloom.run(recipe, out=str(folder), resume=stop is not None)
     except Exception as error:
         return type(error).__name__
     return digest(folder)
+
+
+def _table(kind: str) -> str:
+    """Register a table of random rows, whose labels follow from a random linear map, and return its name."""
+    import numpy as np
+
+    from fedloom.data import from_arrays
+    from fedloom.runs.objects import register_dataset
+
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(160, 8))
+    scores = x @ rng.normal(size=(8, 4)) + rng.normal(size=(160, 4))
+    y = {"table": scores.argmax(1), "binary": (scores[:, 0] > 0).astype(int), "multilabel": (scores > 0).astype(int)}
+    return register_dataset(from_arrays(x, y[kind], name=kind))
 
 
 def _interrupted(recipe: Case, folder: Path, after: int) -> None:

@@ -143,7 +143,7 @@ def plain_rounds(dataset: Dataset, federation: Federation, options: argparse.Nam
     model = build("mlp", shape=SHAPE, classes=len(dataset.classes))
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD(parameters, lr=LR)
-    held = [((dataset.images[part].float() / 255 - 0.5) / 0.5, dataset.labels[part]) for part in federation.train]
+    held = [((dataset.inputs[part].float() / 255 - 0.5) / 0.5, dataset.labels[part]) for part in federation.train]
     while True:
         start = perf_counter()
         plain_round(model, parameters, optimizer, held, options.batch)

@@ -137,8 +137,8 @@ def engines(options: argparse.Namespace) -> None:
     from fedloom import Task, objectives
     from fedloom.core.job import Job
     from fedloom.core.message import Message
-    from fedloom.core.optimizers import Training
-    from fedloom.core.workspace import Setup
+    from fedloom.core.setup import Setup
+    from fedloom.core.training import Training
     from fedloom.data import Dataset, Federation
     from fedloom.engines import EngineSettings, make_engine
     from fedloom.engines.processes import cores
@@ -208,18 +208,23 @@ def bytes_of_methods(options: argparse.Namespace) -> None:
             print(f"{name:<13}{up:>9}{down:>9}  {formula:<26}{expected:>9}{up + down - expected:>9}")
 
 
-EXTRA = ("model.projections", "model.projection")
+EXTRA = ("model.projections", "model.projection", "policy", "valve")
 FORMULAS: dict[str, tuple[str, dict[str, int]]] = {
     "local": ("0", {}),
     "centralized": ("0", {}),
+    "untrained": ("0", {}),
     "fedper": ("2 φ(ϕ)", {"ϕ": 2}),
     "fedrep": ("2 φ(ϕ)", {"ϕ": 2}),
     "fedbabu": ("2 φ(ϕ)", {"ϕ": 2}),
     "repper": ("2 φ(ϕ)", {"ϕ": 2}),
+    "fedas": ("2 φ(ϕ)", {"ϕ": 2}),
     "lgfedavg": ("2 φ(π)", {"π": 2}),
     "fedproto": ("2 φ(Ω̄)", {"Ω̄": 2}),
+    "fedtgp": ("2 φ(Ω̄)", {"Ω̄": 2}),
     "fedgh": ("φ(Ω̄) + φ(π)", {"Ω̄": 1, "π": 1}),
     "fedcrl": ("2 [φ(ϕ) + φ(Ω̄)]", {"ϕ": 2, "Ω̄": 2}),
+    "gpfl": ("2 [φ(ϕ) + φ(valve) + φ(Ω̄)]", {"ϕ": 2, "q": 2, "Ω̄": 2}),
+    "fedcp": ("2 [φ(θ) + φ(policy)]", {"θ": 2, "q": 2}),
     "fedpac": ("2 φ(θ) + 3 φ(Ω̄)", {"θ": 2, "Ω̄": 3}),
     "scaffold": ("4 φ(θ)", {"θ": 4}),
     "moon": ("2 [φ(θ) + φ(projection)]", {"θ": 2, "q": 2}),
@@ -233,9 +238,10 @@ def server(options: argparse.Namespace) -> None:
 
     from fedloom import Task, objectives
     from fedloom.core.message import Message
-    from fedloom.core.optimizers import Training
     from fedloom.core.server import Server
-    from fedloom.core.workspace import Setup, Workspace
+    from fedloom.core.setup import Setup
+    from fedloom.core.training import Training
+    from fedloom.core.workspace import Workspace
     from fedloom.data import federate, load
     from fedloom.methods import get
     from fedloom.models import Factory

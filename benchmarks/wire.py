@@ -2,9 +2,9 @@
 
     python benchmarks/wire.py [--seeds 0 1 2] [--methods fedavg fedcrl] [--rounds 20]
 
-The federation is the demo's (scikit-learn's digits, 20 clients, Dir(0.1)). Accuracies are after the last round, in
-percent, mean ± standard deviation over seeds: of the global model if the method has one, otherwise of the personal
-models.
+The federation is that of the recipe `digits-skewed` (scikit-learn's digits, 20 clients, Dir(0.1)). Accuracies are after
+the last round, in percent, mean ± standard deviation over seeds: of the global model if the method has one, otherwise
+of the personal models.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def summary(method: str, up: str, down: str, seed: int, rounds: int) -> dict:
-    values = read_yaml("demo")
+    values = read_yaml("digits-skewed")
     values.pop("compare", None)
     recipe = Recipe.parse(values).with_(
         f"training.rounds={rounds}", f"evaluation.every={rounds}", f"wire.up={up}", f"wire.down={down}",

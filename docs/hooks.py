@@ -98,7 +98,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 def relinked(markdown: str, uri: str) -> tuple[str, list[str]]:
     """Adapt the links of a page to its place in the site; also return the repository files that it links to."""
-    source = {page: path for path, page in REPOSITORY_PAGES.items()}.get(uri, f"docs/{uri}")
+    outside = {page: path for path, page in REPOSITORY_PAGES.items()}
+    outside |= {notebook_uri(path): f"examples/{path.name}" for path in notebooks()}
+    source = outside.get(uri, f"docs/{uri}")
     assets: list[str] = []
 
     def relink(match: re.Match[str]) -> str:
@@ -166,16 +168,19 @@ def method_page(name: str) -> str:
     kind, info = METHODS.find(name), method_info(name)
     source = Path(getsourcefile(kind) or "")
     text = source.read_text(encoding="utf-8")
-    parts = {verb: ", ".join(f"`{part}`" for part in info[verb]) for verb in ("shares", "sends", "receives", "keeps")}
+    verbs = ("shares", "sends", "receives", "keeps", "server_keeps")
+    parts = {verb: ", ".join(f"`{part}`" for part in info[verb]) for verb in verbs}
     what = {
         "Shares (both directions, averaged)": parts["shares"],
         "Sends to the server only": parts["sends"],
         "Receives from the server only": parts["receives"],
         "Keeps between rounds": parts["keeps"],
+        "Stays at the server": parts["server_keeps"],
         **{f"`{part}` reveals": said for part, said in info["reveals"].items()},
         "Global model": "yes" if info["global"] else "no",
         "Robust aggregation": "yes" if info["robust"] else f"no: it {info['not_robust']}",
         "Differential privacy": "yes" if info["private"] else f"no: it {info['not_private']}",
+        "Secure aggregation": "yes" if info["secure"] else f"no: it {info['not_secure']}",
     }
     lines = [
         f"# {kind.__name__}", "", cleandoc(kind.__doc__ or ""), "", f"Reference: {info['paper'] or 'none'}", "",

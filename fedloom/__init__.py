@@ -4,8 +4,8 @@ The public API is imported on first use, so that `import fedloom` and the comman
 
 Example:
     >>> import fedloom
-    >>> summary = fedloom.run(method="fedrep", data="digits", clients=10, rounds=5)
-    >>> summary["personal_accuracy"]
+    >>> run = fedloom.run(method="fedrep", data="digits", clients=10, rounds=5)
+    >>> run["personal_accuracy"], run.clients
 """
 
 from importlib import import_module
@@ -22,25 +22,29 @@ if TYPE_CHECKING:
     from fedloom.core.method import Method
     from fedloom.core.server import Server
     from fedloom.core.task import Task
+    from fedloom.experiment.callbacks import Callback, StopRun
     from fedloom.experiment.loop import Experiment
     from fedloom.inference.trained_model import load_model
-    from fedloom.inference.trained_run import load
     from fedloom.methods import method
-    from fedloom.runs.compare import compare, resume_comparison, table
+    from fedloom.runs.compare import compare, resume_comparison
+    from fedloom.runs.result import Run, Runs, load
     from fedloom.runs.run import resume, run
     from fedloom.runs.sweep import sweep
+    from fedloom.runs.table import table
 
 _MODULES = {
-    "Batch": "core.batches", "Client": "core.client", "Experiment": "experiment.loop", "Message": "core.message",
-    "Method": "core.method", "Recipe": "config.recipe", "Server": "core.server", "Task": "core.task",
-    "UserError": "core.errors", "compare": "runs.compare", "load": "inference.trained_run",
+    "Batch": "core.batches", "Callback": "experiment.callbacks", "Client": "core.client",
+    "Experiment": "experiment.loop", "Message": "core.message", "Method": "core.method", "Recipe": "config.recipe",
+    "Run": "runs.result", "Runs": "runs.result", "Server": "core.server", "StopRun": "experiment.callbacks",
+    "Task": "core.task", "UserError": "core.errors", "compare": "runs.compare", "load": "runs.result",
     "load_model": "inference.trained_model", "method": "methods", "resume": "runs.run",
-    "resume_comparison": "runs.compare", "run": "runs.run", "sweep": "runs.sweep", "table": "runs.compare",
+    "resume_comparison": "runs.compare", "run": "runs.run", "sweep": "runs.sweep", "table": "runs.table",
 }  # fmt: skip
 
 __all__ = [
-    "Batch", "Client", "Experiment", "Message", "Method", "Recipe", "Server", "Task", "UserError", "compare", "load",
-    "load_model", "method", "resume", "resume_comparison", "run", "sweep", "table",
+    "Batch", "Callback", "Client", "Experiment", "Message", "Method", "Recipe", "Run", "Runs", "Server", "StopRun",
+    "Task", "UserError",
+    "compare", "load", "load_model", "method", "resume", "resume_comparison", "run", "sweep", "table",
 ]  # fmt: skip
 
 

@@ -12,9 +12,10 @@ from fedloom import objectives
 from fedloom.core.client import Client
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
 from fedloom.core.server import Server
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.setup import Setup
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.data import Federation
 
 

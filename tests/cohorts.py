@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.setup import Setup
+from fedloom.core.workspace import Workspace
 from fedloom.engines.base import Engine
 from fedloom.engines.cuda.cohort import Cohort
 from fedloom.engines.cuda.lane import Lane, Shared
@@ -96,8 +97,8 @@ class LaneEngine(Engine):
 
 
 def alternately(methods: list[str], first: int) -> list:
-    """Every second method for `make test`, the others for `make slow`."""
-    return [m if i % 2 == first else pytest.param(m, marks=pytest.mark.slow) for i, m in enumerate(methods)]
+    """Every third method for `make test`, the others for `make slow`."""
+    return [m if i % 3 == first else pytest.param(m, marks=pytest.mark.slow) for i, m in enumerate(methods)]
 
 
 def updates(setup, clients, round=1):

@@ -39,12 +39,14 @@ def small_recipe(method: str | dict, **fields) -> Recipe:
     return recipe.with_(**{name.replace("__", "."): value for name, value in fields.items()})
 
 
-def make_federation(folder: Path, recipe: Recipe, names: tuple[str, ...] = NAMES, **ports: int) -> Task:
+def make_federation(
+    folder: Path, recipe: Recipe, names: tuple[str, ...] = NAMES, host: str = "127.0.0.1", **ports: int
+) -> Task:
     """The folder of `deploy init`, and each organisation's images under data/: what a simulation would give it."""
     task = make_task(recipe)
-    images, labels = task.dataset.images.numpy(), task.dataset.labels.numpy()
+    images, labels = task.dataset.inputs.numpy(), task.dataset.labels.numpy()
     federation = FederationTerms(
-        name="digits", host="127.0.0.1", organisations=names, classes=task.dataset.classes, shape=task.shape, **ports
+        name="digits", host=host, organisations=names, classes=task.dataset.classes, shape=task.shape, **ports
     )
     write_federation(folder, federation, recipe)
     (folder / "data").mkdir()
@@ -106,10 +108,10 @@ class LoopGrid:
         ]
 
 
-def make_fleet(folder: Path, grid: LoopGrid, recipe: Recipe, run: str = "one") -> Fleet:
+def make_fleet(folder: Path, grid: LoopGrid, recipe: Recipe, run: str = "one", names: tuple[str, ...] = NAMES) -> Fleet:
     server = folder / "server"
-    keys = {c: read_public_key(server / "organisations" / f"{name}.pub") for c, name in enumerate(NAMES)}
-    nodes = {100 + c: c for c in range(len(NAMES))}
+    keys = {c: read_public_key(server / "organisations" / f"{name}.pub") for c, name in enumerate(names)}
+    nodes = {100 + c: c for c in range(len(names))}
     return Fleet(grid, FederationTerms.load(server), nodes, keys, read_key(server / "coordinator.key"), recipe, run)
 
 

@@ -6,7 +6,7 @@ import pickle
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_origin
 
 import numpy as np
 import pytest
@@ -160,23 +160,26 @@ FILES = {
     "npz: empty file": (text("own.npz", b""), own(), ["own.npz", "cannot be read"]),
     "npz: pickled objects": (npz(x=np.array([len], dtype=object)), own(), ["own.npz", "plain arrays"]),
     "npz: no labels": (lambda: np.savez("own.npz", x=X), own(), ["own.npz", "has no 'y'", "it must have x and y"]),
-    "npz: a label below zero": (npz(y=Y - 1), own(), ["label -1 of sample 0 is out of range"]),
+    "npz: a label below zero": (
+        npz(y=Y - 1, classes=np.array(["a", "b", "c"])), own(), ["label -1 of sample 0 is out of range"]),
     "npz: a label above the classes": (npz(classes=np.array(["a"])), own(), ["label 2 of sample 2", "for 1 classes"]),
-    "npz: floats for images": (npz(x=X / 255), own(), ["x must be uint8", "convert it"]),
-    "npz: images of no known shape": (npz(x=X[..., None, None]), own(), ["x has shape", "expected [N, H, W]"]),
-    "npz: fewer labels than images": (npz(y=Y[:5]), own(), ["y must be 24 whole numbers"]),
-    "npz: halves for labels": (npz(y=Y / 2), own(), ["y must be 24 whole numbers"]),
+    "npz: missing values": (npz(x=np.full((24, 4), np.nan)), own(), ["24 of 24 samples contain NaN"]),
+    "npz: texts for images": (npz(x=Y.astype(str)), own(), ["x must be numbers", "convert it"]),
+    "npz: images of no known shape": (npz(x=X.reshape(24, 2, 4, 8)), own(), ["x has shape", "must be [N, H, W]"]),
+    "npz: fewer labels than images": (npz(y=Y[:5]), own(), ["y must be 24 labels"]),
+    "npz: halves for labels": (npz(y=Y / 2), own(), ["labels must be whole numbers or texts"]),
     "npz: no images": (npz(x=X[:0], y=Y[:0]), own(), ["it has no samples"]),
-    "npz: images without pixels": (npz(x=X[:, :0]), own(), ["own.npz", "x has shape [24, 0, 8]", "without pixels"]),
-    "npz: groups that do not fit": (npz(groups=np.zeros(3)), own(), ["3 groups for 24 images"]),
+    "npz: images without pixels": (npz(x=X[:, :0]), own(), ["own.npz", "x has shape [24, 0, 8]", "without values"]),
+    "npz: groups that do not fit": (npz(groups=np.zeros(3)), own(), ["3 groups for 24 samples"]),
     "npz: a group without a name": (
         npz(groups=Y, group_names=np.array(["a"])), own(), ["group 2 of sample 2 is out of range"]),
     "npz: test images of another size": (
         lambda: np.savez("own.npz", x_train=X, y_train=Y, x_test=X[:, :4], y_test=Y),
         own(), ["x_train and x_test differ"]),
     "npz: one class name too long a list": (npz(classes=np.zeros((2, 2))), own(), ["own.npz", "classes"]),
-    "npz: labels far too large": (npz(y=Y + 2**40), own(), ["own.npz", "label 1099511627778", "from 0 without gaps"]),
-    "a file that is not an archive": (text("own.csv", "1,2"), [*digits()[:6], "own.csv"], ["a file must be an .npz"]),
+    "npz: a single class": (npz(y=Y * 0), own(), ["its only class is '0'", "at least two classes"]),
+    "a file of another kind": (text("own.txt", "1,2"), [*digits()[:6], "own.txt"], ["a file must be an .npz"]),
+    "a table without a label": (text("own.csv", "a,b\n1,2\n"), [*digits()[:6], "own.csv"], ["data.label=b"]),
     # folders of pictures
     "pictures of mixed sizes": (
         mixed_sizes, ["run", "--data", "pics"], ["a/1.png is 8×8", "b/2.png is 9×8", "set data.size"]),
@@ -223,7 +226,7 @@ FILES = {
     "recipe: control characters": (recipe(b"seed: 1\x00"), ["run", "r.yaml"], ["is not YAML"]),
     "recipe: a call": (recipe(b"!!python/object:os.system {}"), ["run", "r.yaml"], ["is not YAML"]),
     "recipe: a list": (recipe([1]), ["run", "r.yaml"], ["must be a mapping of sections, not list"]),
-    "recipe: empty": (recipe(b""), ["run", "r.yaml"], ["must be a mapping"]),
+    "recipe: empty": (recipe(b""), ["run", "r.yaml"], ["is empty"]),
     "recipe: billions of laughs": (
         recipe(LAUGHS), ["run", "r.yaml"], ["r.yaml", "its aliases expand to", "the maximum is 50,000"]),
     "recipe: a mapping of laughs": (
@@ -297,9 +300,15 @@ WRONG = {
     "data.split": ("pooled:2", "between 0 and 1"), "data.minimum": (0, "at least 1"),
     "data.newcomers": (-1, "at least 0"), "data.resample": (7, "true or false"), "data.augment": (["x"], "choices"),
     "data.views": (["x"], "choices"), "data.normalise": ("haf", "did you mean 'half'"), "data.seed": ("x", "whole"),
-    "data.on_bad": ("skipp", "did you mean 'skip'"),
+    "data.on_bad": ("skipp", "did you mean 'skip'"), "data.label": (3, "must be text"),
+    "data.client": (3, "must be text"),
+    "data.mean": (["x"], "number"), "data.std": ([0], "above 0"),
+    "data.seconds": (0, "above 0"), "data.mels": (1, "at least 4"),
     "model.name": ("mpl", "did you mean 'mlp'"), "model.hidden": (0, "at least 1"), "model.head": (3, "must be text"),
     "model.weights": (3, "must be text"), "model.freeze": (3, "must be a list"),
+    "model.lora.rank": (0, "at least 1"), "model.lora.alpha": (0, "above 0"),
+    "model.lora.layers": (3, "must be a list"), "model.project": (0, "at least 1"),
+    "model.networks": (3, "must be a list"), "model.by_client": (3, "must be a mapping"),
     "objective.name": ("simclrr", "did you mean 'simclr'"),
     "training.rounds": (-1, "at least 1"), "training.fraction": (1.5, "at most 1"),
     "training.epochs": (-1, "at least 0"), "training.batch_size": (0, "at least 1"),
@@ -328,9 +337,12 @@ WRONG = {
     "faults.drop": (1.5, "at most 1"), "faults.crash": (-1, "at least 0"), "faults.raises": ("x", "a number"),
     "faults.nan": (2, "at most 1"), "faults.slow": (2, "at most 1"), "faults.slow_seconds": (-1, "at least 0"),
     "robust.rule": ("x", "geometric"), "robust.clip": (0, "above 0"), "robust.trim": (0.7, "below 0.5"),
-    "robust.attackers": (-1, "at least 0"), "attack.kind": ("x", "signflip"), "attack.share": (2, "below 1"),
+    "robust.attackers": (-1, "at least 0"), "robust.momentum": (1, "below 1"), "robust.bucket": (0, "at least 1"),
+    "attack.portion": (2, "at most 1"), "attack.target": (-1, "at least 0"), "attack.patch": (0, "at least 1"),
+    "attack.kind": ("x", "signflip"), "attack.share": (2, "below 1"),
     "attack.strength": (-1, "above 0"), "privacy.clip": (0, "above 0"), "privacy.noise": (-1, "above 0"),
     "privacy.delta": (2, "below 1"), "privacy.sampling": ("x", "poisson"),
+    "secure.threshold": (0.5, "above 0.5"), "secure.bits": (16, "32"), "secure.range": (0, "above 0"),
     "wire.up": ("fp61", "topk:0.05"), "wire.down": ("topk:0.1", "bf16"),
     "seed": (-1, "at least 0"), "out": (3, "a path"), "log": ("tensorbord", "did you mean 'tensorboard'"),
 }  # fmt: skip
@@ -372,7 +384,8 @@ def test_every_field_wrong_in_turn_is_named_with_its_value_and_a_remedy(field, c
 def test_no_field_of_the_recipe_is_missing_here():
     def fields(model, prefix=""):
         for name, field in model.model_fields.items():
-            kinds = (field.annotation, *get_args(field.annotation))  # a section may be missing
+            several = get_origin(field.annotation) in (tuple, dict)  # of sections
+            kinds = () if several else (field.annotation, *get_args(field.annotation))  # a section may be missing
             section = next((kind for kind in kinds if hasattr(kind, "model_fields")), None)
             if section is not None and name != "objective":
                 yield from fields(section, f"{prefix}{name}.")

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import cpu, fuzz, gpu, gpu_suite, hostile, memory, net, overhead, scale, soak, wire
+from benchmarks import (
+    board,
+    cpu,
+    frozen,
+    fuzz,
+    gpu,
+    gpu_suite,
+    hostile,
+    kills,
+    memory,
+    net,
+    overhead,
+    report,
+    scale,
+    secure,
+    soak,
+    wire,
+)
 from benchmarks.contest import crowd, ours, whole
 from benchmarks.contest.part import measure
 from benchmarks.contest.peers import MissingError
@@ -67,6 +85,17 @@ def test_cpu_has_a_plain_loop(monkeypatch, capfd):
     lines = printed(monkeypatch, capfd, cpu, "--images 60 --clients 2 --rounds 1 --only 'plain loop'")
     seconds, _steps, _images, ratio, *_ = row(lines, "plain", "loop")
     assert float(seconds) >= 0 and float(ratio) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("flower")
+def test_kills_loses_no_client_and_no_round():
+    root = Path(kills.__file__).parents[1]
+    command = [sys.executable, "-m", "benchmarks.kills", "--kills", "1", "--expired", "0", "--rounds", "2"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600, cwd=root)
+    assert done.returncode == 0, done.stdout
+    times, _, longest, lost, rounds, equal = row(done.stdout.splitlines(), "server")
+    assert (times, lost, rounds, equal) == ("1", "0", "0", "1") and float(longest) < 60
 
 
 @pytest.mark.slow
@@ -231,17 +260,31 @@ def test_gpu_tells_why_a_contestant_failed(tmp_path):
 
 
 @pytest.mark.slow
-def test_hostile_compares_rules(monkeypatch, capfd):
-    words = "--methods fedavg --seeds 0 --strengths 10 --rounds 1 --workers 1 --rules median"
-    lines = printed(monkeypatch, capfd, hostile, words)
-    assert len(row(lines, "median")) == 6  # mean ± std, without an attack and with it
+def test_hostile_compares_defences_and_continues_with_missing_runs(monkeypatch, capfd, tmp_path):
+    words = f"--methods fedavg --rounds 1 --defences median --store {tmp_path}/cells.jsonl --attacks none"
+    assert printed(monkeypatch, capfd, hostile, f"{words} backdoor --seeds 0 --status")[0].startswith("0 of 2 runs")
+    printed(monkeypatch, capfd, hostile, f"{words} --seeds 0")
+    with (tmp_path / "cells.jsonl").open("a") as file:
+        file.write('{"method": "fed')  # the benchmark was killed while it wrote
+    file_before = (tmp_path / "cells.jsonl").read_text()
+    assert printed(monkeypatch, capfd, hostile, f"{words} backdoor --seeds 0 --status")[0].startswith("1 of 2 runs")
+    assert (tmp_path / "cells.jsonl").read_text() == file_before
 
 
+def test_hostile_shows_sample_deviations_and_failed_runs():
+    assert hostile.shown([0.1, 0.3]) == "20.0 ± 14.1"  # n − 1: the population deviation would be 10.0
+    assert hostile.shown([0.5]) == "50.0"
+    assert hostile.shown([0.5, None]) == "1 of 2 failed"
+    assert hostile.shown([]) == "–"
+
+
+@pytest.mark.slow
 def test_memory_has_a_row_for_each_number_of_clients(monkeypatch, capfd):
     lines = printed(monkeypatch, capfd, memory, "--clients 4 --rounds 1 --methods local")
     assert row(lines, "local", "4")[0] == "4"
 
 
+@pytest.mark.slow
 def test_scale_clients(monkeypatch, capfd):
     lines = printed(monkeypatch, capfd, scale, "clients --clients 4 --rounds 1 --methods local")
     assert row(lines, "local", "4")[0] == "4"
@@ -273,10 +316,38 @@ def test_soak_ends_a_run_and_finds_nothing_different():
     assert (differing, left) == ("0", "0")
 
 
+def test_frozen_counts_bytes_and_seconds(monkeypatch, capfd):
+    lines = printed(monkeypatch, capfd, frozen, "--models mlp --rounds 1 --limit 60 --size 8")
+    extractor, head, adapters = 4 * (65 * 128 + 129 * 64), 4 * (64 + 1) * 10, 4 * 8 * (64 + 128 + 128 + 64)
+    sent = {kind: int(row(lines, "mlp", *kind.split())[0].replace(",", "")) for kind in frozen.KINDS}
+    assert sent["trained"] == extractor + head
+    assert sent["LoRA, rank 8"] == adapters + head
+    assert sent["frozen, cached"] == sent["frozen, recomputed"] == sent["frozen, augmented"] == head
+    assert [row(lines, "mlp", "frozen,", kind)[-1] for kind in ("cached", "recomputed", "augmented")] == [
+        "cached", "recomputed", "recomputed"
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="Chromium is not installed (apt-get install chromium)")
+def test_report_measures_a_page_in_a_browser(monkeypatch, capfd, tmp_path):
+    words = f"--methods 2 --clients 4 --seeds 1 --repeats 1 --out {tmp_path}/report.html"
+    lines = printed(monkeypatch, capfd, report, words)
+    assert lines[0] == "2 methods, 4 clients, 1 seeds"
+    assert 0 < float(row(lines, "load", "event")[0]) <= float(row(lines, "first", "figure")[0])
+    assert float(row(lines, "file")[0]) == pytest.approx((tmp_path / "report.html").stat().st_size / 1e6, abs=0.01)
+
+
 def test_wire_counts_bytes(monkeypatch, capfd):
     lines = printed(monkeypatch, capfd, wire, "--methods fedavg --seeds 0 --rounds 1 --forms none/none int8/int8")
     assert row(lines, "fedavg", "none", "none")[2] == "1.0"
     assert float(row(lines, "fedavg", "int8", "int8")[2]) > 3
+
+
+def test_secure_counts_bytes_beside_plain(monkeypatch, capfd):
+    lines = printed(monkeypatch, capfd, secure, "--members 4 --parameters 1000 --dropouts")
+    assert row(lines, "4", "0", "plain")[0] == "4,000"
+    assert 4000 < int(row(lines, "4", "1", "32", "bits")[0].replace(",", "")) < 6000
+    assert 8000 < int(row(lines, "4", "1", "64", "bits")[0].replace(",", "")) < 10_000
 
 
 def test_the_net_records_runs_and_compares_them(tmp_path, monkeypatch):
@@ -303,3 +374,19 @@ def test_the_net_finds_two_recordings_of_this_tree_equal_and_others_different(tm
     second.write_text(json.dumps(found | {"inline fedavg resume": "0" * 16}))
     assert net.main(["compare", str(first), str(second)]) == 1
     assert "inline fedavg resume" in capfd.readouterr().out
+
+
+def test_board_extrapolates_to_2000_rounds_and_says_what_is_missing():
+    found = {"fedloom": {"seconds": [1.0, 3.0, 2.0]}, "pfllib": {"seconds": [18.0]}}
+    assert board.row("fedavg", found).split() == ["fedavg", "2.000", "1.11", "18.000", "10.00", "9.0"]
+    assert board.row("ditto", found | {"pfllib": {"skipped": "no"}}).endswith("pfllib: no")
+
+
+@pytest.mark.slow
+def test_board_measures_fedloom_and_skips_pfllib_where_it_is_not(monkeypatch, capsys):
+    words = ["--dataset", "fashion-mnist", "--samples", "1500", "--rounds", "1", "--engine", "inline"]
+    monkeypatch.setattr(sys, "argv", ["board", *words, "--methods", "fedavg"])
+    board.main()
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("fedavg")
+    assert "--pfllib PATH is not given" in line

@@ -17,6 +17,7 @@ from fedloom.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+pytestmark = pytest.mark.xdist_group("docs")  # the pages are generated once
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,12 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from torch import nn
 
 import fedloom
 
+METHODS = ("local", "fedavg", "fedavg+ft")
+"""Methods of the notebook on spoken digits."""
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -47,6 +50,43 @@ def test_own_images():
     assert printed.count("classified correctly") == 4
     assert Path("shops.png").stat().st_size > 5000
     assert len(fedloom.load_model("shop-2.safetensors").classes) == 10
+
+
+@pytest.mark.slow
+def test_from_arrays():
+    printed = execute("from_arrays")
+    (folder,) = Path("runs").iterdir()
+    run = fedloom.load(folder, model=nn.Sequential(nn.Linear(30, 32), nn.ReLU(), nn.Linear(32, 2)))
+    assert run["personal_accuracy"] > 0.9 and len(run.clients) == 8
+    assert "tensor(" in printed
+    assert "<html" in Path("report.html").read_text()
+
+
+@pytest.mark.slow
+def test_pretrained_lora():
+    printed = execute("pretrained_lora")
+    runs = {name: fedloom.load(f"runs/pretrained-{name}").summary for name in ("trained", "frozen", "lora")}
+    sent = {name: run["up_bytes"] for name, run in runs.items()}
+    assert sent["trained"] > 5 * sent["lora"] and sent["lora"] > 10 * sent["frozen"]
+    assert runs["lora"]["global_accuracy"] > runs["frozen"]["global_accuracy"] > 0.3
+    assert "are computed once for 1,797 samples" in printed
+    assert "loaded 29 of 31 tensors" in printed
+
+
+@pytest.mark.slow
+def test_spoken_digits(monkeypatch):
+    monkeypatch.delenv("FEDLOOM_DATA", raising=False)
+    printed = execute("spoken_digits")
+    assert "ARTIFICIAL recordings, not speech" in printed
+    assert "640 recordings: kinds of errors: 0" in printed
+    sweeps = {method: json.loads(Path(f"runs/spoken-digits/{method}/sweep.json").read_text()) for method in METHODS}
+    assert all(found["best"]["by"] == "validation_personal_accuracy" for found in sweeps.values())
+    assert all(f"{method}: lr {found['best']['setting']['lr']} is best" in printed for method, found in sweeps.items())
+    for method in METHODS:
+        run = fedloom.load(f"runs/spoken-digits/{method}/lr=0.001-s0")
+        assert run.summary["personal_accuracy"] > 0.3 and run.summary["personal_auc"] > 0.7
+    assert "ada: " in printed and "dan: " in printed
+    assert Path("spoken-digits.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.ipynb")), ids=lambda path: path.stem)

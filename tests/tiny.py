@@ -23,7 +23,7 @@ def tiny_dataset(samples: int = 240, classes: int = 4, shape: tuple[int, int, in
     images = np.clip(centres[labels.numpy()] + rng.normal(0, 40, (samples, *shape)), 0, 255)
     return Dataset(
         name="tiny",
-        images=torch.from_numpy(images.astype(np.uint8)),
+        inputs=torch.from_numpy(images.astype(np.uint8)),
         labels=labels,
         test=torch.zeros(samples, dtype=torch.bool),
         classes=tuple(f"class {c}" for c in range(classes)),
@@ -49,6 +49,22 @@ def tiny_task(model: str = "mlp", augment: tuple[str, ...] = ("crop:1", "noise:0
     )
 
 
+def task_of_kind(objective: str, *, table: bool = False) -> Task:
+    """The tiny federation with two classes or three labels, of images or of rows of a table."""
+    task, rng = tiny_task(), np.random.default_rng(2)
+    labels = task.dataset.labels
+    if objective == "multilabel":
+        labels, classes = torch.stack([labels > 0, labels % 2 == 1, labels == 3], 1).to(torch.uint8), ("a", "b", "c")
+    else:
+        labels, classes = labels % 2, ("no", "yes")
+    inputs = task.dataset.inputs
+    if table:
+        inputs = (inputs.flatten(1)[:, :9].float() / 255 + torch.from_numpy(rng.normal(0, 0.1, (240, 9)))).float()
+    dataset = Dataset("tiny", inputs, labels, task.dataset.test, classes)
+    augment = {"augment": None, "views": None} if table else {}
+    return replace(task, dataset=dataset, objective=objectives.get(objective), **augment)
+
+
 def with_validation(task: Task) -> Task:
     """The task with every third training sample of a client as a validation sample; client 5 has none to spare."""
     old = task.federation
@@ -64,18 +80,21 @@ SMALL = {
     "repper": HEADS,
     "fedrep": {"personal_epochs": 3},
     "fedala": {"most_epochs": 10},
+    "fedtgp": {"server_epochs": 5},
 }
 """What takes many epochs, made to take few: these runs are about equal numbers, not good ones."""
 
 
-def small(method: str | dict, objective: str = "labels") -> dict:
+def small(method: str | dict, objective: str | dict = "labels") -> dict:
     """A method with few epochs in its extra stages."""
     given = {"name": method} if isinstance(method, str) else method
     base, *added = given["name"].split("+")
     fields = SMALL.get(base, {})
     if "ft" in added:
         fields = fields | {"ft_epochs": 2}
-    elif added or objective != "labels":  # heads, or the probes that stand in for labels
+    elif (
+        added or not objectives.get(objective if isinstance(objective, str) else objective["name"]).supervised
+    ):  # heads, or the probes that stand in for labels
         fields = fields | HEADS
     return fields | given
 
@@ -102,7 +121,7 @@ def tiny_run_with_memory(method: str | dict, **options):
 
 def tiny_experiment(
     method: str | dict, *, engine: str = "inline", workers: int | None = 2, task: Task | None = None, on_round=None,
-    **fields,
+    callbacks=(), **fields,
 ):  # fmt: skip
     """Three rounds with part of the clients; fields go by their paths with `__` for dots."""
     objective = fields.pop("objective", "labels")
@@ -120,7 +139,7 @@ def tiny_experiment(
     recipe = Recipe.parse(values)
     if fields:
         recipe = recipe.with_(**{name.replace("__", "."): value for name, value in fields.items()})
-    return Experiment(recipe, task=task or tiny_task(), on_round=on_round)
+    return Experiment(recipe, task=task or tiny_task(), on_round=on_round, callbacks=callbacks)
 
 
 def same_state(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -26,7 +26,7 @@ def run(method: str, clients: int, name: str, device: str, lanes: int | None, sc
     each, clients = max(4, round(EACH * scale)), max(PER_ROUND, clients)
     dataset = synthetic(max(each + TESTED, round(POOL * scale)))
     rng = np.random.default_rng(0)
-    held = [np.sort(rng.choice(len(dataset.images), each + TESTED, replace=False)) for _ in range(clients)]
+    held = [np.sort(rng.choice(len(dataset.inputs), each + TESTED, replace=False)) for _ in range(clients)]
     federation = Federation([h[:each] for h in held], [h[each:] for h in held])
     seconds: list[float] = []
     clock = Clock(device)

@@ -92,14 +92,14 @@ def count_training(server: Any) -> list[float]:
     return counted
 
 
-def write_npz(task: Task, folder: Path) -> None:
-    """Write the clients' data like PFLlib's dataset_utils.save_file."""
+def write_npz(task: Task, folder: Path, tested: int | None = 64) -> None:
+    """Write the clients' data like PFLlib's dataset_utils.save_file, with at most `tested` test samples each."""
     for kind, held in (("train", task.federation.train), ("test", task.federation.test)):
         (folder / kind).mkdir(parents=True)
         for client, positions in enumerate(held):
-            positions = positions[:64] if kind == "test" else positions
+            positions = positions[:tested] if kind == "test" else positions
             index = torch.from_numpy(np.asarray(positions))
-            data: Any = {"x": task.pixels.plain(index).numpy(), "y": task.dataset.labels[index].numpy()}
+            data: Any = {"x": task.stored.plain(index).numpy(), "y": task.dataset.labels[index].numpy()}
             with open(folder / kind / f"{client}.npz", "wb") as file:
                 np.savez_compressed(file, data=data)
 

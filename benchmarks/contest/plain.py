@@ -120,7 +120,7 @@ def network(work: Work) -> nn.Module:
 def client_tensors(task: Task, client: int) -> tuple[Tensor, Tensor]:
     """Return a client's normalised images and its labels, on the CPU."""
     index = torch.from_numpy(task.samples(client))
-    return task.pixels.plain(index), task.dataset.labels[index]
+    return task.stored.plain(index), task.dataset.labels[index]
 
 
 def average(server: nn.Module, clients: list[Client]) -> None:

@@ -112,7 +112,7 @@ class Work:
         """Return the images and the clients' samples."""
         if self.dirichlet:
             dataset = self.synthetic(round(self.images / TRAINED))
-            least = min(10, max(1, len(dataset.images) // (20 * self.clients)))
+            least = min(10, max(1, len(dataset.inputs) // (20 * self.clients)))
             split = f"pooled:{TRAINED}"
             return dataset, federate(
                 dataset, clients=self.clients, partition="dirichlet:0.1", split=split, minimum=least, seed=0
@@ -124,7 +124,7 @@ class Work:
             return dataset, Federation(train=train, test=[test] * self.clients)
         each = self.images // self.clients
         dataset = self.synthetic(self.clients * (each + TESTED))
-        held = np.arange(len(dataset.images)).reshape(self.clients, -1)
+        held = np.arange(len(dataset.inputs)).reshape(self.clients, -1)
         return dataset, Federation(train=[h[:each] for h in held], test=[h[each:] for h in held])
 
     def sizes(self) -> list[int]:
@@ -159,7 +159,7 @@ def synthetic(count: int, shape: Shape = (3, 32, 32), classes: int = 10, test: i
         images[some] = ((patterns[labels[some]] + 179 * draw(len(some), *shape).int()) >> 8).to(torch.uint8)
     return Dataset(
         name="synthetic",
-        images=images,
+        inputs=images,
         labels=labels,
         test=torch.arange(count) >= count - test,
         classes=tuple(map(str, range(classes))),

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib.metadata import version
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +24,19 @@ if TYPE_CHECKING:
     from fedloom.experiment.records import Summary
 
 
-class Commands(TyperGroup):
+class Group(TyperGroup):
+    """A group of commands that suggests a command once: typer repeats what click suggests."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; for an unknown name, suggest one that is nearly the same."""
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            close = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f" Did you mean '{close[0]}'?" if close else ""
+            ctx.fail(f"No such command '{args[0]}'.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+class Commands(Group):
     """The group of all commands. Python files named on the command line (`--method mine.py:Mine`) may be imported."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -135,16 +148,21 @@ class _Hints(logging.Handler):
             say(record.getMessage(), err)
 
 
-def show(summaries: "list[Summary]", as_json: bool, value: Mapping[str, Any]) -> None:
+def show(summaries: "list[Summary]", as_json: bool, value: Mapping[str, Any], title: str = "") -> None:
     """Print the summaries as a table with the run folder, or as JSON."""
-    from fedloom.report.table import comparison_table, figures_table
+    from fedloom.report.table import comparison_table, figures_table, newcomers_table
 
     for note in dict.fromkeys(note for summary in summaries for note in summary["notes"]):
         say(f"note: {note}", err)
     if as_json:
         show_json(value)
         return
-    out.print(comparison_table(summaries))
+    out.print(comparison_table(summaries, title))
     if (figures := figures_table(summaries)) is not None:
         out.print(figures)
+    if (newcomers := value.get("newcomers")) is not None:
+        title = f"{newcomers['newcomers']} newcomers: {newcomers['head']} on a frozen representation"
+        out.print(newcomers_table(newcomers["rows"], title))
+    if "report" in value:
+        say(f"report: {value['report']}")
     say(f"run folder: {value['run_dir']}")

@@ -68,7 +68,7 @@ def digest() -> str:
 
 def build() -> dict[str, Any]:
     """Import the package and describe what its registries contain, without entry points of other packages."""
-    from fedloom.data.partition import PARTITIONS
+    from fedloom.data.partitions import PARTITIONS
     from fedloom.data.sources import SOURCES, Source
     from fedloom.engines import AUTO, ENGINES
     from fedloom.methods import METHODS

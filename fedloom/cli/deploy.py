@@ -7,18 +7,20 @@ import sys
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fedloom.cli import flags
-from fedloom.cli.base import app, err, say, show, show_json
+from fedloom.cli.base import Group, app, err, say, show
 from fedloom.core import trusted_code
 from fedloom.core.errors import UserError
 
 EVALUATION, LIMITS = "Evaluation", "Limits of a job"
 deploy_app = typer.Typer(
-    help="Run a real federation between organisations, over Flower (docs/how-to/deploy.md).", no_args_is_help=True
+    cls=Group,
+    help="Run a real federation between organisations, over Flower (docs/how-to/deploy.md).",
+    no_args_is_help=True,
 )
 app.add_typer(deploy_app, name="deploy")
 
@@ -110,8 +112,9 @@ def server(
 
     Example: fedloom deploy server --folder hospitals/server
     """
-    from fedloom.deploy.serving import serve
+    from fedloom.deploy.supervisor import serve
 
+    _log()
     serve(
         folder, listen=listen, control=control, have_proxy=have_proxy,
         ready=lambda federation: say(
@@ -166,6 +169,15 @@ def client(
             help="Privacy loss ε of an evaluation for one test image; inf: no noise.",
         ),
     ] = 0.5,
+    share_metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--share-metrics",
+            rich_help_panel=EVALUATION,
+            help="Figures to share without noise if the recipe asks for them, comma-separated: balanced_accuracy, f1, "
+            "macro_f1, auc, loss. Each can reveal single images; ece needs no consent, it is sent with noise.",
+        ),
+    ] = None,
     max_parameters: Annotated[
         int,
         typer.Option(
@@ -194,7 +206,18 @@ def client(
             help="Maximum memory of a job in GB; default: half of the machine's memory.",
         ),
     ] = None,
+    contact_seconds: Annotated[
+        float,
+        typer.Option("--contact-seconds", min=5, help="Seconds without contact after which the client reconnects."),
+    ] = 20.0,
     device: Annotated[str, typer.Option("--device", help="Device: auto, cpu or cuda.")] = "auto",
+    require_secure: Annotated[
+        bool,
+        typer.Option(
+            "--require-secure-aggregation",
+            help="Refuse recipes without a secure section, so that updates are sent only masked.",
+        ),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Consent without being asked, for scripts.")] = False,
     trust_code: flags.TrustCode = False,
 ) -> None:
@@ -215,8 +238,11 @@ def client(
     limits = JobLimits(max_parameters, max_message * 2**20, max_epochs, max_seconds, int((max_memory or 0) * 1e9))
     member = load_member(
         folder, data, methods=methods, max_rounds=max_rounds, max_evaluations=max_evaluations,
-        evaluation=EvaluationTerms(evaluation, min_test=min_test, epsilon=epsilon),  # type: ignore[arg-type]
-        limits=limits, device=device,
+        evaluation=EvaluationTerms(
+            evaluation,  # type: ignore[arg-type]
+            min_test=min_test, epsilon=epsilon, metrics=_list(share_metrics) if share_metrics else (),
+        ),
+        limits=limits, device=device, secure_only=require_secure,
     )  # fmt: skip
     say(member.what_images)
     for line in member.consent.lines(member.federation, member.task(member.consent.recipe), member.name):
@@ -225,9 +251,9 @@ def client(
     if not yes and not typer.confirm("join?"):
         raise typer.Exit(1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    logging.basicConfig(format="%(asctime)s %(message)s")
+    _log()
     try:
-        work(member)
+        work(member, contact_seconds)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     finally:
@@ -279,39 +305,27 @@ def start(
 
 
 @deploy_app.command()
-def status(folder: Folder = Path("."), as_json: flags.Json = False) -> None:
-    """Show which organisations are connected and the state of each run.
-
-    Example: fedloom deploy status --folder hospitals/server
-    """
-    from fedloom.deploy.control import controlling
-
-    with controlling(folder) as flower:
-        nodes, runs = flower.nodes(), flower.runs()
-    found: dict[str, Any] = {"organisations": nodes, "runs": [vars(run) for run in runs]}
-    if as_json:
-        show_json(found)
-        return
-    for name, state in nodes.items():
-        say(f"{name}: {state}")
-    for run in runs:
-        say(f"run {run.number}: {' '.join(filter(None, (run.status, run.outcome, run.details)))}")
-
-
-@deploy_app.command()
 def stop(folder: Folder = Path(".")) -> None:
     """Stop the active run. Its checkpoint is kept; `start --name` resumes it.
 
     Example: fedloom deploy stop --folder hospitals/server
     """
+    from fedloom.deploy.active import ActiveRun
     from fedloom.deploy.control import controlling
 
+    ActiveRun.remove(folder)  # the server does not resume it
     with controlling(folder) as flower:
         running = [run for run in flower.runs() if not run.over]
         for run in running:
             say(f"run {run.number}: {'stopped' if flower.stop(run.number) else 'had already ended'}")
     if not running:
         say("no run is active")
+
+
+def _log() -> None:
+    """Write the events of a server or client to stderr, with times."""
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    logging.getLogger("fedloom").setLevel(logging.INFO)
 
 
 def _list(text: str | None) -> tuple[str, ...]:

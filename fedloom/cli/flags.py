@@ -24,7 +24,7 @@ Method = Annotated[
     ),
 ]
 Data = Annotated[
-    str | None, typer.Option("--data", autocompletion=offers.datasets, help="Dataset name, image folder or .npz file.")
+    str | None, typer.Option("--data", autocompletion=offers.datasets, help="Dataset name, or your folder or file.")
 ]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with dataset files; default: $FEDLOOM_DATA.")]
 Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients.")]
@@ -60,7 +60,7 @@ RayAddress = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new folder in runs/.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Set any recipe field: --set method.mu=0.1 (repeatable).")]
 Log = Annotated[
-    str | None, typer.Option("--log", autocompletion=offers.logs, help="Also log metrics to tensorboard or wandb.")
+    str | None, typer.Option("--log", autocompletion=offers.logs, help="Also log to tensorboard, wandb or mlflow.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 

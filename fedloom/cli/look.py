@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.cli import catalogue, flags, offers
-from fedloom.cli.base import app, err, out, say, show_json
+from fedloom.cli.base import Group, app, err, out, say, show_json
 from fedloom.core.errors import UserError
 
-data_app = typer.Typer(help="Inspect data.", no_args_is_help=True)
+data_app = typer.Typer(cls=Group, help="Inspect data.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
 
@@ -76,16 +76,17 @@ def _list_one(name: str, facts: Iterable[str]) -> None:
 
 def _explain(row: dict[str, Any]) -> None:
     lines = [row["more"]] if row["more"] else []
-    for name in ("paper", "shares", "sends", "receives", "keeps"):
+    for name in ("paper", "shares", "sends", "receives", "keeps", "server_keeps"):
         value = row[name] if isinstance(row[name], str) else ", ".join(row[name])
         if value:
-            lines.append(f"{name}: {value}")
+            lines.append(f"{name.replace('_', ' ')}: {value}")
     tensors = ", ".join(row["leaves"]) or "no tensors"
     lines.append(
         f"leaves a client: {tensors}, and its number of samples, losses and test results; never images or single labels"
     )
     lines += [f"{part} reveals: {text}" for part, text in row["reveals"].items()]
-    for name, section in (("robust", "robust rules"), ("private", "differential privacy")):
+    sections = {"robust": "robust rules", "private": "differential privacy", "secure": "secure aggregation"}
+    for name, section in sections.items():
         lines.append(f"{section}: " + ("yes" if row[name] else f"no, it {row['not_' + name]}"))
     lines += [f"{one['name']} = {one['default']}  {one['what']}" for one in row["parameters"]]
     out.print(f"[bold]{row['name']}[/bold]  {escape(row['what'])}", highlight=False)
@@ -175,10 +176,13 @@ def plot(
 ) -> None:  # fmt: skip
     """Draw the federation: clients by classes, with dot sizes proportional to sample counts.
 
+    Images may have several sizes: only their numbers are drawn.
+
     Example: fedloom data plot --data digits --clients 20 --partition dirichlet:0.1 --to federation.png
     """
     from fedloom.config.loading import raw_recipe
     from fedloom.config.recipe import Recipe
+    from fedloom.data.decode import SizesDifferError
     from fedloom.experiment.build import make_task
     from fedloom.report.federation_plot import plot_federation
 
@@ -186,7 +190,11 @@ def plot(
     values = raw_recipe(recipe, fields)
     for several in ("compare", "sweep"):
         values.pop(several, None)
-    task = make_task(Recipe.parse(values))
+    wanted = Recipe.parse(values)
+    try:
+        task = make_task(wanted)
+    except SizesDifferError:  # training needs one size, counting samples does not
+        task = make_task(wanted.with_(**{"data.size": 32}))
     try:
         plot_federation(task.dataset, task.federation, to)
     except (OSError, ValueError) as error:
@@ -200,30 +208,39 @@ def plot(
 
 @data_app.command(name="check")
 def check(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Class folders, or clients' folders of them.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A folder of images, recordings or tables, or a table or .npz file.")
+    ],
+    label: Annotated[str | None, typer.Option("--label", help="Column of the label in a table.")] = None,
+    client: Annotated[str | None, typer.Option("--client", help="Column of the client in a table.")] = None,
     fix_list: Annotated[
         Path | None,
         typer.Option("--fix-list", help="Write what to do about each file: path, problem, action, separated by tabs."),
     ] = None,
     as_json: flags.Json = False,
 ) -> None:
-    """Find all problems of a folder of images at once, before a run: one table, errors first.
+    """Find all problems of images, recordings, tables or arrays at once, before a run: one table, errors first.
 
-    Checks whether every file can be read, bit depth, EXIF orientation, sizes, names of folders, empty folders, class
-    balance, and near-duplicates across clients, in train and test, and across classes. The exit code is 1 if there are
-    errors.
+    Images: whether every file can be read, bit depth, EXIF orientation, sizes, names of folders, empty folders, class
+    balance, and near-duplicates across clients, in train and test, and across classes. Recordings: readable, sample
+    rates, lengths, silence, copies. Tables: missing values, dates, texts, columns, repeated rows. The exit code is 1 if
+    there are errors.
 
     Examples:
 
       fedloom data check shops
 
+      fedloom data check patients.csv --label outcome --client hospital
+
       fedloom data check shops --fix-list todo.tsv
     """
-    from fedloom.data.check import check_folder
+    from fedloom.data.check_files import check_path
     from fedloom.report.data_check import check_json, check_table, fix_lines
 
-    with err.status("looking for pictures") as status:
-        found = check_folder(folder, lambda done, total: status.update(f"{done:,} of {total:,} pictures read"))
+    with err.status("looking for files") as status:
+        found = check_path(
+            path, lambda done, total: status.update(f"{done:,} of {total:,} files read"), label=label, client=client
+        )
     if fix_list is not None:
         try:
             fix_list.write_text("".join(fix_lines(found)), encoding="utf-8", errors="surrogateescape")
@@ -234,7 +251,7 @@ def check(
     else:
         out.print(check_table(found))
         errors, warnings = found.number("error"), found.number("warning")
-        say(f"{found.files:,} pictures: {errors} kinds of errors, {warnings} kinds of warnings")
+        say(f"{found.files:,} {found.what}: kinds of errors: {errors}, kinds of warnings: {warnings}")
         if fix_list is not None:
             say(f"fix list: {fix_list} ({len(found.fixes):,} lines)")
     if found.number("error"):

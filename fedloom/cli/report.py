@@ -1,4 +1,4 @@
-"""`fedloom report`, `watch`: the HTML report of a run or comparison."""
+"""`fedloom report`, `watch`, `diff`: the HTML report of a run or comparison, and differences between two runs."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,18 +6,27 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table as Grid
+from rich.text import Text
 
 from fedloom.cli import flags
-from fedloom.cli.base import app, err, say, show_json
+from fedloom.cli.base import app, err, out, say, show_json
+from fedloom.core.errors import UserError, printable
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or the folder of a comparison.")]
+Runs = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="RUN…", help="Run folders, or the folder of a comparison; default: the newest folder in runs."
+    ),
+]
+RUNS = Path("runs")
 POINTS = 400
 Points = Annotated[int, typer.Option("--points", min=0, help="Number of samples in each t-SNE plot; 0 for none.")]
 
 
 @app.command()
 def report(
-    runs: Runs,
+    runs: Runs = None,
     to: Annotated[Path, typer.Option("--out", help="HTML file to write.")] = Path("report.html"),
     png: Annotated[Path | None, typer.Option("--png", help="Folder for the figures as PNG files.")] = None,
     points: Points = POINTS,
@@ -29,20 +38,16 @@ def report(
 
     Examples:
 
+      fedloom report                         # the newest run or comparison in runs
+
       fedloom report runs/20250101-120000-compare
 
       fedloom report runs/a runs/b --out a-and-b.html --png figures
     """
-    from fedloom.report.page.insight import Insights
-    from fedloom.report.page.page import page_of, refuse_unwritable, write
     from fedloom.report.page.png import write_pngs
-    from fedloom.report.page.runs import entries_of, read_runs
+    from fedloom.report.page.report import write_report
 
-    refuse_unwritable(to)
-    entries = entries_of(read_runs(runs))
-    insights = Insights(points, tell=lambda text: say(text, err))
-    page = page_of(entries, insights.of(entries))
-    write(page, to)
+    page = write_report(runs or _newest(), to, points=points, tell=lambda text: say(text, err))
     pictures = write_pngs(page, png) if png is not None else []
     if as_json:
         show_json({"report": str(to), "pictures": [str(path) for path in pictures]})
@@ -54,7 +59,7 @@ def report(
 
 @app.command()
 def watch(
-    runs: Runs,
+    runs: Runs = None,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to serve on; default: a free one.")] = 0,
     points: Points = POINTS,
 ) -> None:
@@ -64,6 +69,8 @@ def watch(
 
     Examples:
 
+      fedloom watch                          # the newest run or comparison in runs
+
       fedloom watch runs/20250101-120000-fedcrl-digits-s0
 
       fedloom watch runs/20250101-120000-compare --port 8000
@@ -72,9 +79,60 @@ def watch(
     from fedloom.report.page.insight import Insights
     from fedloom.report.page.runs import read_runs
 
+    runs = runs or _newest()
     read_runs(runs)  # raises a UserError for a folder without runs
     with Live(runs, port=port, insights=Insights(points)) as live:
         live.stay(lambda: say(f"watching: {live.url} (Ctrl-C stops the server)"))
+
+
+@app.command()
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="RUN_A", help="Folder of a run.")],
+    second: Annotated[Path, typer.Argument(metavar="RUN_B", help="Folder of another run.")],
+    as_json: flags.Json = False,
+) -> None:
+    """Show what differs between two runs: recipe, versions, data and figures.
+
+    Examples:
+
+      fedloom diff runs/mine runs/yours
+
+      fedloom diff runs/mine runs/yours --json
+    """
+    from fedloom.core.errors import shown
+    from fedloom.report.diff import differences
+
+    found = differences(first, second)
+    if as_json:
+        show_json(found)
+        return
+    if not any(found.values()):
+        say("the runs are equal: recipe, versions, data and figures")
+    for what, pairs in found.items():
+        if isinstance(pairs, dict) and pairs:
+            grid = Grid(title=what, title_justify="left")
+            for head in ("", str(first), str(second)):
+                grid.add_column(head, overflow="fold")
+            for name, values in pairs.items():
+                grid.add_row(
+                    *(Text(printable(text)) for text in (name, *("–" if v is None else shown(v) for v in values)))
+                )
+            out.print(grid)
+
+
+def _newest() -> list[Path]:
+    """Return the run, comparison or sweep in `runs` whose files changed last, and say which it is."""
+    from fedloom.experiment.run_folder import METRICS
+    from fedloom.runs.compare import holds_comparison
+    from fedloom.runs.sweep import holds_sweep
+
+    files = list(RUNS.glob(f"**/{METRICS}"))
+    if not files:
+        raise UserError(f"RUN: there is no run in '{RUNS}'; name a run folder, or start one with `fedloom run`")
+    run = max(files, key=lambda file: file.stat().st_mtime_ns).parent
+    newest = run.parent if holds_comparison(run.parent) or holds_sweep(run.parent) else run
+    say(f"newest: {newest}", err)
+    return [newest]
 
 
 @contextmanager

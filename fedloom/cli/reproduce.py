@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedloom.cli import flags, study_output, study_queue
+from fedloom.cli import flags, study_data, study_output, study_queue
 from fedloom.cli.base import app, err, say, show_json, watching
 from fedloom.core.errors import UserError
 from fedloom.core.signals import Interrupts
 
 if TYPE_CHECKING:
+    from fedloom.cli.study_data import Missing, Run
     from fedloom.studies.comparison import Line
+    from fedloom.studies.plan import StudyPlan
     from fedloom.studies.results import CellResult
-    from fedloom.studies.running import StudyPlan
     from fedloom.studies.table import Cell
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="TABLE", help="Tables or papers: repper/table2, fedcrc.")]
@@ -48,7 +49,13 @@ def reproduce(
         float | None, typer.Option("--limit-seconds", help="Stop between rounds after this time; a later call resumes.")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Run cells again even if their results are stored.")] = False,
-    results: Annotated[Path, typer.Option("--results", help="Folder of stored results.")] = Path("docs/reproduction"),
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            "--results",
+            help="Folder for new results; default: the package's folder in a checkout, else ./reproduction.",
+        ),
+    ] = None,
     queue: Annotated[
         str | None, typer.Option("--queue", help="Run a queue: a YAML file, or a shipped one (decisive, tables).")
     ] = None,
@@ -63,17 +70,24 @@ def reproduce(
         bool, typer.Option("--measure", help="With --list: measure training speed here to estimate the time of runs.")
     ] = False,
     report_: Annotated[bool, typer.Option("--report", help="Write the report of all stored results.")] = False,
-    to: Annotated[Path, typer.Option("--to", help="Report file.")] = Path("docs/reproduction.md"),
+    to: Annotated[
+        Path, typer.Option("--to", help="Report file; pages of papers go to a folder of the same name.")
+    ] = Path("docs/reproduction.md"),
     as_json: flags.Json = False,
 ) -> None:  # fmt: skip
     """Run cells of the five papers' tables and show the published figures next to ours.
 
-    Runs can be resumed (runs/reproduce); results are stored as small files (docs/reproduction). A run that --set makes
-    differ from the paper's setting is a trial: its result is printed but not stored.
+    Without arguments, all tables are listed. Results that come with fedloom are shown at once; other cells are run if
+    their data are there. Runs can be resumed (runs/reproduce); results are stored as small files (--results). A run
+    that --set makes differ from the paper's setting is a trial: its result is printed but not stored.
 
     Examples:
 
-      fedloom reproduce --list --measure
+      fedloom reproduce                            # all tables, with cost and stored results
+
+      fedloom reproduce fedcrc/table1 --beta 0.1   # the paper's figures next to ours
+
+      fedloom reproduce --list --measure             # time the networks on this machine
 
       fedloom reproduce repper/table2 --only cifar10 --alpha 0.5 --methods fedavg,repper --scale 0.5
 
@@ -85,15 +99,17 @@ def reproduce(
 
       fedloom reproduce --report
     """
-    from fedloom.studies.report import report
-    from fedloom.studies.running import StudyPlan, runs_of
+    from fedloom.studies.plan import StudyPlan, runs_of
+    from fedloom.studies.results import default_folder
     from fedloom.studies.selection import Selection
 
     began = monotonic()
+    results = results or default_folder()
     if report_:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_text(report(results), encoding="utf-8")
-        say(f"written: {to}")
+        from fedloom.studies.report import write
+
+        for path in write(results, to):
+            say(f"written: {path}")
         return
     fields = flags.fields_of(set_, **{"engine.name": engine, "data.dir": None if data_dir is None else str(data_dir)})
     plan = StudyPlan(
@@ -110,8 +126,7 @@ def reproduce(
         return
     if status:
         raise UserError("--status: name a queue: fedloom reproduce --queue decisive --status")
-    if not (tables or list_ or first):
-        raise UserError("TABLE: name at least one, such as repper/table2; `fedloom reproduce --list` shows all")
+    list_ = list_ or not (tables or first or dry_run)
     selection = Selection(
         tables or ["all"], None if only is None else only.split(","), _places(at, alpha=alpha, beta=beta),
         None if methods is None else methods.split(","), first,
@@ -126,13 +141,15 @@ def reproduce(
         for one, run in runs:
             study_output.show_plan(one, run)
         return
-    found = _run_here(runs) if parallel == 1 else []
+    runs, missing = study_data.split(runs)
+    found = _run_here(runs, missing) if parallel == 1 else []
     failed = 0 if parallel == 1 else _run_beside(runs, parallel, plan)
     lines = _lines(cells, found, results)
     if as_json:
         show_json(study_output.lines_as_json(lines))
     else:
         study_output.show_lines(chosen, lines)
+    study_data.show(missing)
     if failed:
         say("some runs failed: see above", err)
         raise typer.Exit(failed)
@@ -155,7 +172,8 @@ def _share(scale: float) -> float:
     return scale
 
 
-def _run_here(runs: list[tuple[StudyPlan, list[Cell]]]) -> list[CellResult]:
+def _run_here(runs: list[Run], missing: Missing) -> list[CellResult]:
+    from fedloom.core.errors import MissingDataError
     from fedloom.studies.report import command
     from fedloom.studies.running import run_cells
 
@@ -164,8 +182,12 @@ def _run_here(runs: list[tuple[StudyPlan, list[Cell]]]) -> list[CellResult]:
         if number > 0 and plan.left <= 0:  # the first run always starts, so that every call makes progress
             say(f"time limit reached: {len(runs) - number} runs were not started", err)
             break
-        with watching() as start:
-            outcome = run_cells(run, plan, start)
+        try:
+            with watching() as start:
+                outcome = run_cells(run, plan, start)
+        except MissingDataError as error:  # for example, the hub cannot be reached
+            study_data.note(missing, error)
+            continue
         if outcome.result is None:
             words = f"stopped after round {outcome.round} of {outcome.rounds}; the same command resumes it"
             say(f"{' '.join(command(run[0])[2:])}: {words}", err)
@@ -174,10 +196,11 @@ def _run_here(runs: list[tuple[StudyPlan, list[Cell]]]) -> list[CellResult]:
     return found
 
 
-def _run_beside(runs: list[tuple[StudyPlan, list[Cell]]], many: int, plan: StudyPlan) -> int:
+def _run_beside(runs: list[Run], many: int, plan: StudyPlan) -> int:
     """Run each command in its own process; results are stored as files. Return the exit code of a failed run, or 0."""
+    from fedloom.studies.plan import recipe_of
     from fedloom.studies.queue_running import arguments_of
-    from fedloom.studies.running import recipe_of, run_side_by_side
+    from fedloom.studies.running import run_side_by_side
 
     if any(recipe_of(run[0], one)[1] for one, run in runs):
         raise UserError(

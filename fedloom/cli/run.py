@@ -1,15 +1,22 @@
 """`fedloom run`, `resume`, `compare`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedloom.cli import flags, offers
-from fedloom.cli.base import app, loading, show, watching
+from fedloom.cli.base import app, loading, say, show, watching
 from fedloom.cli.report import live_page
 from fedloom.cli.sweep import resume_sweep
 from fedloom.core import trusted_code
+
+if TYPE_CHECKING:
+    from fedloom.runs.result import Runs
+
+Watch = Annotated[
+    bool, typer.Option("--watch", help="Show the training in a browser, until Ctrl-C; see `fedloom watch`.")
+]
 
 
 @app.command()
@@ -23,9 +30,7 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the run in --out; start it if there is none.")
     ] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Show the run in a browser while it trains; see `watch`.")
-    ] = False,
+    watch: Watch = False,
     trust_code: flags.TrustCode = False,
 ) -> None:  # fmt: skip
     """Run one experiment.
@@ -60,7 +65,7 @@ def run(
         resolved = resolved.with_(out=str(resolved.out or RunFolder.fresh(Path("runs"), resolved.label)))
     with live_page(resolved.out if watch else None) as stay:
         with watching() as start:
-            summary = run(resolved, on_round=start(resolved), resume=resume)
+            summary = run(resolved, on_round=start(resolved), resume=resume).finished
         show([summary], as_json, summary)
         stay()
 
@@ -72,7 +77,8 @@ def resume(
         int | None, typer.Option("--rounds", help="New total number of rounds of a run, finished or not.")
     ] = None,
     data_dir: flags.DataDir = None, engine: flags.Engine = None, ray_address: flags.RayAddress = None,
-    set_: flags.Set = None, trust_code: flags.TrustCodeOrAsk = False, as_json: flags.Json = False,
+    set_: flags.Set = None, watch: Watch = False, trust_code: flags.TrustCodeOrAsk = False,
+    as_json: flags.Json = False,
 ) -> None:  # fmt: skip
     """Resume a run, comparison or sweep that was stopped or killed; results are bit-identical to an uninterrupted one.
 
@@ -89,6 +95,8 @@ def resume(
 
       fedloom resume runs/mine --engine processes --set engine.workers=4
 
+      fedloom resume runs/mine --watch            # shown in a browser
+
       fedloom resume runs/mine --rounds 300       # extends a run that has finished 200 rounds
     """
     loading()
@@ -97,19 +105,20 @@ def resume(
     from fedloom.runs.sweep import holds_sweep
 
     fields = flags.fields_of(set_, data_dir=data_dir, rounds=rounds, engine=engine, ray_address=ray_address)
-    if holds_sweep(run_dir):
-        resume_sweep(run_dir, fields, as_json)
-        return
-    if holds_comparison(run_dir):
-        with watching() as start:
-            summaries = resume_comparison(run_dir, on_run=start, **fields)
-        show(summaries, as_json, {"runs": summaries, "run_dir": str(run_dir)})
-        return
-    recipe = recipe_of(run_dir, fields)
-    trusted_code.require(f"the recipe of '{run_dir}'", recipe.model_dump())  # before the progress bar starts
-    with watching() as start:
-        summary = resume_run(recipe, start(recipe))
-    show([summary], as_json, summary)
+    with live_page(run_dir if watch else None) as stay:
+        if holds_sweep(run_dir):
+            resume_sweep(run_dir, fields, as_json)
+        elif holds_comparison(run_dir):
+            with watching() as start:
+                summaries = resume_comparison(run_dir, on_run=start, **fields)
+            show_comparison(summaries, as_json)
+        else:
+            recipe = recipe_of(run_dir, fields)
+            trusted_code.require(f"the recipe of '{run_dir}'", recipe.model_dump())  # before the progress bar starts
+            with watching() as start:
+                summary = resume_run(recipe, start(recipe)).finished
+            show([summary], as_json, summary)
+        stay()
 
 
 @app.command()
@@ -128,6 +137,11 @@ def compare(
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the comparison in --out; start it if there is none.")
     ] = False,
+    parallel: Annotated[int, typer.Option("--parallel", min=1, help="Runs at a time, each single-threaded.")] = 1,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write report.html in the comparison's folder at the end.")
+    ] = False,
+    watch: Watch = False,
     trust_code: flags.TrustCode = False,
 ) -> None:  # fmt: skip
     """Run several methods and seeds on the same federation and print one table.
@@ -138,9 +152,14 @@ def compare(
 
       fedloom compare --methods local,fedavg,fedprox,fedavg+ft --seeds 0,1,2 --data digits --rounds 20
 
+      fedloom compare my.yaml --parallel 4 --watch       # four runs at a time, shown in a browser
+
       fedloom compare demo --out runs/demo --resume      # safe to stop and start again
+
+      fedloom compare --methods fedavg,repper --set data.newcomers=5 --set 'compare.newcomers={labelled: [10, 40]}'
     """
     loading()
+    from fedloom.experiment.run_folder import RunFolder
     from fedloom.runs.compare import compare
 
     fields = flags.fields_of(
@@ -148,9 +167,29 @@ def compare(
         epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, engine=engine, ray_address=ray_address,
         out=out_dir, log=log,
     )  # fmt: skip
+    if watch and "out" not in fields:
+        fields["out"] = str(RunFolder.fresh(Path("runs"), "compare"))
     chosen = None if names is None else [name.strip() for name in names.split(",")]
-    with watching() as start:
-        summaries = compare(
-            recipe, methods=chosen, seeds=flags.read_seeds(seeds), on_run=start, resume=resume, **fields
-        )
-    show(summaries, as_json, {"runs": summaries, "run_dir": str(Path(summaries[0]["run_dir"]).parent)})
+    with live_page(Path(fields["out"]) if watch else None) as stay:
+        with watching() as start:
+            summaries = compare(
+                recipe, methods=chosen, seeds=flags.read_seeds(seeds), on_run=start, resume=resume, parallel=parallel,
+                report=report or None, **fields,
+            )  # fmt: skip
+        show_comparison(summaries, as_json)
+        stay()
+
+
+def show_comparison(runs: "Runs", as_json: bool) -> None:
+    """Print the results of a comparison: clients, newcomers if there are any, and where the report is."""
+    from fedloom.runs.compare import about
+    from fedloom.runs.result import REPORT
+
+    value: dict[str, Any] = {"runs": runs, "run_dir": str(runs.folder)}
+    if (newcomers := runs.newcomers) is not None:
+        value["newcomers"] = newcomers
+    if (runs.folder / REPORT).exists():
+        value["report"] = str(runs.folder / REPORT)
+    if (text := about(runs.folder)) and not as_json:
+        say(text)
+    show(runs, as_json, value)

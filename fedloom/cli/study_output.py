@@ -15,8 +15,9 @@ from fedloom.cli.base import err, out, say
 if TYPE_CHECKING:
     from fedloom.studies.comparison import Line
     from fedloom.studies.order import Pair
-    from fedloom.studies.running import StudyPlan
+    from fedloom.studies.plan import StudyPlan
     from fedloom.studies.table import Cell, Table
+    from fedloom.studies.workload import Workload
 
 
 def show_lines(tables: Mapping[str, Table], lines: Sequence[Line]) -> None:
@@ -96,9 +97,10 @@ def _pair_as_json(pair: Pair) -> dict[str, Any]:
 
 def show_plan(plan: StudyPlan, run: Sequence[Cell]) -> None:
     """Print a run's command, the figures that it gives, its cost and its recipe."""
-    from fedloom.studies import cost, report
+    from fedloom.studies import report
     from fedloom.studies.comparison import changes_in_words
-    from fedloom.studies.running import recipe_of
+    from fedloom.studies.plan import recipe_of, values_of
+    from fedloom.studies.workload import cost_of
 
     recipe, is_trial = recipe_of(run[0], plan)
     line = [*report.command(run[0]), *report.flags(plan.changes(run[0]), run[0]), "--seed", str(plan.seed)]
@@ -108,26 +110,22 @@ def show_plan(plan: StudyPlan, run: Sequence[Cell]) -> None:
     words = changes_in_words(plan.changes(run[0]), run[0])
     for text in ([f"changed: {words}"] if words else []) + (["a trial: not stored"] if is_trial else []):
         say(f"# {text}")
-    say(f"# {cost.image_steps(recipe) / 1e6:.1f} million image-steps")
+    say(f"# {cost_of(values_of(run[0], plan)).steps / 1e6:.1f} million image-steps")
     say(recipe.to_yaml())
 
 
 def show_list(tables: Mapping[str, Table], cells: Sequence[Cell], plan: StudyPlan, measure: bool) -> None:
     """Print every table's cells, runs, million image-steps, time on this machine and stored results."""
-    from fedloom.studies import cost
-    from fedloom.studies.comparison import tally
-    from fedloom.studies.cost import measured
-    from fedloom.studies.report import chosen_lines
+    from fedloom.studies.comparison import compared, tally
+    from fedloom.studies.plan import runs_of, values_of
     from fedloom.studies.results import stored
-    from fedloom.studies.running import recipe_of, runs_of
-    from fedloom.studies.table import PAPERS
+    from fedloom.studies.workload import cost_of, in_words, speeds, this_machine
 
-    known = cost.speeds(result for paper in PAPERS for result in stored(plan.results, paper))
+    results = {paper: stored(plan.results, paper) for paper in dict.fromkeys(cell.paper for cell in cells)}
+    known = speeds(result for of_paper in results.values() for result in of_paper)
+    here = this_machine(values_of(cells[0], plan))
     if measure:
-        recipes = [recipe_of(run[0], plan)[0] for run in runs_of(cells)]
-        for kind, recipe in {cost.kind(recipe): recipe for recipe in recipes}.items():
-            known[kind] = measured(recipe)
-            say(f"{recipe.model.name}: {known[kind]:,.0f} images a second", err)
+        known |= _measured(cells, plan, here)
     grid = Grid()
     for head in ("table", "runs", "M steps", "time here", "cells run", "what"):
         grid.add_column(head, justify="left" if head in ("table", "what") else "right", no_wrap=head != "what")
@@ -135,20 +133,35 @@ def show_list(tables: Mapping[str, Table], cells: Sequence[Cell], plan: StudyPla
         mine = [cell for cell in cells if cell.table == name]
         if not mine:
             continue
-        recipes = [recipe_of(run[0], plan)[0] for run in runs_of(mine)]
-        steps = sum(map(cost.image_steps, recipes)) / 1e6
-        times = [cost.seconds(recipe, known) for recipe in recipes]
+        costs = [cost_of(values_of(run[0], plan)) for run in runs_of(mine)]
+        steps = sum(cost.steps for cost in costs) / 1e6
+        times = [cost.seconds(known, here) for cost in costs]
         sure = [t for t in times if t is not None]
-        took = "–" if not sure else cost.in_words(sum(sure))
+        took = "–" if not sure else in_words(sum(sure))
         took += "" if len(sure) in (0, len(times)) else f" ({len(sure)} runs)"
-        done = tally(chosen_lines(mine, plan.results))
+        done = tally(compared(mine, results[mine[0].paper]))
         words = f"{done.paper.run or done.ours.run} of {done.cells}"
         words += f", {done.shortened.run} shortened" if done.shortened.run else ""
         what = table.title.partition(": ")[2]
-        grid.add_row(name, str(len(recipes)), f"{steps:,.0f}", took, words, what)
+        grid.add_row(name, str(len(costs)), f"{steps:,.0f}", took, words, what)
     out.print(grid)
     out.print(
         "M steps: million images forward and backward through the network; evaluation is not counted. Time here: from "
         "the speed of runs with the same network on this machine, one at a time (–: unknown; --measure times it).",
         highlight=False,
     )
+
+
+def _measured(cells: Sequence[Cell], plan: StudyPlan, here: str) -> dict[Workload, float]:
+    """Measure the speed of this machine with each network of these cells."""
+    from fedloom.studies.cost import measured
+    from fedloom.studies.plan import recipe_of, runs_of, values_of
+    from fedloom.studies.workload import cost_of
+
+    known: dict[Workload, float] = {}
+    for run in runs_of(cells):
+        cost = cost_of(values_of(run[0], plan))
+        if (kind := (here, cost.network, cost.size)) not in known:
+            known[kind] = measured(recipe_of(run[0], plan)[0])
+            say(f"{cost.network}: {known[kind]:,.0f} images a second", err)
+    return known

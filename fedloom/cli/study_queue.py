@@ -14,9 +14,12 @@ from fedloom.core.errors import UserError
 from fedloom.core.signals import Interrupts
 
 if TYPE_CHECKING:
-    from fedloom.studies.queue import State
+    from fedloom.studies.plan import StudyPlan
+    from fedloom.studies.queue import Queue, State
     from fedloom.studies.queue_running import EntryStatus, Failure
-    from fedloom.studies.running import StudyPlan
+
+    Source = str | Queue
+    """A queue, or its file or name."""
 
 STATES: tuple[State, ...] = ("done", "running", "stopped", "failed", "waiting")
 
@@ -29,18 +32,18 @@ def refuse_selection(given: Mapping[str, object]) -> None:
         )
 
 
-def run(source: str, plan: StudyPlan, parallel: int, *, only_status: bool, dry_run: bool, as_json: bool) -> None:
+def run(source: Source, plan: StudyPlan, parallel: int, *, only_status: bool, dry_run: bool, as_json: bool) -> None:
     """Run a queue and print its status.
 
     Args:
-        source: A queue file, or the name of a shipped queue.
+        source: A queue file, the name of a shipped queue, or a queue.
         plan: Results folder, deadline and fields such as the data folder; the entries define the rest.
         parallel: Runs at a time.
         only_status: Print the status without running anything.
         dry_run: Print each run's command and recipe without running anything.
         as_json: Print JSON instead of a table.
     """
-    from fedloom.experiment.resume import is_free
+    from fedloom.config.loading import is_free
     from fedloom.studies.queue import distinct, load_queue
     from fedloom.studies.queue_running import run_queue, status
 
@@ -48,7 +51,8 @@ def run(source: str, plan: StudyPlan, parallel: int, *, only_status: bool, dry_r
         raise UserError(
             f"--set {fixed[0]}: changes the figures, and a queue stores its results; run it without --queue"
         )
-    entries = load_queue(source).runs(plan)
+    waiting = load_queue(source) if isinstance(source, str) else source
+    entries = waiting.runs(plan)
     runs = distinct(entries)
     if dry_run:
         for one in runs:
@@ -60,9 +64,9 @@ def run(source: str, plan: StudyPlan, parallel: int, *, only_status: bool, dry_r
             failures = run_queue(runs, parallel, plan, interrupts, lambda text: say(text, err))
     found, machine = status(entries, plan.results)
     if as_json:
-        show_json({"queue": source, "machine": machine, "entries": [_as_json(one) for one in found]})
+        show_json({"queue": waiting.name, "machine": machine, "entries": [_as_json(one) for one in found]})
     else:
-        _show(source, found, machine)
+        _show(waiting.name, found, machine)
     for failure in failures:
         say(f"\nfailed with exit code {failure.exit_code}: {failure.command}\nlog: {failure.log}", err)
         say(failure.said, err)
@@ -72,7 +76,7 @@ def run(source: str, plan: StudyPlan, parallel: int, *, only_status: bool, dry_r
 
 
 def _show(source: str, found: Sequence[EntryStatus], machine: str) -> None:
-    from fedloom.studies.cost import in_words
+    from fedloom.studies.workload import in_words
 
     grid = Grid(title=f"queue {source}", title_justify="left")
     for head in ("entry", "runs", "state", "time left"):
@@ -91,7 +95,7 @@ def _show(source: str, found: Sequence[EntryStatus], machine: str) -> None:
 
 
 def _time(one: EntryStatus) -> str:
-    from fedloom.studies.cost import in_words
+    from fedloom.studies.workload import in_words
 
     more = f" + {one.unknown} unknown" if one.unknown else ""
     return in_words(one.seconds) + more if one.seconds else more.removeprefix(" + ")

@@ -14,6 +14,8 @@ from fedloom.cli.base import app, err, out, say, show_json
 from fedloom.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fedloom.inference.adapt import Adaptation
     from fedloom.inference.pictures import Pictures
     from fedloom.inference.trained_model import TrainedModel
@@ -53,6 +55,9 @@ def newcomers(
         int | None,
         typer.Option("--alone-epochs", min=0, help="Epochs that newcomers train alone, for comparison; 0: none."),
     ] = None,
+    labelled: Annotated[
+        int | None, typer.Option("--labelled", min=1, help="Labelled training samples per newcomer; default: all.")
+    ] = None,
     trust_code: flags.TrustCodeOrAsk = False,
     as_json: flags.Json = False,
 ) -> None:
@@ -67,13 +72,15 @@ def newcomers(
 
       fedloom newcomers runs/crc
 
+      fedloom newcomers runs/crc --labelled 10 --heads logreg
+
       fedloom newcomers runs/repper-cifar100 --data cifar10 --clients 20 --partition dirichlet:1 --heads linear,svm
     """
     from fedloom.inference.adapt import HEADS
     from fedloom.inference.newcomers import evaluate_newcomers, from_dataset, held_out
-    from fedloom.inference.trained_run import load
+    from fedloom.inference.trained_run import TrainedRun
 
-    run = load(folder)
+    run = TrainedRun(folder)
     chosen = [name.strip() for name in heads.split(",") if name.strip()]
     for name in chosen:
         if name not in HEADS:
@@ -83,6 +90,8 @@ def newcomers(
         if data is None
         else from_dataset(run, data, folder=data_dir, clients=clients, partition=partition, most=limit, seed=seed)
     )
+    if labelled is not None:
+        found = found.with_labelled(labelled, run.recipe.seed)
     with err.status(f"0 of {len(found.clients)} newcomers") as status:
         done = iter(range(1, len(found.clients) + 1))
         results = evaluate_newcomers(
@@ -136,9 +145,9 @@ def adapt_run(
     from fedloom.inference.adapt import adapt
     from fedloom.inference.pictures import labelled_pictures
     from fedloom.inference.trained_model import AVERAGED
-    from fedloom.inference.trained_run import load
+    from fedloom.inference.trained_run import TrainedRun
 
-    run = load(folder)
+    run = TrainedRun(folder)
     base = run.representation()
     if base.client == AVERAGED:
         what = "the model uses the average of the clients' extractors"
@@ -221,12 +230,19 @@ def answers(model: "TrainedModel", pictures: "Pictures") -> list[dict[str, Any]]
     return [
         {
             "file": str(path),
-            "class": model.classes[int(row.argmax())],
+            "class": _named(model, row),
             "probability": float(row.max()),
             "probabilities": dict(zip(model.classes, map(float, row), strict=True)),
         }
         for path, row in zip(pictures.paths, likely, strict=True)
     ]
+
+
+def _named(model: "TrainedModel", probabilities: "np.ndarray") -> str:
+    """Return the predicted class, or all labels with a probability above 0.5."""
+    if model.multilabel:
+        return ", ".join(name for name, p in zip(model.classes, probabilities, strict=True) if p > 0.5)
+    return model.classes[int(probabilities.argmax())]
 
 
 @app.command(name="export")
@@ -277,13 +293,13 @@ def _file_name(text: str) -> str:
 def open_model(path: Path, client: str | None, style: str | None) -> "TrainedModel":
     """Load a model file, or the global model or a client's model of a run."""
     from fedloom.inference.trained_model import load_model
-    from fedloom.inference.trained_run import load
+    from fedloom.inference.trained_run import TrainedRun
 
     if path.is_file():
         if client is not None or style is not None:
             raise UserError(f"--client and --style are for run folders; '{path}' is one model")
         return load_model(path)
-    run = load(path)
+    run = TrainedRun(path)
     if client is not None:
         if style is not None:
             raise UserError("--style selects a classifier of the global model; leave it out with --client")

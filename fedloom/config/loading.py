@@ -13,6 +13,19 @@ import yaml
 from fedloom.core import trusted_code
 from fedloom.core.errors import UserError, brief, nearest, shown
 
+FREE = (
+    "engine",
+    "storage",
+    "out",
+    "log",
+    "data.dir",
+    "sweep.parallel",
+    "compare.newcomers",
+    "compare.report",
+    "compare.about",
+)
+"""Fields that may change when a run is resumed: they affect where and how fast it runs, not its results."""
+
 
 def shipped() -> dict[str, Traversable]:
     """Return the recipe files that come with the package, by name (`demo`, `sweeps/fedintr-mu`).
@@ -60,6 +73,11 @@ def read_yaml(source: str | Path) -> dict[str, Any]:
         raise UserError(
             f"recipe '{source}' is not YAML: {error!s:.600}; write it as `fedloom recipe demo` does"
         ) from None
+    if values is None:
+        raise UserError(
+            f"recipe '{source}' is empty: write a mapping of sections, such as `method: fedavg` and below it "
+            "`data: {name: digits, clients: 10}`; `fedloom recipe demo` prints a whole recipe"
+        )
     if not isinstance(values, dict):
         raise UserError(f"recipe '{source}' must be a mapping of sections, not {type(values).__name__}")
     return values
@@ -197,6 +215,7 @@ SHORT = {
     "epochs": "training.epochs",
     "batch_size": "training.batch_size",
     "lr": "training.optimizer.lr",
+    "optimizer": "training.optimizer.name",
     "fraction": "training.fraction",
     "seed": "seed",
     "engine": "engine.name",
@@ -242,3 +261,17 @@ def read_recipe(
 def section_name(section: Any) -> Any:
     """Return the name in a section, which is either a mapping or, in short form, the name itself."""
     return section.get("name") if isinstance(section, Mapping) else section
+
+
+def is_free(path: str) -> bool:
+    """Return whether a field may change when a run is resumed."""
+    return any(path == part or path.startswith(part + ".") for part in FREE)
+
+
+def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield a recipe's fields as (path, value)."""
+    if not isinstance(values, Mapping):
+        yield prefix, list(values) if isinstance(values, tuple) else values
+        return
+    for name, value in values.items():
+        yield from flat(value, f"{prefix}.{name}".lstrip("."))

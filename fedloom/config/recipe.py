@@ -9,22 +9,24 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from fedloom import methods, models, objectives
-from fedloom.config.loading import assign, read_assignment, read_yaml
+from fedloom.config.loading import assign, read_assignment, read_yaml, section_name
 from fedloom.core import trusted_code
 from fedloom.core.checking import Section, checked, refusal
 from fedloom.core.compression import WireSettings
-from fedloom.core.errors import UserError, nearest
+from fedloom.core.errors import UserError, nearest, shown
 from fedloom.core.metrics import Metric
-from fedloom.core.optimizers import Training
 from fedloom.core.options import hyperparameters
 from fedloom.core.registry import absolute, short
+from fedloom.core.training import Training
 from fedloom.data import parts
 from fedloom.data.settings import DataSettings
 from fedloom.engines import EngineSettings, engine_class
+from fedloom.models.lora import LoraSettings, from_rank
 from fedloom.trust.attack import AttackSettings
 from fedloom.trust.faults import Faults
 from fedloom.trust.privacy import PrivacySettings
 from fedloom.trust.robust import RobustSettings
+from fedloom.trust.secure.settings import SecureSettings
 
 
 def _named(default: str | None = None) -> Callable[[Any], Any]:
@@ -50,8 +52,21 @@ class Named(BaseModel):
         return dict(self.model_extra or {})
 
 
-class ModelSettings(Named):
-    """The recipe section `model`: the network, and its options."""
+def _model_section(value: Any) -> Any:
+    """Expand the short forms of `model`, a name or a list of networks, and name the first of several networks."""
+    if isinstance(value, (list, tuple)):
+        if not value:
+            raise refusal("model = []: must name at least one network")
+        value = {"networks": value}
+    several: Any = value.get("networks") or value.get("by_client") if isinstance(value, Mapping) else None
+    if isinstance(several, Mapping):
+        several = list(several.values())
+    first = section_name(several[0]) if isinstance(several, (list, tuple)) and several else None
+    return _named(first if isinstance(first, str) else "mlp")(value)
+
+
+class NetworkSettings(Named):
+    """A network, and its options."""
 
     head: str | None = Field(
         None,
@@ -70,17 +85,64 @@ class ModelSettings(Named):
             "they are not trained, sent or stored for clients",
         )
     )
+    lora: Annotated[LoraSettings | None, BeforeValidator(from_rank)] = Field(
+        None,
+        description="low-rank adapters, or their rank: the extractor's weights stay fixed, and adapters on its layers "
+        "are trained instead; default: none",
+    )
+    project: int | None = Field(
+        None,
+        ge=1,
+        description="width to which a linear layer projects the representation, so that different networks have "
+        "representations of the same width; default: no such layer",
+    )
 
     @property
     def options(self) -> dict[str, Any]:
         """Options of the network, and the fields of this section that are set."""
-        common = {name: getattr(self, name) for name in type(self).model_fields if name != "name"}
+        common = {name: getattr(self, name) for name in NetworkSettings.model_fields if name not in ("name", "lora")}
+        if self.lora is not None:
+            common["lora"] = self.lora.model_dump(mode="json", exclude_defaults=True) | {"rank": self.lora.rank}
         return super().options | {name: value for name, value in common.items() if value}
 
 
+_Network = Annotated[NetworkSettings, BeforeValidator(_named("mlp"))]
+
+
+class ModelSettings(NetworkSettings):
+    """The recipe section `model`: the network and its options, or the networks of different clients."""
+
+    networks: tuple[_Network, ...] = Field(
+        (),
+        description="several networks that are dealt to clients in turn, each a name or a section such as this one; "
+        "`model: [cnn2, mlp]` is short for it. For methods that share nothing of the extractor",
+    )
+    by_client: Annotated[
+        dict[str, _Network],
+        BeforeValidator(lambda given: {str(k): v for k, v in given.items()} if isinstance(given, Mapping) else given),
+    ] = Field(
+        {},
+        description="networks by name or number of the client instead; the key `others` stands for all other clients",
+    )
+
+    @property
+    def each(self) -> tuple[NetworkSettings, ...]:
+        """The networks that clients have; usually one."""
+        return self.networks or tuple(self.by_client.values()) or (self,)
+
+
 def _model_exists(model: ModelSettings) -> ModelSettings:
+    if model.networks and model.by_client:
+        raise refusal("model.by_client: cannot be combined with model.networks; remove one of them")
+    if model.each[0] is not model and (model.options or model.name != model.each[0].name):
+        field = next(iter(model.options), "name")
+        raise refusal(
+            f"model.{field}: the clients have different networks; set it for each of them in model.networks or "
+            "model.by_client"
+        )
     try:
-        models.check(model.name, model.options)
+        for network in model.each:
+            models.check(network.name, network.options)
     except UserError as error:
         raise refusal(str(error)) from None
     return model
@@ -106,17 +168,18 @@ class EvaluationSettings(Section):
         "last n (median:10, mean:10)",
     )
     metrics: Annotated[
-        tuple[Metric | Literal["loss"], ...],
+        tuple[Literal[Metric, "loss"], ...],
         BeforeValidator(lambda names: names.split(",") if isinstance(names, str) else names),
     ] = Field(
         (),
         description="further figures of each client, with mean, weighted mean, spread and worst tenth over clients: "
-        "balanced_accuracy, macro_f1, auc (one-vs-rest), ece (calibration error, 15 bins), loss",
+        "balanced_accuracy, f1 (two classes), macro_f1, micro_f1, auc (one-vs-rest), ece (calibration error, 15 "
+        "bins), exact_match (all labels), loss",
     )
-    measure: Literal["accuracy", "loss", "balanced_accuracy", "macro_f1", "auc", "ece"] = Field(
+    measure: Literal[Metric, "accuracy", "loss"] = Field(
         "accuracy",
         description="the figure on validation samples by which sweeps, the summary's best round and training.patience "
-        "choose: mean over clients of accuracy, loss, balanced_accuracy, macro_f1, auc or ece of personal models",
+        "choose: mean over clients of accuracy, loss or one of the metrics, of personal models",
     )
     distance: str | None = Field(
         None,
@@ -125,7 +188,7 @@ class EvaluationSettings(Section):
     )
 
     @property
-    def wanted(self) -> tuple[Metric | Literal["loss"], ...]:
+    def wanted(self) -> tuple[Literal[Metric, "loss"], ...]:
         """The figures besides accuracy to report: `metrics` and, if it is none of them, `measure`."""
         more = () if self.measure in ("accuracy", "loss") else (self.measure,)
         return tuple(dict.fromkeys((*self.metrics, *more)))
@@ -170,13 +233,13 @@ class Recipe(Section):
     data: Annotated[DataSettings, BeforeValidator(_named())] = Field(
         DataSettings(), description="the dataset, and how it is divided among clients"
     )
-    model: Annotated[ModelSettings, BeforeValidator(_named("mlp")), AfterValidator(_model_exists)] = Field(
-        ModelSettings(name="mlp"), description="the network, and its options"
+    model: Annotated[ModelSettings, BeforeValidator(_model_section), AfterValidator(_model_exists)] = Field(
+        ModelSettings(name="mlp"), description="the network, and its options; or a list of networks, dealt to clients"
     )
     objective: Annotated[Named | None, BeforeValidator(_named("labels"))] = Field(
         None,
-        description="the training objective (labels, simclr, simsiam, byol, moco or barlow), and its options; default: "
-        "the method's objective",
+        description="the training objective (labels, binary, multilabel, simclr, simsiam, byol, moco or barlow), and "
+        "its options; default: the method's objective",
     )
     training: Training = Field(Training(), description="rounds, participation, local epochs and the optimizer")
     evaluation: EvaluationSettings = Field(
@@ -194,11 +257,14 @@ class Recipe(Section):
     )
     attack: AttackSettings | None = Field(None, description="simulated hostile clients, for studies; default: none")
     privacy: PrivacySettings | None = Field(None, description="client-level differential privacy; default: none")
+    secure: SecureSettings | None = Field(
+        None, description="secure aggregation: the server gets only the sum of clients' messages; default: none"
+    )
     wire: WireSettings = Field(WireSettings(), description="compression of messages to the server and to clients")
     log: Annotated[
-        tuple[Literal["tensorboard", "wandb"], ...],
+        tuple[Literal["tensorboard", "wandb", "mlflow"], ...],
         BeforeValidator(lambda names: names.split(",") if isinstance(names, str) else names),
-    ] = Field((), description="additional loggers: tensorboard, wandb (each needs the package extra of the same name)")
+    ] = Field((), description="experiment trackers: tensorboard, wandb, mlflow (each needs the extra of the same name)")
     seed: int = Field(0, ge=0, description="seed of every random draw")
     out: Path | None = Field(None, description="run folder; default: a new folder under runs/")
 
@@ -210,7 +276,22 @@ class Recipe(Section):
                 "the mean of clipped updates; remove one of the sections (privacy.clip also bounds each client's "
                 "influence)"
             )
-        if self.attack is not None and self.wire != WireSettings():
+        if self.secure is not None and self.robust is not None:
+            raise refusal(
+                f"robust.rule = '{self.robust.rule}': cannot be combined with secure, because a robust rule compares "
+                "single messages and secure aggregation reveals only their sum; remove one of the sections"
+            )
+        if self.secure is not None and self.wire.up != "none":
+            raise refusal(
+                f"wire.up = '{self.wire.up}': cannot be combined with secure, because compressed messages cannot be "
+                "added up under masks; remove it (secure.bits = 32 sends as many bytes as float32)"
+            )
+        if self.secure is not None and self.privacy is not None and self.privacy.sampling == "poisson":
+            raise refusal(
+                "privacy.sampling = 'poisson': cannot be combined with secure, because a sample can have fewer than "
+                "three clients, whose sum clients refuse to unmask; use fixed"
+            )
+        if self.attack is not None and self.attack.falsifies_messages and self.wire != WireSettings():
             encoded = f"wire.up = '{self.wire.up}'" if self.wire.up != "none" else f"wire.down = '{self.wire.down}'"
             raise refusal(
                 f"{encoded}: cannot be combined with attack, which falsifies uncompressed messages; remove one of them"
@@ -247,10 +328,11 @@ class Recipe(Section):
         """
         name, objective = self.method.name, self.make_objective()
         found = methods.method_class(name)
-        if ("labels" if objective.supervised else "views") not in found.learns_from:
-            able = [o for o, kind in objectives.OBJECTIVES.items() if kind.supervised != objective.supervised]
+        if objective.kind() not in found.learns_from:
+            able = [o for o, kind in objectives.OBJECTIVES.items() if kind.kind() in found.learns_from]
+            why = ", because it needs one class per sample" if objective.multilabel else ""
             raise UserError(
-                f"objective.name = '{objective.name}': the method {found.name} cannot be trained on it; "
+                f"objective.name = '{objective.name}': the method {found.name} cannot be trained on it{why}; "
                 f"{nearest(objective.name, able)}"
             )
         if not objective.supervised and not issubclass(found, methods.Probed):
@@ -280,6 +362,7 @@ class Recipe(Section):
         """
         if trust_code:
             trusted_code.trust(values)
+        _refuse_misplaced(values)
         return checked(
             cls, {name: {} if value is None and name in _SECTIONS else value for name, value in values.items()}
         )
@@ -340,10 +423,13 @@ class Recipe(Section):
         name = objective.name if self.objective is None else self.objective.name
         values["objective"] = {"name": name} | asdict(objective)
         values["method"] |= {name: getattr(method, name) for name in hyperparameters(type(method))}
-        for section in ("method", "model", "objective", "engine"):
+        for section in ("method", "objective", "engine"):
             values[section]["name"] = absolute(values[section]["name"])
-        if self.model.weights:
-            values["model"]["weights"] = str(Path(self.model.weights).expanduser().resolve())
+        several = values["model"]["networks"] or list(values["model"]["by_client"].values())
+        for network in (values["model"], *several):
+            network["name"] = absolute(network["name"])
+            if network["weights"]:
+                network["weights"] = str(Path(network["weights"]).expanduser().resolve())
         values["data"]["partition"] = absolute(self.data.partition)
         values["data"]["name"] = "+".join(map(absolute, parts(self.data.name)))
         return values
@@ -368,3 +454,32 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def _refuse_misplaced(values: Mapping[str, Any]) -> None:
+    """Raise a UserError for a field at the top level that belongs to a section, such as `mu` instead of `method.mu`."""
+    for name, value in values.items():
+        if name not in Recipe.model_fields and (path := _place_of(name, values)) is not None:
+            raise UserError(f"{name} = {shown(value)}: there is no such field; did you mean '{path}'?")
+
+
+def _place_of(name: str, values: Mapping[str, Any]) -> str | None:
+    """Return the path of the field that has this name in a section or among the method's hyperparameters."""
+    for section in _SECTIONS:
+        if name != "name" and (path := _path_in(Recipe.model_fields[section].default, name)) is not None:
+            return f"{section}.{path}"
+    method = section_name(values.get("method", Recipe.model_fields["method"].default.name))
+    try:
+        known = methods.hyperparameters(methods.method_class(method)) if isinstance(method, str) else {}
+    except UserError:  # validation reports the unknown method
+        return None
+    return f"method.{name}" if name in known else None
+
+
+def _path_in(section: BaseModel, name: str) -> str | None:
+    """Return the path of a field in a section or a section inside it."""
+    fields = type(section).model_fields
+    if name in fields:
+        return name
+    inner = ((one, field.default) for one, field in fields.items() if isinstance(field.default, BaseModel))
+    return next((f"{one}.{path}" for one, default in inner if (path := _path_in(default, name)) is not None), None)

@@ -16,6 +16,8 @@ Augmentation = Callable[[Tensor, Random], Tensor]
 """Maps images [B, C, H, W] in [0, 1] to augmented images of the same shape. A false value means no augmentation."""
 Row = Tensor
 """Input of one training step, int64: the key of its random numbers, then the sample positions, batch after batch."""
+ORIGIN = "_fedloom_origin"
+"""Attribute of inputs that holds where they come from."""
 
 
 @dataclass
@@ -123,27 +125,27 @@ def batch_sizes(samples: int, size: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Pixels:
+class StoredSamples:
     """A dataset on one device, and the conversion of its stored values to network inputs."""
 
-    images: Tensor  # uint8 [N, C, H, W], or float32 [N, …]
-    labels: Tensor  # int64 [N]
+    inputs: Tensor  # uint8 [N, C, H, W], or float32 [N, …]
+    labels: Tensor  # int64 [N], or uint8 [N, L]
     mean: Tensor  # [C, 1, …]: broadcasts over samples
     std: Tensor
     augment: Augmentation | None = None
     views: Augmentation | None = None
     layout: torch.memory_format = torch.contiguous_format
 
-    def to(self, device: torch.device, layout: torch.memory_format | None = None) -> "Pixels":
+    def to(self, device: torch.device, layout: torch.memory_format | None = None) -> "StoredSamples":
         """Return a copy on another device, or in another memory layout."""
-        layout = (layout or self.layout) if self.images.dim() == 4 else torch.contiguous_format
-        images = self.images.to(device, memory_format=layout)
+        layout = (layout or self.layout) if self.inputs.dim() == 4 else torch.contiguous_format
+        inputs = self.inputs.to(device, memory_format=layout)
         labels, mean, std = (tensor.to(device) for tensor in (self.labels, self.mean, self.std))
-        return replace(self, images=images, labels=labels, mean=mean, std=std, layout=layout)
+        return replace(self, inputs=inputs, labels=labels, mean=mean, std=std, layout=layout)
 
     def image(self, index: Tensor) -> Tensor:
         """Return inputs as floats: images of bytes in [0, 1], other inputs unchanged."""
-        stored = self._stored(index).to(self.mean.dtype)
+        stored = self._rows(index).to(self.mean.dtype)
         return stored.div(255) if self.bytes else stored
 
     def normalise(self, image: Tensor) -> Tensor:
@@ -151,18 +153,24 @@ class Pixels:
         return ((image - self.mean) / self.std).contiguous(memory_format=self.layout)
 
     def plain(self, index: Tensor) -> Tensor:
-        """Return the network's input without augmentation: stored values are normalised in one operation."""
-        return torch.addcmul(self.shift, self._stored(index), self.scale)
+        """Return the network's input without augmentation: stored values are normalised in one operation.
 
-    def _stored(self, index: Tensor) -> Tensor:
+        The tensor is marked with the positions of its samples, for `origin_of`.
+        """
+        x = torch.addcmul(self.shift, self._rows(index), self.scale)
+        if not x.is_inference():  # such tensors have no version
+            x.__dict__[ORIGIN] = self, index, x._version
+        return x
+
+    def _rows(self, index: Tensor) -> Tensor:
         if self.layout is torch.contiguous_format:
-            return self.images[index]
-        return self.images.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)  # index rows in memory order
+            return self.inputs[index]
+        return self.inputs.permute(0, 2, 3, 1)[index].permute(0, 3, 1, 2)  # index rows in memory order
 
     @property
     def bytes(self) -> bool:
         """Whether the stored inputs are images of bytes."""
-        return self.images.dtype == torch.uint8
+        return self.inputs.dtype == torch.uint8
 
     @cached_property
     def scale(self) -> Tensor:
@@ -176,7 +184,16 @@ class Pixels:
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors that a training step may read."""
-        return [self.images, self.labels, self.mean, self.std, self.scale, self.shift]
+        return [self.inputs, self.labels, self.mean, self.std, self.scale, self.shift]
+
+
+def origin_of(x: Tensor, stored: StoredSamples) -> Tensor | None:
+    """Return the positions of the samples whose unchanged inputs `stored.plain` has returned as `x`; None for others.
+
+    A tensor that was computed from such inputs has no origin, and neither have inputs that were changed in place.
+    """
+    source, index, version = x.__dict__.get(ORIGIN, (None, None, None))
+    return index if source is stored and version == x._version else None
 
 
 class Batch:
@@ -192,32 +209,32 @@ class Batch:
         ...     return torch.nn.functional.cross_entropy(client.model(batch.x), batch.y)
     """
 
-    def __init__(self, pixels: Pixels, index: Tensor, random: Random, views: int = 2):
+    def __init__(self, stored: StoredSamples, index: Tensor, random: Random, views: int = 2):
         self.size = len(index)
-        self._pixels, self._index, self._random, self._views = pixels, index, random, views
+        self._stored, self._index, self._random, self._views = stored, index, random, views
 
     @cached_property
     def image(self) -> Tensor:
         """Images in [0, 1], without augmentation."""
-        return self._pixels.image(self._index)
+        return self._stored.image(self._index)
 
     @cached_property
     def x(self) -> Tensor:
         """The network's input: augmented according to the recipe's `data.augment`, and normalised."""
-        if not self._pixels.augment:
+        if not self._stored.augment:
             return self.plain
-        return self._pixels.normalise(self._pixels.augment(self.image, self._random))
+        return self._stored.normalise(self._stored.augment(self.image, self._random))
 
     @cached_property
     def views(self) -> tuple[Tensor, ...]:
         """Independently augmented and normalised copies according to `data.views`, for contrastive losses."""
-        draw = self._pixels.views or (lambda image, random: image)
-        return tuple(self._pixels.normalise(draw(self.image, self._random)) for _ in range(self._views))
+        draw = self._stored.views or (lambda image, random: image)
+        return tuple(self._stored.normalise(draw(self.image, self._random)) for _ in range(self._views))
 
     @cached_property
     def plain(self) -> Tensor:
         """The network's input without augmentation."""
-        return self._pixels.plain(self._index)
+        return self._stored.plain(self._index)
 
     def normalise(self, image: Tensor) -> Tensor:
         """Normalise images for the network.
@@ -228,12 +245,12 @@ class Batch:
         Returns:
             (pixel − mean) / std per channel, with the statistics of the dataset.
         """
-        return self._pixels.normalise(image)
+        return self._stored.normalise(image)
 
     @cached_property
     def y(self) -> Tensor:
-        """Class labels, int64 [B]."""
-        return self._pixels.labels[self._index]
+        """Classes, int64 [B]; with several labels per sample, uint8 [B, L] of 0 and 1."""
+        return self._stored.labels[self._index]
 
 
 class FeatureBatch:

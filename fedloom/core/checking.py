@@ -3,7 +3,8 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar, get_args
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
@@ -89,7 +90,7 @@ def _remedy(kind: type[BaseModel], error: Any) -> str:
     """Return the values that are valid, given pydantic's error type."""
     what, context = error["type"], error.get("ctx", {})
     if what == "literal_error":
-        choices = re.findall(r"'([^']*)'", context["expected"])
+        choices = re.findall(r"'([^']*)'", context["expected"]) or re.findall(r"\d+", context["expected"])
         return f"is unknown; {nearest(error['input'], choices)}"
     if what == "model_type":
         fields = _fields(kind, error["loc"])
@@ -105,7 +106,9 @@ def field_remedy(error: Any) -> str:
     if what == "string_pattern_mismatch":
         return f"must match {context['pattern']}"
     if what in ("too_short", "too_long"):
-        return f"must have {context.get('min_length', context.get('max_length'))} entries"
+        bound = "at least" if what == "too_short" else "at most"
+        count = context.get("min_length", context.get("max_length"))
+        return f"must have {bound} {count} {'entry' if count == 1 else 'entries'}"
     word = _KINDS.get(what.split("_")[0])
     return f"must be {word}" if word else str(error["msg"])
 
@@ -127,6 +130,15 @@ def _fields(kind: type[BaseModel], path: Iterable[Any]) -> list[str]:
     """Return the names of the fields of a section."""
     section: Any = kind
     for name in path:
-        section = section.model_fields[name].annotation
-        section = next((choice for choice in get_args(section) if choice is not type(None)), section)  # A | None
+        inside = hasattr(section, "model_fields")
+        section = section.model_fields[name].annotation if inside else _element(section)
+        if get_origin(section) is Annotated:
+            section = get_args(section)[0]
+        if get_origin(section) in (Union, UnionType):  # A | None
+            section = next(choice for choice in get_args(section) if choice is not type(None))
     return list(section.model_fields)
+
+
+def _element(container: Any) -> Any:
+    """Return the type of the elements of `tuple[A, ...]`, `list[A]` or `dict[str, A]`."""
+    return [kind for kind in get_args(container) if kind is not Ellipsis][-1]

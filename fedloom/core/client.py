@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from fedloom.core.batches import Batch, FeatureBatch, Row, shuffled
+from fedloom.core.errors import UserError
 from fedloom.core.fit import Features, FitResult, FitSpec, StaleValueError, code_of
 from fedloom.core.optimizers import descend_
 from fedloom.core.rng import Random, key, permutation
@@ -105,6 +107,17 @@ class Client:
         return bool(self._outside(self._first))
 
     @property
+    def class_counts(self) -> Tensor:
+        """Number of training samples of each class, a float tensor [classes]. Not available inside a step.
+
+        A loss that needs the counts reads them from a part: `copy_(client.counts, client.class_counts)`.
+        """
+        self._outside(0)
+        workspace = self._workspace
+        labels = workspace.stored.labels[torch.from_numpy(self._samples).to(workspace.device)]
+        return one_hot(labels, workspace.setup.task.classes).sum(0).float()
+
+    @property
     def lr(self) -> Tensor:
         """The current learning rate, a 0-d tensor. Available inside a step only."""
         return self._inside("client.lr is available inside a training step only; after a fit read result.lr").lr
@@ -177,7 +190,7 @@ class Client:
 
         def step(row: Row) -> None:
             with self._stepping(row, 1, views, data is not None) as (batch,):
-                value = _mean(loss(self, batch))
+                value = _mean(loss(self, batch), self._step.size)
                 self.note("loss", value)
                 self.descend(paths, value, plain=plain)
                 if after is not None:
@@ -262,7 +275,12 @@ class Client:
         parameters = self._workspace.parameters(paths)
         if not parameters:  # frozen by the recipe
             return
-        gradients = torch.autograd.grad(_mean(loss), parameters, allow_unused=True)
+        try:
+            gradients = torch.autograd.grad(_mean(loss), parameters, allow_unused=True)
+        except RuntimeError as error:
+            if "does not require grad" in str(error):
+                raise UserError(f"the loss does not depend on {', '.join(paths)} (detach, no_grad?)") from None
+            raise
         rate = cache.lr if lr is None else lr
         if plain:
             used = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
@@ -281,7 +299,8 @@ class Client:
             UserError: The call has more than 32 statistics.
         """
         total = self._inside("client.note can be called inside a training step only").total(name)
-        total.add_(_mean(value.detach()), alpha=self._step.size)
+        value = value.detach()
+        total.add_(value if value.dim() == 0 else value.mean(), alpha=self._step.size)
 
     def features(self, extract: Callable[..., Tensor] | None = None) -> Features:
         """Extract representations of all training samples, in eval mode and without gradients.
@@ -302,8 +321,8 @@ class Client:
         workspace.evaluate_only()
         with torch.no_grad(), workspace.autocast():
             chunks = index.split(workspace.evaluation_batch)
-            z = torch.cat([extract(self, workspace.pixels.plain(i)).float() for i in chunks])
-            return z, workspace.pixels.labels[index]
+            z = torch.cat([extract(self, workspace.stored.plain(i)).float() for i in chunks])
+            return z, workspace.stored.labels[index]
 
     @property
     def _keeps(self) -> bool:
@@ -313,8 +332,8 @@ class Client:
     def _outside(self, value: int) -> int:
         if self._step.active:
             raise StaleValueError(
-                "client.id, round, size and first cannot be read inside a training step: they are Python values, and a "
-                "recorded step would reuse the first client's. Copy the value into a part (a tensor) before the fit"
+                "client.id, round, size, first and class_counts cannot be read inside a training step: a recorded step "
+                "would reuse the first client's. Copy the value into a part (a tensor) before the fit"
             )
         return value
 
@@ -338,7 +357,7 @@ class Client:
                     assert cache.data is not None
                     drawn = [FeatureBatch(cache.data, i) for i in indices]
                 else:
-                    drawn = [Batch(workspace.pixels, i, workspace.random, views) for i in indices]
+                    drawn = [Batch(workspace.stored, i, workspace.random, views) for i in indices]
                 step.size = sum(batch.size for batch in drawn)
                 yield drawn
                 for model in workspace.networks_in(cache.parts):
@@ -391,5 +410,17 @@ class _Step:
         self.cache: StepCache | None = None
 
 
-def _mean(value: Tensor) -> Tensor:
+def _mean(value: Tensor, size: int = 1) -> Tensor:
+    """Return a scalar, or the mean of a vector whose length is a multiple of the number of samples.
+
+    Raises:
+        UserError: The value is neither.
+    """
+    if not isinstance(value, Tensor):
+        raise UserError(f"a loss returned a {type(value).__name__}; it must return a tensor")
+    if value.dim() > 1 or not value.is_floating_point() or (value.dim() == 1 and (not len(value) or len(value) % size)):
+        raise UserError(
+            f"a loss returned a tensor {value.dtype} of shape {list(value.shape)}; it must return a floating-point "
+            "scalar, or one entry per sample"
+        )
     return value if value.dim() == 0 else value.mean()

@@ -10,18 +10,23 @@ class UserError(Exception):
     """Invalid user input. The message names the field, the value and the remedy; the exit code is 2."""
 
 
+class MissingDataError(UserError):
+    """Files of a shipped dataset that are not in the data folder."""
+
+
 class RunError(Exception):
     """A run that cannot continue although its input was valid. The exit code is 1."""
 
 
 def nearest(value: object, choices: Iterable[str]) -> str:
-    """Return a hint with the closest valid choice, followed by all choices.
+    """Return a hint with a valid choice that is nearly the same, if there is one, followed by all choices.
 
     >>> nearest("fedavgg", ["fedavg", "local"])
     "did you mean 'fedavg'? (choices: fedavg, local)"
     """
     names = sorted(choices)
-    close = get_close_matches(str(value), names, n=1, cutoff=0.5)
+    # one of two letters may differ, but a longer word must share more: 'rotate' is not meant as 'jitter' (0.5)
+    close = get_close_matches(str(value), names, n=1, cutoff=0.5 if len(str(value)) <= 3 else 0.6)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"{hint}(choices: {', '.join(names)})"
 

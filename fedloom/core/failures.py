@@ -17,6 +17,15 @@ FailureKind = Literal["raised", "died", "timed_out", "invalid", "dropped"]
 """
 
 
+NOT_FINITE = "has values that are not finite"
+"""Part of the description of an `invalid` failure whose message has NaN or infinite values."""
+CAUSES = (
+    "likely causes: a learning rate that is too large (training.optimizer.lr), gradients that grow without bound "
+    "(training.optimizer.clip limits them), or inputs that are not normalised or not finite (data.normalise)"
+)
+"""Why training diverges, and what to change."""
+
+
 class InjectedError(RuntimeError):
     """An error raised on purpose by the recipe's `faults` section."""
 

@@ -17,7 +17,7 @@ from fedloom.core.failures import Failure, FailureKind
 from fedloom.core.message import Message, MessageError, pack, refuse_unless, unpack
 from fedloom.core.reading import Count, Read, conforming
 from fedloom.core.scores import Answers, Scores, answers
-from fedloom.core.state import State, snapshot
+from fedloom.core.state import State, copies
 from fedloom.core.workspace import Workspace
 
 JobKind = Literal["update", "evaluate", "global", "validate", "generalise"]
@@ -252,6 +252,7 @@ def handle(workspace: Workspace, job: Job) -> Result:
 def launch(workspace: Workspace, job: Job) -> Result:
     """Run a job like `handle`, but without waiting: on a GPU the result's tensors may not be computed yet."""
     start = perf_counter()
+    workspace = workspace.of(job.client)
     codec, intercept, work = workspace.setup.codec, workspace.setup.intercept, WORK[job.kind]
     try:
         if job.kind in ENCODED and codec.down is not None:
@@ -276,7 +277,7 @@ def _failed(job: Job, error: Exception) -> Result:
 
 def perform(workspace: Workspace, job: Job) -> Result:
     """Run a job whose message is not encoded; exceptions are not caught."""
-    return WORK[job.kind](workspace, job).read()
+    return WORK[job.kind](workspace.of(job.client), job).read()
 
 
 def _client(workspace: Workspace, job: Job, purpose: str, memory: State | None) -> Client:
@@ -310,7 +311,7 @@ def _evaluate(workspace: Workspace, job: Job) -> Result:
     """Score the personal model. A client without memory of its personal parts gets them from a temporary update."""
     method, task = workspace.setup.method, workspace.setup.task
     memory = job.memory
-    if memory is None and method.personal_parts:
+    if memory is None and method.is_personal:
         newcomer = _client(workspace, job, "newcomer", None)
         method.update(newcomer)
         memory = _memory(workspace, newcomer)
@@ -336,8 +337,8 @@ def _validated(
 
 def _changed(workspace: Workspace, message: Message) -> State:
     """Return the tensors that differ from the message, or from the initial values where the message has none."""
-    base = {name: message.get(name, value) for name, value in workspace.initial.items()}
-    now = snapshot(workspace.parts)
+    now = copies(workspace.changing())
+    base = {name: message.get(name, workspace.initial[name]) for name in now}
     return {name: value.cpu() for name, value in now.items() if not torch.equal(value, base[name].to(value))}
 
 

@@ -7,7 +7,7 @@ from inspect import get_annotations
 from types import new_class
 from typing import Any, ClassVar, cast, dataclass_transform, get_type_hints
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom.core.batches import Batch
 from fedloom.core.client import Client
@@ -50,6 +50,10 @@ class Method:
     """Parts that only the server sends."""
     keeps: ClassVar[tuple[str, ...]] = ()
     """Parts that each client keeps between rounds."""
+    keeps_layers: ClassVar[tuple[type[nn.Module], ...]] = ()
+    """Types of layers that each client keeps wherever they are, also inside shared parts; they are never sent."""
+    server_keeps: ClassVar[tuple[str, ...]] = ()
+    """Parts that only the server holds, such as its momentum; they are never sent."""
     serves: ClassVar[tuple[str, ...] | None] = None
     """Kept parts that the personal model uses; None means all of them."""
     by: ClassVar[Mapping[str, str]] = {}
@@ -62,8 +66,8 @@ class Method:
     """Whether one model is trained centrally on the data of all clients."""
     objective: ClassVar[str] = "labels"
     """Objective used when the recipe names none."""
-    learns_from: ClassVar[tuple[str, ...]] = ("labels", "views")
-    """Supported kinds of objectives: with labels, or on augmented views."""
+    learns_from: ClassVar[tuple[str, ...]] = ("labels", "multilabel", "views")
+    """Supported kinds of objectives: with one class per sample, with several labels, or on augmented views."""
     reveals: ClassVar[Mapping[str, str]] = {}
     """What sent parts reveal about a client's data beyond ordinary weights: `{"counts": "samples per class"}`."""
     paper: ClassVar[str] = ""
@@ -227,7 +231,7 @@ class Method:
             x: Normalised images [B, C, H, W].
 
         Returns:
-            Logits [B, classes].
+            Logits [B, outputs], as the objective's heads return them, or [B, classes].
         """
         logits: Tensor = self.network(client)(x)
         return logits
@@ -240,7 +244,7 @@ class Method:
             x: Normalised images [B, C, H, W].
 
         Returns:
-            Logits [B, classes].
+            Logits [B, outputs], as the objective's heads return them, or [B, classes].
         """
         logits: Tensor = server.model(x)
         return logits
@@ -254,12 +258,17 @@ class Method:
     def personal_is_global(self) -> bool:
         """Whether every client uses the global model unchanged."""
         own = ("personalise", "network", "predict", "message_for", "predict_global")
-        return self.has_global and not self.personal_parts and not any(self.overrides(name) for name in own)
+        return self.has_global and not self.is_personal and not any(self.overrides(name) for name in own)
 
     @property
     def personal_parts(self) -> tuple[str, ...]:
         """Kept parts that the personal model uses."""
         return self.keeps if self.serves is None else self.serves
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether the personal model uses anything that a client keeps."""
+        return bool(self.personal_parts or self.keeps_layers)
 
 
 def _again(plain: type[Method], addons: list[tuple[str, type[Method]]], parameters: dict[str, Any]) -> Method:
@@ -274,9 +283,9 @@ def with_addon(base: type[Method], name: str, addition: type[Method]) -> type[Me
     """
     own, hints = get_annotations(addition), get_type_hints(base, include_extras=True)
     kept = {f.name: f for f in fields(base) if f.name not in own}
-    body = {"__annotations__": {field: hints[field] for field in kept}} | {
-        field: f.default for field, f in kept.items()
-    }
+    body: dict[str, Any] = {"__annotations__": {field: hints[field] for field in kept}}
+    body |= {field: f.default for field, f in kept.items()}
+    body["learns_from"] = tuple(kind for kind in base.learns_from if kind in addition.learns_from)
     docs = f"{(base.__doc__ or '').splitlines()[0]} {(addition.__doc__ or '').splitlines()[0]}"
     title = f"{base.name}+{name}"
     found: Any = new_class(

@@ -1,16 +1,18 @@
-"""Figures of a classifier on one client's samples, besides accuracy and loss.
+"""Figures of a model on one client's samples, besides accuracy and loss.
 
 Each figure follows scikit-learn's definition, which tests compare. They need few lines, and scikit-learn's functions
 take milliseconds each, which is too long for thousands of clients per evaluation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-Metric = Literal["balanced_accuracy", "macro_f1", "auc", "ece"]
+from fedloom.core.errors import UserError
+
+Metric = Literal["balanced_accuracy", "f1", "macro_f1", "micro_f1", "auc", "ece", "exact_match"]
 BINS = 15
 """Number of equally wide bins of the expected calibration error."""
 
@@ -32,7 +34,28 @@ class Predictions:
         """Return a figure; None if it is undefined for these samples or the answers are not finite."""
         if not len(self.labels) or not np.isfinite(self.confidence).all():
             return None
-        return METRICS[name](self)
+        return CLASS_METRICS[name](self)
+
+
+@dataclass(frozen=True)
+class LabelPredictions:
+    """A multilabel model's answers on the samples of one client."""
+
+    labels: np.ndarray
+    """bool [N, labels]"""
+    probabilities: np.ndarray
+    """float64 [N, labels]"""
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """Labels with a probability above 0.5, bool [N, labels]."""
+        return self.probabilities > 0.5
+
+    def figure(self, name: Metric) -> float | None:
+        """Return a figure; None if it is undefined for these samples or the answers are not finite."""
+        if not len(self.labels) or not np.isfinite(self.probabilities).all():
+            return None
+        return LABEL_METRICS[name](self)
 
 
 def balanced_accuracy(found: Predictions) -> float:
@@ -40,6 +63,11 @@ def balanced_accuracy(found: Predictions) -> float:
     total = np.bincount(found.labels)
     right = np.bincount(found.labels[found.labels == found.predicted], minlength=len(total))
     return float(np.mean(right[total > 0] / total[total > 0]))
+
+
+def f1(found: Predictions) -> float | None:
+    """Return the F1 score of the second of two classes; None if no sample is of this class or predicted as it."""
+    return _f1((found.labels == 1)[:, None], (found.predicted == 1)[:, None])
 
 
 def macro_f1(found: Predictions) -> float:
@@ -75,16 +103,77 @@ def _area(positive: np.ndarray, scores: np.ndarray) -> float:
 
 def ece(found: Predictions) -> float:
     """Return the expected calibration error: the mean over samples of a bin's |accuracy - confidence|."""
-    bins = np.clip(
-        np.ceil(found.confidence * BINS).astype(np.int64) - 1, 0, BINS - 1
-    )  # bins (0, 1/15], (1/15, 2/15], …
-    gap = (found.labels == found.predicted) - found.confidence
-    return float(np.abs(np.bincount(bins, weights=gap, minlength=BINS)).sum() / len(bins))
+    return _calibration_error(found.labels == found.predicted, found.confidence)
 
 
-METRICS: dict[Metric, Callable[[Predictions], float | None]] = {
+def _calibration_error(right: np.ndarray, confidence: np.ndarray) -> float:
+    bins = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)  # bins (0, 1/15], (1/15, 2/15], …
+    return float(np.abs(np.bincount(bins, weights=right - confidence, minlength=BINS)).sum() / len(bins))
+
+
+def _f1(labels: np.ndarray, predicted: np.ndarray) -> float | None:
+    """Return the mean F1 score over columns, without those that are neither true nor predicted of any sample."""
+    right, given = (labels & predicted).sum(0), labels.sum(0) + predicted.sum(0)
+    return float(np.mean(2 * right[given > 0] / given[given > 0])) if given.any() else None
+
+
+def label_macro_f1(found: LabelPredictions) -> float | None:
+    """Return the mean F1 score over the labels that samples have or predictions name; None without any."""
+    return _f1(found.labels, found.predicted)
+
+
+def label_micro_f1(found: LabelPredictions) -> float | None:
+    """Return the F1 score over all decisions together; None if no label is true or predicted."""
+    return _f1(found.labels.reshape(-1, 1), found.predicted.reshape(-1, 1))
+
+
+def label_auc(found: LabelPredictions) -> float | None:
+    """Return the mean over labels of the area under the ROC curve, of labels that some but not all samples have."""
+    count = found.labels.sum(0)
+    mixed = np.flatnonzero((count > 0) & (count < len(found.labels)))
+    return float(np.mean([_area(found.labels[:, k], found.probabilities[:, k]) for k in mixed])) if len(mixed) else None
+
+
+def label_ece(found: LabelPredictions) -> float:
+    """Return the expected calibration error over all decisions; the confidence of a "no" is 1 - probability."""
+    confidence = np.maximum(found.probabilities, 1 - found.probabilities)
+    return _calibration_error((found.labels == found.predicted).ravel(), confidence.ravel())
+
+
+def exact_match(found: LabelPredictions) -> float:
+    """Return the share of samples whose labels are all predicted correctly (subset accuracy)."""
+    return float(np.mean((found.labels == found.predicted).all(1)))
+
+
+CLASS_METRICS: dict[Metric, Callable[[Predictions], float | None]] = {
     "balanced_accuracy": balanced_accuracy,
+    "f1": f1,
     "macro_f1": macro_f1,
     "auc": auc,
     "ece": ece,
 }
+LABEL_METRICS: dict[Metric, Callable[[LabelPredictions], float | None]] = {
+    "macro_f1": label_macro_f1,
+    "micro_f1": label_micro_f1,
+    "auc": label_auc,
+    "ece": label_ece,
+    "exact_match": exact_match,
+}
+
+
+def refuse_undefined(names: Sequence[Metric], *, classes: int, multilabel: bool) -> None:
+    """Raise a UserError if a figure is not defined for this kind of labels.
+
+    Args:
+        names: The figures.
+        classes: Number of classes, or of labels.
+        multilabel: Whether a sample can have several labels.
+    """
+    known = [name for name in (LABEL_METRICS if multilabel else CLASS_METRICS) if name != "f1" or classes == 2]
+    for name in names:
+        if name not in known:
+            what = "several labels per sample" if multilabel else f"{classes} classes"
+            raise UserError(
+                f"evaluation.metrics = {name}: it is not defined for data with {what}; choose among "
+                f"{', '.join(known)}, loss"
+            )

@@ -1,18 +1,19 @@
-"""Optimizers, learning-rate schedules, and the `training` section of a recipe.
+"""Optimizers of clients.
 
 All optimizers but Lion compute the same as torch.optim (tests compare them), but hold learning rate and step count as
 tensors, so that a recorded step can be replayed with other values. All state starts at zero.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol, cast
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.checking import Section, as_written
+from fedloom.core.checking import Section, as_written, refusal
+from fedloom.core.errors import UserError, nearest
+from fedloom.core.registry import OBJECT, refuse_object
 from fedloom.core.state import FlatState, Layout
 from fedloom.core.torch_internals import (
     foreach_add,
@@ -30,6 +31,12 @@ from fedloom.core.torch_internals import (
     foreach_sub_,
 )
 
+MOMENTS = ("first", "second", "third", "fourth")
+"""Names of moments."""
+NOT_KEPT = (
+    "the state of a torch.optim optimizer cannot be kept between rounds; use an object with a function direction(), or "
+    "a built-in optimizer"
+)
 Beta = Annotated[float, Field(ge=0, lt=1)]
 LION_BETAS = (0.9, 0.99)
 """Lion's default betas (Chen et al., 2023)."""
@@ -38,7 +45,7 @@ LION_BETAS = (0.9, 0.99)
 class OptimizerSettings(Section):
     """The clients' optimizer and its constants."""
 
-    name: Literal["sgd", "adam", "adamw", "rmsprop", "adagrad", "lion"] = Field(
+    name: Annotated[str, as_written(lambda name: _refuse_unknown(name))] = Field(
         "sgd", description="the update rule: sgd, adam, adamw, rmsprop, adagrad or lion"
     )
     lr: float = Field(0.05, gt=0, description="learning rate")
@@ -67,6 +74,27 @@ class OptimizerSettings(Section):
         if self.name == "lion" and "betas" not in self.model_fields_set:
             self.__dict__["betas"] = LION_BETAS  # the section is frozen, and the field stays unset
         return self
+
+    @model_validator(mode="after")
+    def _without_constants(self) -> "OptimizerSettings":
+        if self.name not in TORCH_OPTIMIZERS:
+            return self
+        if self.keep:
+            raise refusal(f"training.optimizer.keep = true: {NOT_KEPT}")
+        for name, field in type(self).model_fields.items():
+            if name not in ("name", "lr", "clip") and getattr(self, name) != field.default:
+                raise refusal(
+                    f"training.optimizer.{name} = {getattr(self, name)!r}: an optimizer of torch.optim that is passed "
+                    "as an object sets it itself; remove it here"
+                )
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickle for worker processes, together with an optimizer that was passed as an object."""
+        own = TORCH_OPTIMIZERS.get(self.name) or OWN_RULES.get(self.name)
+        if own is None:
+            return cast(tuple[Any, ...], super().__reduce_ex__(protocol))
+        return _settings_again, (self.name, own, self.__getstate__())
 
 
 class Optimizer:
@@ -100,9 +128,14 @@ class Optimizer:
             FlatState(
                 layout, {dtype: allocate(f"{name} {dtype}", (size,), dtype) for dtype, size in layout.sizes.items()}
             )
-            for name in ("first", "second")[:moments]
+            for name in MOMENTS[:moments]
         ]
         self._views = [list(moment.values()) for moment in self._moments]
+
+    def reset(self) -> None:
+        """Zero all state."""
+        for tensor in self.state():
+            tensor.zero_()
 
     def state(self) -> list[Tensor]:
         """Return all state that must be zeroed, kept or restored."""
@@ -235,6 +268,68 @@ RULES = {
 }
 
 
+class OwnRule(Protocol):
+    """An optimizer of yours, passed as `fedloom.run(optimizer=…)`: parameter ← parameter − lr · direction.
+
+    Weight decay, clipping and `keep` of the recipe apply to it. It runs on every engine.
+
+    Example:
+        >>> class SignMomentum:
+        ...     moments = 1
+        ...
+        ...     def direction(self, gradient, moments, count):
+        ...         return moments[0].mul_(0.9).add_(gradient).sign()
+    """
+
+    moments: int
+    """Number of tensors of state per parameter, at most 4. They are zero before the first step."""
+
+    def direction(self, gradient: Tensor, moments: list[Tensor], count: Tensor) -> Tensor:
+        """Update the moments in place and return the direction of one parameter.
+
+        Args:
+            gradient: The gradient.
+            moments: The parameter's state, each of the gradient's shape.
+            count: Number of this step from 1, a 0-d float64 tensor.
+        """
+        ...
+
+
+OWN_RULES: dict[str, OwnRule] = {}
+"""Optimizers that were passed as objects, by name; `RULES` has them too."""
+TorchFactory = Callable[[list[Tensor]], torch.optim.Optimizer]
+TORCH_OPTIMIZERS: dict[str, TorchFactory] = {}
+"""Functions that make a torch.optim optimizer of parameters, by name; passed as objects."""
+
+
+def add_own(name: str, thing: OwnRule | TorchFactory) -> None:
+    """Register an optimizer that was passed as an object."""
+    if not hasattr(thing, "direction"):
+        TORCH_OPTIMIZERS[name] = thing
+        return
+    own = OWN_RULES[name] = cast(OwnRule, thing)
+
+    def directions(
+        settings: OptimizerSettings, grads: list[Tensor], moments: list[list[Tensor]], count: Tensor, lr: Tensor | float
+    ) -> Directions:
+        return [own.direction(grad, [m[i] for m in moments], count) for i, grad in enumerate(grads)], lr
+
+    RULES[name] = Rule(directions, moments=own.moments, counts=True)
+
+
+def _settings_again(name: str, own: OwnRule | TorchFactory, state: Any) -> OptimizerSettings:
+    add_own(name, own)
+    settings = OptimizerSettings.model_construct()
+    settings.__setstate__(state)
+    return settings
+
+
+def _refuse_unknown(name: str) -> None:
+    if name not in RULES and name not in TORCH_OPTIMIZERS:
+        refuse_object("training.optimizer.name", name)
+        raise UserError(f"is unknown; {nearest(name, [known for known in RULES if not known.startswith(OBJECT)])}")
+
+
 def clipped(grads: list[Tensor], most: float) -> list[Tensor]:
     """Scale gradients so that their joint L2 norm is at most `most`, as torch.nn.utils.clip_grad_norm_ does."""
     norm = torch.stack(foreach_norm(grads)).norm()
@@ -245,79 +340,3 @@ def clipped(grads: list[Tensor], most: float) -> list[Tensor]:
 def descend_(parameters: list[Tensor], directions: list[Tensor], lr: Tensor | float) -> None:
     """Update in place: parameter ← parameter − lr · direction."""
     foreach_sub_(parameters, foreach_mul(directions, lr))
-
-
-def schedule_factor(schedule: str, round: int, rounds: int) -> float:
-    """Return the factor of the learning rate in a round.
-
-    Args:
-        schedule: `constant`, `cosine`, `exponential:0.99` (multiply by 0.99 per round) or `step:50=0.2,75=0.02`
-            (multiply by 0.2 from round 50, by 0.02 from round 75).
-        round: The round, counted from 1.
-        rounds: Total number of rounds.
-
-    Raises:
-        ValueError: The text is not a schedule.
-    """
-    kind, _, rest = schedule.partition(":")
-    try:
-        if kind == "constant" and not rest:
-            return 1.0
-        if kind == "cosine" and not rest:
-            return 0.5 * (1 + math.cos(math.pi * (round - 1) / rounds))
-        if kind == "exponential":
-            return float(float(rest) ** (round - 1))
-        if kind == "step":
-            steps = {int(start): float(factor) for start, factor in (pair.split("=") for pair in rest.split(","))}
-            reached = [start for start in steps if start <= round]
-            return steps[max(reached)] if reached else 1.0
-    except ValueError:
-        pass
-    raise ValueError(
-        f"'{schedule}' is unknown; write constant, cosine, exponential:0.99 or step:50=0.2,75=0.02 (round=factor)"
-    )
-
-
-class Training(Section):
-    """The `training` section: number of rounds, participation and the clients' training."""
-
-    rounds: int = Field(20, ge=1, description="communication rounds")
-    fraction: float = Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
-    epochs: int = Field(1, ge=0, description="passes over a client's data per round")
-    batch_size: int = Field(
-        32, ge=1, description="samples per training step; the last batch of an epoch may be smaller"
-    )
-    optimizer: OptimizerSettings = OptimizerSettings()
-    schedule: Annotated[str, as_written(lambda schedule: schedule_factor(schedule, 1, 1))] = Field(
-        "constant", description="learning rate over rounds: constant, cosine, exponential:0.99, step:50=0.2,75=0.02"
-    )
-    warmup: int = Field(
-        0,
-        ge=0,
-        description="rounds of linear warm-up: round r of the first n uses r / (n + 1) of the schedule's learning rate",
-    )
-    min_clients: int = Field(
-        1, ge=1, description="responses that a round needs; with fewer it is retried with other clients"
-    )
-    on_error: Literal["stop", "skip"] = Field(
-        "stop",
-        description="if a client raises an exception: stop the run and show it, or skip the client in that round "
-        "(clients that die, time out or send invalid values are always skipped)",
-    )
-    patience: int | None = Field(
-        None,
-        ge=1,
-        description="end the run after this many evaluations in a row without an improvement on validation samples, "
-        "and restore the state of the best round (needs a split with validation, such as data.split: pooled:0.6:0.2); "
-        "default: run all rounds",
-    )
-
-    def lr(self, round: int) -> float:
-        """Return the learning rate of a round."""
-        warm = min(1.0, round / (self.warmup + 1))
-        return self.optimizer.lr * schedule_factor(self.schedule, round, self.rounds) * warm
-
-    @property
-    def needs_total(self) -> bool:
-        """Whether the learning rate of a round depends on the total number of rounds."""
-        return self.schedule == "cosine"

@@ -21,6 +21,8 @@ from typing import Any, Generic, TypeVar, cast
 from fedloom.core import trusted_code
 from fedloom.core.errors import UserError, nearest
 
+OBJECT = "object-"
+"""Beginning of the names of objects that were passed from Python in place of a name."""
 _PREFIX = "fedloom_file_"
 _REFERENCE = re.compile(r"(?P<file>.+\.py)(:(?P<name>[^:/\\+]*))?", re.DOTALL)
 _imported_packages: set[str] = set()
@@ -85,6 +87,7 @@ class Registry(dict[str, T], Generic[T]):
         """
         if (found := self.look_up(name)) is not None:
             return found
+        refuse_object(self.field, name)
         choice = nearest(name, [*also, *self.names()])
         raise UserError(f"{self.field} = '{name}' is unknown: {choice}, or a file of yours: path/to/file.py:Name")
 
@@ -151,6 +154,16 @@ class Registry(dict[str, T], Generic[T]):
     def _choice(self, name: str, fitting: Iterable[str]) -> str:
         fitting = list(fitting)
         return nearest(name, fitting) if fitting else f"the file defines none: write {self.what}"
+
+
+def refuse_object(field: str, name: str) -> None:
+    """Raise a UserError if a name is that of an object, which this process does not have."""
+    if name.startswith(OBJECT):
+        argument = {"training.optimizer.name": "optimizer"}.get(field) or field.removesuffix(".name").split(".")[-1]
+        raise UserError(
+            f"{field} = '{name}': it was passed as a Python object, which is not stored; pass the same object again, "
+            f"for example fedloom.resume(RUN, {argument}=…)"
+        )
 
 
 def subclass_of(base: type) -> Callable[[Any], bool]:

@@ -1,4 +1,4 @@
-"""Scores of a model on clients' test or validation samples, per class."""
+"""Scores of a model on clients' test or validation samples, per class or label."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -6,15 +6,22 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from fedloom.core.metrics import Metric, Predictions
+from fedloom.core.metrics import LabelPredictions, Metric, Predictions
 from fedloom.core.workspace import Workspace
+
+BACKDOOR = "backdoor"
+"""Name of the figure of a simulated backdoor: share of the samples of other classes than the target class that are
+predicted as the target class once they have the trigger."""
 
 
 @dataclass
 class Scores:
     """Correct predictions and number of evaluated samples of a client, per class, and the summed cross-entropy.
+
+    With several labels per sample, every label is a yes-or-no decision about every sample: the numbers are those of
+    correct and of all decisions per label, and the loss is summed over all decisions.
 
     An organisation that does not disclose these has one count for all classes, and no loss.
     """
@@ -28,7 +35,7 @@ class Scores:
 
     @property
     def accuracy(self) -> float:
-        """Share of correct predictions; NaN without test samples."""
+        """Share of correct predictions (of correct decisions with several labels); NaN without test samples."""
         return sum(self.right) / sum(self.total) if sum(self.total) else float("nan")
 
 
@@ -48,50 +55,82 @@ class Answers:
     predicted: tuple[Tensor, ...] = ()
     """With `metrics`: predicted classes and their probabilities; with the AUC also the probabilities of all classes.
 
+    With several labels per sample: the probabilities of all labels.
+
     A job is about a few thousand samples or one client, which bounds the memory.
     """
+    fooled: Tensor | None = None
+    """With a simulated backdoor: whether the sample is predicted as the target class once it has the trigger."""
+    target: int = -1
+    """The target class of the backdoor."""
 
     def scores(self) -> list[Scores]:
         """Return the scores of each client; waits for the device."""
         labels, right, loss = (column.cpu().numpy() for column in (self.labels, self.right, self.loss))
         cuts = np.cumsum(self.sizes)[:-1]
         columns = [np.split(column, cuts) for column in (labels, right, loss)]
-        found = [self._of(client, *part) for client, *part in zip(self.clients, *columns, strict=True)]
+        of = self._of_classes if self.labels.dim() == 1 else self._of_labels
+        found = [of(client, *part) for client, *part in zip(self.clients, *columns, strict=True)]
         if self.metrics:
             predicted = [np.split(column.cpu().numpy(), cuts) for column in self.predicted]
-            for scores, *part in zip(found, columns[0], *predicted, strict=True):
-                answers = Predictions(*part)
+            for scores, y, *part in zip(found, columns[0], *predicted, strict=True):
+                answers = Predictions(y, *part) if y.ndim == 1 else LabelPredictions(y.astype(bool), *part)
                 scores.metrics = {name: answers.figure(name) for name in self.metrics}
+        if self.fooled is not None:
+            for scores, y, fooled in zip(found, columns[0], np.split(self.fooled.cpu().numpy(), cuts), strict=True):
+                others = fooled[y != self.target]
+                scores.metrics[BACKDOOR] = float(others.mean()) if len(others) else None
         return found
 
-    def _of(self, client: int, labels: np.ndarray, right: np.ndarray, loss: np.ndarray) -> Scores:
+    def _of_classes(self, client: int, labels: np.ndarray, right: np.ndarray, loss: np.ndarray) -> Scores:
         total = np.bincount(labels, minlength=self.classes)
         hit = np.bincount(labels[right], minlength=self.classes)
         return Scores(client, hit.tolist(), total.tolist(), float(loss.sum(dtype=np.float64)))
+
+    def _of_labels(self, client: int, labels: np.ndarray, right: np.ndarray, loss: np.ndarray) -> Scores:
+        return Scores(client, right.sum(0).tolist(), [len(labels)] * self.classes, float(loss.sum(dtype=np.float64)))
 
 
 @torch.no_grad()
 def answers(workspace: Workspace, samples: Mapping[int, np.ndarray], predict: Callable[[Tensor], Tensor]) -> Answers:
     """Predict samples of some clients, in large batches."""
+    task, metrics, trigger = workspace.setup.task, workspace.setup.metrics, workspace.setup.trigger
+    compare = _labels if task.objective.multilabel else _classes
     columns: list[tuple[Tensor, ...]] = []
-    metrics = workspace.setup.metrics
+    fooled: list[Tensor] = [torch.zeros(0, dtype=torch.bool, device=workspace.device)]
     index = torch.from_numpy(np.concatenate(list(samples.values()))).to(workspace.device)
     for chunk in index.split(workspace.evaluation_batch):
         if len(chunk) == 0:
             continue
         with workspace.autocast():
-            logits = predict(workspace.pixels.plain(chunk)).float()
-        y = workspace.pixels.labels[chunk]
-        more = _predicted(logits, probabilities="auc" in metrics) if metrics else ()
-        columns.append((y, logits.argmax(1) == y, cross_entropy(logits, y, reduction="none"), *more))
+            logits = task.objective.class_logits(predict(workspace.stored.plain(chunk)).float())
+        columns.append(compare(logits, workspace.stored.labels[chunk], metrics))
+        if trigger is not None:
+            x = workspace.stored.normalise(trigger.stamp(workspace.stored.image(chunk)))
+            with workspace.autocast():
+                triggered = task.objective.class_logits(predict(x).float())
+            fooled.append(triggered.argmax(1) == trigger.target)
     if not columns:
-        nothing = torch.zeros(0, workspace.setup.task.classes, device=workspace.device)
-        more = _predicted(nothing, probabilities="auc" in metrics) if metrics else ()
-        columns = [(index, index.bool(), index.float(), *more)]
+        nothing = torch.zeros(0, task.classes, device=workspace.device)
+        columns = [compare(nothing, workspace.stored.labels[index], metrics)]
     labels, right, loss, *predicted = (torch.cat(column) for column in zip(*columns, strict=True))
     sizes = tuple(len(part) for part in samples.values())
-    classes = workspace.setup.task.classes
-    return Answers(labels, right, loss, classes, tuple(samples), sizes, metrics, tuple(predicted))
+    return Answers(
+        labels, right, loss, task.classes, tuple(samples), sizes, metrics, tuple(predicted),
+        *(() if trigger is None else (torch.cat(fooled), trigger.target)),
+    )  # fmt: skip
+
+
+def _classes(logits: Tensor, y: Tensor, metrics: tuple[Metric, ...]) -> tuple[Tensor, ...]:
+    """Return labels, whether predictions are right, losses and, for `metrics`, what was predicted."""
+    judged = y, logits.argmax(1) == y, cross_entropy(logits, y, reduction="none")
+    return (*judged, *_predicted(logits, probabilities="auc" in metrics)) if metrics else judged
+
+
+def _labels(logits: Tensor, y: Tensor, metrics: tuple[Metric, ...]) -> tuple[Tensor, ...]:
+    """Return the same for several labels per sample: one decision and one loss per label."""
+    judged = y, (logits > 0) == (y > 0), binary_cross_entropy_with_logits(logits, y.to(logits), reduction="none")
+    return (*judged, logits.double().sigmoid()) if metrics else judged
 
 
 def _predicted(logits: Tensor, *, probabilities: bool) -> tuple[Tensor, ...]:

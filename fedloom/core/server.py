@@ -40,7 +40,7 @@ class Server:
     """The server, as passed to a method's `combine` and `message_for`.
 
     All changes must be made in `state` and `clients`, which are part of checkpoints. A resumed run does not restore
-    names that a method adds to `state`: state that only the server needs is a part in `receives`.
+    names that a method adds to `state`: state that only the server needs is a part in `server_keeps`.
 
     Example:
         >>> def combine(self, server, messages):
@@ -81,7 +81,7 @@ class Server:
 
     @property
     def state(self) -> State:
-        """The shared parts by name: a dictionary of tensors, sent to clients and stored in checkpoints."""
+        """The shared parts and those in `server_keeps`: a dictionary of tensors, stored in checkpoints."""
         return self._state
 
     @property
@@ -154,7 +154,8 @@ class Server:
             messages: The messages of a round.
             parts: Parts to average. Default: all.
             by: Weights that replace the clients' sample counts. `{"means": "counts"}` uses the tensor `counts` of the
-                same message as row-wise weights of `means`; `"uniform"` weights all clients equally.
+                same message as row-wise weights of the part `means`, or as one weight if `counts` is a single number;
+                `"uniform"` weights all clients equally.
             sums: Parts that are summed instead.
 
         Returns:
@@ -164,13 +165,18 @@ class Server:
             >>> server.average(messages, "model.extractor", by="uniform")
         """
         paths = None if parts is None else as_paths(parts)
-        rows: By = by if isinstance(by, Mapping) else {}
+        rows = self._rows(by) if isinstance(by, Mapping) else {}
         if self._combination is not None:
             return self._combination.average(self, messages, paths, rows, sums)
         mean = WeightedMean(self._state, paths, rows, sums)
         for message in messages:
             mean.add(message, 1.0 if by == "uniform" else float(message.samples))
         return mean.result()
+
+    def _rows(self, by: By) -> By:
+        """Return the weights of each floating-point tensor of the parts in `by`."""
+        names = [name for name, value in self._state.items() if value.is_floating_point()]
+        return {**by, **{name: weights for part, weights in by.items() for name in names if under(name, (part,))}}
 
     def move(self, new: Mapping[str, Tensor], by: float | Mapping[str, float] = 1.0) -> None:
         """Update the state in place: state ← state + by · (new − state).
@@ -248,7 +254,8 @@ class WeightedMean:
             totals[name] = torch.maximum(totals.get(name, value), value)
             return
         if name in self._rows:
-            weight = message[self._rows[name]].double().reshape(-1, *[1] * (value.dim() - 1))
+            weight = message[self._rows[name]].double()
+            weight = weight.reshape(*weight.shape, *[1] * (value.dim() - weight.dim()))
             share = value.double() * weight
             totals[name] = totals[name].add_(share) if name in totals else share
         else:

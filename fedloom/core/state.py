@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.errors import UserError, nearest
 from fedloom.core.torch_internals import foreach_copy_, foreach_lerp_, foreach_mul
 
 State = dict[str, Tensor]
@@ -36,6 +37,13 @@ class Parts(nn.Module):
     def named_tensors(self) -> dict[str, Tensor]:
         """Return parameters and buffers by their dotted names, without copying."""
         return dict(self.named_parameters()) | dict(self.named_buffers())
+
+    def refuse_unknown(self, path: str, where: str) -> None:
+        """Raise a UserError that begins with `where` unless a part, or something inside a part, has this path."""
+        if path and (any(under(name, (path,)) for name in self.named_tensors()) or path in dict(self.named_modules())):
+            return
+        known = {".".join(name.split(".")[:depth]) for name in self.named_tensors() for depth in (1, 2)}
+        raise UserError(f"{where}: there is no part '{path}'; {nearest(path, known)}")
 
     def in_tree_order(self) -> dict[str, Tensor]:
         """Return parameters and buffers ordered by module, so that the tensors of a part are contiguous."""
@@ -369,9 +377,12 @@ def clamp_(target: Part, low: float, high: float) -> None:
         tensor.clamp_(low, high)
 
 
-def as_buffers(module: nn.Module) -> None:
-    """Turn all parameters of a module into buffers, so that optimizers and proximal terms do not include them."""
-    for inner in module.modules():
+def as_buffers(module: nn.Module, *, inside: bool = True) -> None:
+    """Turn all parameters of a module into buffers, so that optimizers and proximal terms do not include them.
+
+    With `inside=False`, the parameters of its submodules stay as they are.
+    """
+    for inner in module.modules() if inside else (module,):
         for name, parameter in list(inner._parameters.items()):
             del inner._parameters[name]
             inner.register_buffer(name, None if parameter is None else parameter.detach().clone())

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import UserError
-from fedloom.core.optimizers import Optimizer, OptimizerSettings
+from fedloom.core.optimizers import NOT_KEPT, TORCH_OPTIMIZERS, Optimizer, OptimizerSettings
 from fedloom.core.state import State
+from fedloom.core.torch_optimizer import TorchOptimizer
 
 Allocate = Callable[[Hashable, tuple[int, ...], torch.dtype], Tensor]
 """Returns zeros of a shape and dtype, identified by a name."""
@@ -42,8 +43,10 @@ class StepCache:
         self._allocate = allocate
         self.sums = allocate((site, "sums"), (STATISTICS,), torch.float32)
         self.lr = allocate((site, "lr"), (), torch.float32)
-        self.optimizers = {
-            paths: Optimizer(parameters, settings, partial(_allocated, allocate, (site, paths)))
+        self.optimizers: dict[tuple[str, ...], Optimizer | TorchOptimizer] = {
+            paths: TorchOptimizer(parameters, settings)
+            if settings.name in TORCH_OPTIMIZERS
+            else Optimizer(parameters, settings, partial(_allocated, allocate, (site, paths)))
             for paths, parameters in optimized.items()
         }
         self.data: tuple[Tensor, Tensor] | None = None
@@ -73,8 +76,9 @@ class StepCache:
 
     def reset(self) -> None:
         """Zero statistics and optimizer state."""
-        for tensor in self.flat():
-            tensor.zero_()
+        self.sums.zero_()
+        for optimizer in self.optimizers.values():
+            optimizer.reset()
 
     def set_lr(self, value: float) -> None:
         """Set the learning rate."""
@@ -88,7 +92,13 @@ class StepCache:
         return {name: means[i] for name, i in self.names.items()}
 
     def optimizer_state(self, name: str) -> State:
-        """Return the state of all optimizers, by the names used in a client's memory."""
+        """Return the state of all optimizers, by the names used in a client's memory.
+
+        Raises:
+            UserError: The state of an optimizer of torch.optim is wanted.
+        """
+        if any(isinstance(optimizer, TorchOptimizer) for optimizer in self.optimizers.values()):
+            raise UserError(f"training.optimizer: {name}() keeps the optimizer, but {NOT_KEPT}")
         return {
             f"optim.{name}.{'+'.join(paths)}.{i}": tensor
             for paths, optimizer in self.optimizers.items()

@@ -1,7 +1,7 @@
 """The task: the dataset, its division among clients, the network and the objective. Independent of methods."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -9,221 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.batches import Augmentation, Pixels
+from fedloom.core.batches import Augmentation, StoredSamples
+from fedloom.core.dataset import Dataset
 from fedloom.core.errors import UserError
+from fedloom.core.federation import Federation
+from fedloom.core.input_format import InputFormat
 from fedloom.core.limits import free_memory, gigabytes
 from fedloom.core.protocols import ModelFactory, Objective, Shape
 
-Normalisation = Literal["half", "channels", "federated", "none"]
-"""Normalisation of inputs: mean and standard deviation 0.5 (`half`), measured per channel on all training data in one
-place (`channels`) or from the sums of training clients (`federated`, which the ledger lists), or `none`."""
+Normalisation = Literal["half", "given", "channels", "federated", "none"]
+"""Normalisation of inputs: mean and standard deviation 0.5 (`half`), those of the recipe (`given`), measured per
+channel on all training data in one place (`channels`) or from the sums of clients (`federated`, which the ledger
+lists), or `none`."""
 
 
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """Inputs, labels and groups of all samples. Validated on creation; see also `fedloom.data.from_arrays`."""
-
-    name: str
-    images: Tensor
-    """uint8 images [N, C, H, W], or float32 inputs of any shape [N, …] without NaN or infinity"""
-    labels: Tensor
-    """int64 [N]"""
-    test: Tensor
-    """bool [N]: whether a sample belongs to the official test set (all False if there is none)"""
-    classes: tuple[str, ...]
-    groups: Tensor | None = None
-    """int64 [N]: domain or style of a sample, or its natural client"""
-    group_names: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    """Remarks about the files that are shown to the user, such as pictures that were left out."""
-
-    def __post_init__(self) -> None:
-        count = len(self.images)
-        if count == 0:
-            raise UserError(f"dataset '{self.name}': it has no samples")
-        _expect_inputs(self.name, self.images)
-        _expect(self.name, "labels", self.labels, torch.int64, 1, count)
-        _expect(self.name, "test", self.test, torch.bool, 1, count)
-        _expect_range(self.name, "label", self.labels, len(self.classes), "classes")
-        if self.groups is not None:
-            _expect(self.name, "groups", self.groups, torch.int64, 1, count)
-            _expect_range(self.name, "group", self.groups, len(self.group_names), "group names")
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    @property
-    def bytes(self) -> bool:
-        """Whether inputs are images of bytes."""
-        return self.images.dtype == torch.uint8
-
-    @property
-    def scale(self) -> int:
-        """Divisor that brings stored values to the range of the network: 255 for bytes, else 1."""
-        return 255 if self.bytes else 1
-
-
-def _expect_inputs(name: str, inputs: Tensor) -> None:
-    if inputs.dtype == torch.uint8 and inputs.dim() == 4:
-        return
-    if inputs.dtype != torch.float32 or inputs.dim() < 2:
-        raise UserError(
-            f"dataset '{name}': inputs must be uint8 images [N, C, H, W] or float32 [N, …], but have dtype "
-            f"{inputs.dtype} and shape {tuple(inputs.shape)}; fedloom.data.from_arrays converts other arrays"
-        )
-    bad = [i + start for start in range(0, len(inputs), 8192) for i in _not_finite(inputs[start : start + 8192])]
-    if bad:
-        raise UserError(
-            f"dataset '{name}': {len(bad)} of {len(inputs)} samples contain NaN or infinity, first sample {bad[0]}; "
-            "remove them or fill the missing values"
-        )
-
-
-def _not_finite(inputs: Tensor) -> list[int]:
-    found: list[int] = (~inputs.flatten(1).isfinite().all(1)).nonzero()[:, 0].tolist()
-    return found
-
-
-def _expect(name: str, field: str, value: Tensor, dtype: torch.dtype, dims: int, count: int | None = None) -> None:
-    if value.dtype != dtype or value.dim() != dims:
-        raise UserError(
-            f"dataset '{name}': {field} must be {dtype} with {dims} dimension(s), "
-            f"but has dtype {value.dtype} and shape {tuple(value.shape)}"
-        )
-    if count is not None and len(value) != count:
-        raise UserError(f"dataset '{name}': {len(value)} {field} for {count} samples")
-
-
-def _expect_range(name: str, field: str, value: Tensor, count: int, things: str) -> None:
-    for extreme in (int(value.min()), int(value.max())):
-        if not 0 <= extreme < count:
-            where = int((value == extreme).nonzero()[0])
-            raise UserError(
-                f"dataset '{name}': {field} {extreme} of sample {where} is out of range (0 to {count - 1}, "
-                f"for {count} {things})"
-            )
-
-
-@dataclass(frozen=True, eq=False)
-class Federation:
-    """The division of a dataset among clients: positions of each client's samples."""
-
-    train: list[np.ndarray]
-    """Training samples of each client, int64, ascending."""
-    test: list[np.ndarray]
-    """Test samples of each client, int64, ascending. Clients with the same test set share one array."""
-    newcomers: tuple[int, ...] = ()
-    """Clients that are held out of training."""
-    notes: tuple[str, ...] = ()
-    """Remarks about the division that are shown to the user."""
-    names: tuple[str, ...] = ()
-    """Different names of the clients, such as those of their folders; empty if the clients have only numbers."""
-    validation: list[np.ndarray] = field(default_factory=list)
-    """Validation samples of each client, int64, ascending; empty arrays by default."""
-
-    def __post_init__(self) -> None:
-        if self.names and len(set(self.names)) != len(self.train):
-            raise UserError(
-                f"names: {len(set(self.names))} different names for {len(self.train)} clients; give each client one"
-            )
-        if not self.validation:
-            object.__setattr__(self, "validation", [np.empty(0, np.int64)] * len(self.train))
-
-    def __len__(self) -> int:
-        return len(self.train)
-
-    def name(self, client: int) -> str:
-        """Return the name of a client; `client 3` if the clients have only numbers."""
-        return self.names[client] if self.names else f"client {client}"
-
-    @property
-    def validates(self) -> bool:
-        """Whether any client has validation samples."""
-        return any(len(part) for part in self.validation)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as one array: pickling a hundred thousand small arrays takes many times as long."""
-        every = (*self.train, *self.test, *self.validation)
-        distinct = {id(part): part for part in every}
-        place = {key: i for i, key in enumerate(distinct)}
-        uses = np.array([place[id(part)] for part in every], np.int64)
-        ends = np.cumsum([len(part) for part in distinct.values()])
-        rest = (self.newcomers, self.notes, self.names)
-        return _restored, (np.concatenate([*distinct.values()]), ends, uses, *rest)
-
-
-def _restored(
-    positions: np.ndarray,
-    ends: np.ndarray,
-    uses: np.ndarray,
-    newcomers: tuple[int, ...],
-    notes: tuple[str, ...],
-    names: tuple[str, ...],
-) -> Federation:
-    distinct = np.split(positions, ends[:-1])
-    parts = [distinct[i] for i in uses]
-    clients = len(parts) // 3
-    train, test, validation = parts[:clients], parts[clients : 2 * clients], parts[2 * clients :]
-    return Federation(train, test, newcomers, notes, names, validation)
-
-
-@dataclass(frozen=True)
-class InputFormat:
-    """Input format of a trained model: classes, shape and type of a sample, and normalisation."""
-
-    classes: tuple[str, ...]
-    shape: Shape
-    """Channels, height and width of images; any other shape of other inputs."""
-    mean: tuple[float, ...]
-    """Per entry of the first dimension: channels of images, columns of tables."""
-    std: tuple[float, ...]
-    dtype: Literal["uint8", "float32"] = "uint8"
-    """Type of the inputs: images of bytes, which are scaled to [0, 1], or floats."""
-
-    @classmethod
-    def of(cls, task: "Task") -> "InputFormat":
-        """Return the format of a task's inputs."""
-        mean, std = (tuple(values.flatten().tolist()) for values in task.statistics)
-        return cls(task.dataset.classes, task.shape, mean, std, "uint8" if task.dataset.bytes else "float32")
-
-    @property
-    def statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation as tensors that broadcast over samples."""
-        ones = [1] * (len(self.shape) - 1)
-        mean, std = (torch.tensor(values, dtype=torch.float32).reshape(-1, *ones) for values in (self.mean, self.std))
-        return mean, std
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width.
-
-        Raises:
-            UserError: The model does not take images.
-        """
-        if self.dtype != "uint8" or len(self.shape) != 3:
-            shape = ", ".join(map(str, self.shape))
-            raise UserError(f"this model takes {self.dtype} inputs [B, {shape}], not image files; use it from Python")
-        channels, height, width = self.shape
-        return channels, height, width
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON-compatible dictionary."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "InputFormat":
-        """Return the format described by such a dictionary.
-
-        Raises:
-            UserError: Mean and standard deviation do not have one entry per channel.
-        """
-        lists = {name: tuple(values[name]) for name in ("classes", "shape", "mean", "std")}
-        form = cls(**lists, dtype=values.get("dtype", "uint8"))
-        if not len(form.mean) == len(form.std) == form.shape[0]:
-            raise UserError(f"mean and std must have {form.shape[0]} entries, one per channel")
-        return form
-
-
+CONSTANT = 1e-6
+"""Standard deviation relative to the mean up to which a channel counts as constant and is not scaled."""
 EVERYONE = -1
 """Client number that stands for the data of all clients, for central training."""
 
@@ -240,6 +41,7 @@ class Task:
         augment: Augmentation of `batch.x`.
         views: Augmentation of `batch.views`.
         normalise: See `Normalisation`. Default: `half` for images of bytes, else `federated`.
+        given: Mean and standard deviation for `normalise="given"`, one number each or one per channel.
         elsewhere: Whether the inputs are stored at other organisations; then only their numbers are known here.
 
     Example:
@@ -255,16 +57,25 @@ class Task:
     views: Augmentation | None = None
     normalise: Normalisation | None = None
     elsewhere: bool = False
+    given: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+
+    def __post_init__(self) -> None:
+        _refuse_other_labels(self.dataset, self.objective)
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
+        """Number of classes, or of labels if a sample can have several."""
         return len(self.dataset.classes)
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs of a head: one per class or label, or a single one with the objective `binary`."""
+        return self.objective.outputs(self.classes)
 
     @property
     def shape(self) -> Shape:
         """Shape of a sample: channels, height and width of an image."""
-        return tuple(self.dataset.images.shape[1:])
+        return tuple(self.dataset.inputs.shape[1:])
 
     @property
     def clients(self) -> int:
@@ -277,7 +88,7 @@ class Task:
         Returns:
             A module with the submodules `extractor` and `head`.
         """
-        return self.objective.equip(self.network(self.shape, self.classes))
+        return self.objective.equip(self.network(self.shape, self.outputs))
 
     @cached_property
     def features(self) -> int:
@@ -316,17 +127,30 @@ class Task:
             return torch.zeros(shape), torch.ones(shape)
         if self.normalisation == "half":
             return torch.full(shape, 0.5), torch.full(shape, 0.5)
-        mean, std = (
-            channel_statistics(self.dataset) if self.normalisation == "channels" else self._federated_statistics()
-        )
-        return mean.float().reshape(shape), std.float().clamp_min(1e-3).reshape(shape)
+        if self.normalisation == "given":
+            return self._given(0, shape), self._given(1, shape)
+        mean, std = self._measured_statistics()
+        constant = std <= CONSTANT * mean.abs()
+        return mean.float().reshape(shape), std.masked_fill(constant, 1).float().reshape(shape)
 
-    def _federated_statistics(self) -> tuple[Tensor, Tensor]:
+    def _given(self, which: int, shape: tuple[int, ...]) -> Tensor:
+        values, name = self.given[which], ("mean", "std")[which]
+        if len(values) not in (1, shape[0]):
+            raise UserError(f"data.{name}: has {len(values)} numbers; give one, or {shape[0]}, one per channel")
+        return torch.tensor(values).reshape(-1, *shape[1:]).expand(shape).contiguous()
+
+    @property
+    def input_format(self) -> InputFormat:
+        """The format of the inputs."""
+        mean, std = (tuple(values.flatten().tolist()) for values in self.statistics)
+        return InputFormat(self.dataset.classes, self.shape, mean, std, "uint8" if self.dataset.bytes else "float32")
+
+    def _measured_statistics(self) -> tuple[Tensor, Tensor]:
         """Measure mean and standard deviation on the training samples of all clients but newcomers.
 
         In a federation this takes one message per client: the number, sum and sum of squares of its inputs per channel.
         """
-        inputs, samples, scale = self.dataset.images, torch.from_numpy(self._everything), self.dataset.scale
+        inputs, samples, scale = self.dataset.inputs, torch.from_numpy(self._everything), self.dataset.scale
         count, total, squares = 0, torch.zeros(self.shape[0]).double(), torch.zeros(self.shape[0]).double()
         for part in samples.split(4096):
             values = (
@@ -339,23 +163,30 @@ class Task:
         return mean, (squares / count - mean.square()).clamp_min(0).sqrt()
 
     @cached_property
-    def pixels(self) -> Pixels:
+    def stored(self) -> StoredSamples:
         """The dataset with its normalisation and augmentation, on the CPU."""
         mean, std = self.statistics
-        return Pixels(self.dataset.images, self.dataset.labels, mean, std, self.augment, self.views)
+        return StoredSamples(self.dataset.inputs, self.dataset.labels, mean, std, self.augment, self.views)
+
+
+def _refuse_other_labels(dataset: Dataset, objective: Objective) -> None:
+    """Raise a UserError if the objective does not fit the labels."""
+    objective.outputs(len(dataset.classes))
+    if dataset.multilabel and not objective.multilabel:
+        raise UserError(
+            f"objective.name = '{objective.name}': it needs one class per sample, but the labels of dataset "
+            f"'{dataset.name}' are [N, {len(dataset.classes)}], several per sample; use objective.name = multilabel"
+        )
+    if objective.multilabel and not dataset.multilabel:
+        raise UserError(
+            f"objective.name = '{objective.name}': it needs labels [N, L] of 0 and 1, but dataset '{dataset.name}' has "
+            "one class per sample; use objective.name = labels"
+        )
 
 
 def longest_first(task: Task, clients: Iterable[int]) -> list[int]:
     """Sort clients by descending number of training samples: the order of jobs and of summation."""
     return sorted(clients, key=lambda c: (-len(task.samples(c)), c))
-
-
-def channel_statistics(dataset: Dataset) -> tuple[Tensor, Tensor]:
-    """Measure mean and standard deviation per channel on up to 10,000 samples that are not in the official test set."""
-    train = (~dataset.test).nonzero()[:, 0]
-    some = dataset.images[train[:: max(1, len(train) // 10_000)]].double().div(dataset.scale)
-    others = (0, *range(2, some.dim()))
-    return some.mean(others), some.std(others)
 
 
 def group_of_clients(task: Task) -> list[int]:

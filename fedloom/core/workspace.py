@@ -16,69 +16,21 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.batches import Pixels, Plan, Row
-from fedloom.core.compression import Codec, WireSettings
+from fedloom.core.batches import Plan, Row, StoredSamples
 from fedloom.core.errors import UserError
+from fedloom.core.features import compute_features
 from fedloom.core.fit import CaptureError
-from fedloom.core.metrics import Metric
-from fedloom.core.optimizers import Training
-from fedloom.core.protocols import MethodLike, Network, is_network
-from fedloom.core.rng import Dropout, Random, key
+from fedloom.core.frozen import fixed_paths, is_fixed_itself, share
+from fedloom.core.optimizers import TORCH_OPTIMIZERS
+from fedloom.core.protocols import Network, is_network
+from fedloom.core.rng import Dropout, Random
+from fedloom.core.setup import Precision, Setup
 from fedloom.core.state import FlatState, Layout, Parts, State, copies, copy_all_, under
 from fedloom.core.step_cache import Rows, StepCache
-from fedloom.core.task import Task
 
 EVALUATION_BATCH = 512
 """Images per forward pass in evaluation; small images on a GPU use larger batches."""
 EVALUATION_PIXELS = 2048 * 32 * 32
-
-
-@dataclass(frozen=True)
-class Setup:
-    """The configuration that all workspaces of an experiment share."""
-
-    task: Task
-    method: MethodLike
-    training: Training
-    seed: int
-    wire: WireSettings = field(default_factory=WireSettings)
-    intercept: Callable[..., Any] | None = None
-    """Called as `intercept(work, workspace, job)` instead of a job's work, on the client's side (fault injection)."""
-    metrics: tuple[Metric, ...] = ()
-    """Figures of an evaluation besides accuracy and loss."""
-
-    @cached_property
-    def statistics(self) -> dict[Hashable, dict[str, int]]:
-        """Positions of statistics by call site. Equal in all workspaces, because they share recorded steps."""
-        return {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Omit positions of statistics, which every worker process assigns separately."""
-        return {name: value for name, value in vars(self).items() if name != "statistics"}
-
-    @cached_property
-    def codec(self) -> Codec:
-        """Encodes and decodes messages."""
-        return Codec(self.wire, exact=(*self.method.by.values(), *self.method.sums))
-
-    def build(self) -> Parts:
-        """Return the method's parts with their initial values; built on the CPU, so that devices do not differ."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key(self.seed, "init"))
-            return Parts(self.method.build(self.task))
-
-
-@dataclass(frozen=True)
-class Precision:
-    """Number format and memory layout of network computations."""
-
-    bf16: bool = False
-    channels_last: bool = False
-
-    @property
-    def layout(self) -> torch.memory_format:
-        """Memory layout of images and convolutions."""
-        return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
 @dataclass(frozen=True)
@@ -158,7 +110,7 @@ class Workspace:
         *,
         device: torch.device | str = "cpu",
         stepper: Stepper | None = None,
-        pixels: Pixels | None = None,
+        stored: StoredSamples | None = None,
         built: Parts | None = None,
         precision: Precision | None = None,
         rows: tuple[Rows, int] | None = None,
@@ -166,15 +118,27 @@ class Workspace:
         self.setup = setup
         self.device = torch.device(device)
         self.stepper: Stepper = stepper or Eager()
+        if self.stepper.fixed_memory and setup.training.optimizer.name in TORCH_OPTIMIZERS:
+            raise UserError(
+                "training.optimizer: steps of a torch.optim optimizer cannot be recorded on this engine, because it "
+                "keeps its step count and state in Python; use engine='inline' or 'processes', an object with a "
+                "function direction(), or a built-in optimizer"
+            )
         self.precision = precision or Precision()
         layout = self.precision.layout
-        self.pixels = (pixels or setup.task.pixels).to(self.device, layout)
+        self.stored = (stored or setup.task.stored).to(self.device, layout)
         self._rows = rows
         self.parts = deepcopy(built or setup.build()).to(self.device)
         self.parts.to(memory_format=layout)  # type: ignore[call-overload]
         tops = dict.fromkeys(path.split(".")[0] for path in setup.method.down)
         self.received = Parts({top: deepcopy(getattr(self.parts, top)) for top in tops})
         self.received.requires_grad_(False).eval()
+        self.fixed = fixed_paths(self.parts)
+        """Paths of frozen parts. They have their initial values everywhere, so they are neither sent nor kept, and all
+        workspaces share their memory."""
+        common = setup.frozen_tensors.setdefault((self.device, layout), {})
+        for tree in (self.parts, self.received):
+            share(tree, self.fixed, common)
         self.flat, self.flat_received = self._flattened(self.parts, "parts"), self._flattened(self.received, "received")
         self.random = Random(self.device)
         for module in (*self.parts.modules(), *self.received.modules()):
@@ -182,7 +146,8 @@ class Workspace:
                 module.random = self.random
         self.tensors = self.parts.named_tensors()
         """All tensors of the parts by name. The tensors are fixed; only their values change."""
-        self.initial = copies(self.tensors)
+        moving = copies(self.changing())
+        self.initial = {name: moving[name] if name in moving else t.detach() for name, t in self.tensors.items()}
         self.holds: Mapping[str, Tensor] | None = None
         """The message that is already loaded into this workspace, without any client's memory."""
         self.outbox: FlatState | None = None
@@ -192,17 +157,46 @@ class Workspace:
         self._parameters: dict[tuple[str, ...], list[Tensor]] = {}
         self._networks: dict[tuple[str, ...], list[Network]] = {}
         self._constants: dict[float, Tensor] = {}
+        self._variants: dict[int, Workspace] = {}
         self._modes: dict[Hashable, tuple[list[tuple[nn.Module, bool]], list[tuple[nn.Parameter, bool]]]] = {}
         self._in_mode: tuple[tuple[str, ...], bool] | None = None
-        self.private = tuple(n for n, module in self.parts.named_modules() if getattr(module, "stays_local", False))
-        """Paths inside shared parts that never leave a client: momentum encoders, queues."""
-        self.fixed = tuple(n for n, module in self.parts.named_modules() if getattr(module, "stays_fixed", False))
-        """Paths of frozen parts. They have their initial values everywhere, so they are neither sent nor kept."""
+        self.private = tuple(
+            name
+            for name, module in self.parts.named_modules()
+            if getattr(module, "stays_local", False) or isinstance(module, setup.method.keeps_layers)
+        )
+        """Paths inside shared parts that never leave a client: momentum encoders, queues, `keeps_layers`."""
         self._places  # noqa: B018  records all addresses
+        self.features = self._attached_features() if setup.cache_features else []
+        """Features of frozen extractors, which steps may read."""
+
+    def of(self, client: int) -> "Workspace":
+        """Return the workspace for a client's network: this one, or that of another network; -1 means the server's."""
+        return self.variant(0 if client < 0 else self.setup.task.network.kind_of(client))
+
+    @property
+    def variants(self) -> list["Workspace"]:
+        """The workspaces for all networks that clients have."""
+        return [self.variant(kind) for kind in range(len(self.setup.variants))]
+
+    def variant(self, kind: int) -> "Workspace":
+        """Return the workspace for one of the networks that clients have; those but the first are made on first use.
+
+        Shared parts start from the same values in all of them.
+        """
+        if kind == 0:
+            return self
+        if kind not in self._variants:
+            made = self._variants[kind] = Workspace(
+                self.setup.variants[kind], device=self.device, stepper=type(self.stepper)(), stored=self.stored,
+                precision=self.precision,
+            )  # fmt: skip
+            made.start_from({name: self.initial[name] for name in (*self._held, *self.sent)})
+        return self._variants[kind]
 
     def _flattened(self, parts: Parts, name: str) -> FlatState:
-        """Move all tensors of a tree into one buffer per dtype; the tensor objects stay the same."""
-        tensors = parts.in_tree_order()
+        """Move all tensors of a tree but frozen ones into one buffer per dtype; the tensor objects stay the same."""
+        tensors = {name: t for name, t in parts.in_tree_order().items() if not under(name, self.fixed)}
         layout = Layout.of(tensors)
         buffers = {dtype: self.allocate((name, dtype), (size,), dtype) for dtype, size in layout.sizes.items()}
         flat = FlatState(layout, buffers)
@@ -210,6 +204,27 @@ class Workspace:
         for name, view in flat.items():
             tensors[name].data = view
         return flat
+
+    def _attached_features(self) -> list[Tensor]:
+        """Let frozen extractors look up features, which the first workspace of a setup and precision computes."""
+        known, place = self.setup.feature_caches, (self.device, self.precision)
+        if place not in known:
+            supervised = self.setup.task.objective.supervised
+            with self.autocast():
+                known[place] = compute_features(
+                    self.parts, self.fixed, self.stored, self.evaluation_batch, supervised=supervised
+                )
+        return known[place].attach(self.stored, self.parts, self.received)
+
+    def changing(self) -> State:
+        """Return all tensors that are not frozen, without copying."""
+        return {name: tensor for name, tensor in self.tensors.items() if name in self.flat}
+
+    def start_from(self, values: Mapping[str, Tensor]) -> None:
+        """Replace initial values. Those of frozen parts change in all workspaces of the setup."""
+        fixed = [name for name in values if name in self.tensors and name not in self.flat]
+        copy_all_([self.tensors[name] for name in fixed], [values[name] for name in fixed])
+        self.initial |= {name: value for name, value in values.items() if name not in fixed}
 
     def allocate(self, name: Hashable, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return zeros identified by a name; a row of a shared block if the workspace belongs to a cohort."""
@@ -229,7 +244,7 @@ class Workspace:
         """Images per forward pass without gradients."""
         if self.device.type == "cpu":
             return EVALUATION_BATCH
-        return max(EVALUATION_BATCH, EVALUATION_PIXELS // max(1, self.pixels.images[0, 0].numel()))
+        return max(EVALUATION_BATCH, EVALUATION_PIXELS // max(1, self.setup.task.dataset.area))
 
     def outgoing(self) -> FlatState:
         """Return the tensors that a client sends: a copy, or memory that an engine fills afterwards."""
@@ -242,17 +257,21 @@ class Workspace:
         return Layout.of({name: tensor for name, tensor in self.flat.items() if name in names})
 
     def downward(self) -> State:
-        """Return the parts that the server holds for clients, with their current values."""
-        return self._copies(self._names(self.setup.method.down))
+        """Return the parts that the server holds, with their current values."""
+        return self._copies(self._held)
 
     def unshared(self) -> State:
         """Return initial values of all tensors that the server does not hold, which inference needs."""
-        held = set(self._names(self.setup.method.down))
+        held = set(self._held)
         return {name: value for name, value in self.initial.items() if name not in held}
 
     def kept(self) -> State:
         """Return the tensors that a client keeps between rounds."""
         return self._copies(self._kept)
+
+    @property
+    def _held(self) -> list[str]:
+        return self._names((*self.setup.method.down, *self.setup.method.server_keeps))
 
     @cached_property
     def sent(self) -> State:
@@ -297,6 +316,8 @@ class Workspace:
     def parameters(self, paths: tuple[str, ...]) -> list[Tensor]:
         """Return the trainable tensors under some paths; cached, because every step calls it."""
         if paths not in self._parameters:
+            for path in paths:
+                self.parts.refuse_unknown(path, f"{self.setup.method.name}: fit, steps or descend of '{path}'")
             self._parameters[paths] = [p for name, p in self.parts.named_parameters() if under(name, paths)]
         return self._parameters[paths]
 
@@ -310,7 +331,7 @@ class Workspace:
             return
         for path, table, name, tensor, _ in self._places:
             table[name] = tensor
-            tensor.data = self.flat[path]
+            tensor.data = self.flat[path] if path in self.flat else self.initial[path]
         raise CaptureError(f"part '{moved}' was rebound (p.data = … or an assignment); write in place instead: copy_")
 
     @cached_property
@@ -400,6 +421,7 @@ class Workspace:
         modules = []
         for name, module in self.parts.named_modules():
             batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-            trained = bool(name) and under(name, paths) and not under(name, self.fixed)
+            fixed = under(name, self.fixed) or is_fixed_itself(module)
+            trained = bool(name) and under(name, paths) and not fixed
             modules.append((module, trained and (norms or not batch_norm)))
         return modules, [(p, under(name, paths)) for name, p in self.parts.named_parameters()]

@@ -2,69 +2,17 @@
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 
 from fedloom.core.errors import UserError
+from fedloom.data.findings import EXAMPLES, DataCheck, Fix, Severity
 from fedloom.data.near_duplicates import near_duplicates
 from fedloom.data.scan import FLOAT, Scan, scan
 from fedloom.data.sources.tree import PICTURES, one_form, pictures_in, same_but_for_case
-
-Severity = Literal["error", "warning", "info"]
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
-EXAMPLES = 3
-"""Number of examples of a finding."""
-UNEVEN = 20
-"""The largest class may have this many times the pictures of the smallest without a warning."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A property of the folder: a problem, or a fact worth knowing."""
-
-    check: str
-    """What was checked: `unreadable`, `near-duplicates across clients`, …"""
-    severity: Severity
-    """`error`: a run stops, or reads wrong pixels. `warning`: results may suffer. `info`: nothing to do."""
-    count: int
-    """Number of files (of folders for findings about folders); 0 for facts about all files."""
-    text: str
-    """What was found, and what to do about it."""
-    examples: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Fix:
-    """What to do about one file or folder."""
-
-    path: str
-    """Relative to the checked folder."""
-    check: str
-    action: str
-
-
-@dataclass
-class DataCheck:
-    """The findings of a check, errors first, and what to do about each file."""
-
-    folder: Path
-    files: int
-    classes: dict[str, int] = field(default_factory=dict)
-    """Numbers of readable pictures by class."""
-    clients: dict[str, int] = field(default_factory=dict)
-    """Numbers of readable pictures by client; empty if the folder has class folders only."""
-    sizes: dict[str, Any] = field(default_factory=dict)
-    """Smallest, median and largest width and height, and the number of distinct sizes."""
-    findings: list[Finding] = field(default_factory=list)
-    fixes: list[Fix] = field(default_factory=list)
-
-    def number(self, severity: Severity) -> int:
-        """Return the number of findings of a severity."""
-        return sum(finding.severity == severity for finding in self.findings)
 
 
 @dataclass(frozen=True)
@@ -110,8 +58,7 @@ def check_folder(root: Path, progress: Callable[[int, int], None] = lambda done,
     checker.folders(root)
     total = len(files)
     checker.pictures(scan([root.joinpath(*file) for file in files], lambda done: progress(done, total)))
-    found.findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return found
+    return found.sort()
 
 
 class _Checker:
@@ -134,48 +81,33 @@ class _Checker:
             for file, rest in zip(files, inner, strict=True)
         ]
 
-    def add(
-        self, check: str, severity: Severity, paths: Sequence[str], text: str, action: str = "", examples: Any = None
-    ) -> None:
-        """Add a finding about files or folders, and, unless it is only information, what to do about each."""
-        if not paths:
-            return
-        shown = tuple(paths[:EXAMPLES] if examples is None else examples[:EXAMPLES])
-        self.found.findings.append(Finding(check, severity, len(paths), text, shown))
-        if action and severity != "info":
-            self.found.fixes += [Fix(path, check, action) for path in paths]
-
-    def fact(self, check: str, text: str, severity: Severity = "info", examples: Iterable[str] = ()) -> None:
-        """Add a finding about the whole folder."""
-        self.found.findings.append(Finding(check, severity, 0, text, tuple(examples)[:EXAMPLES]))
-
     def folders(self, root: Path) -> None:
         """Check the names and places of folders and files."""
         expected = "client/class/picture" if self.depth == 3 else "class/picture"
-        self.add(
+        self.found.add(
             "misplaced files", "error", self.misplaced,
             f"most files are {expected}, these are not: move or remove them",
             f"move it to a place like {expected}, or remove it",
         )  # fmt: skip
         empty, others = _other_content(root, self.levels)
-        self.add(
+        self.found.add(
             "empty folders", "warning", empty,
             "class or client folders without pictures are ignored: fill or remove them",
             "add pictures, or remove the folder",
         )  # fmt: skip
-        self.add("other files", "info", others, "files without the ending of a picture are ignored")
+        self.found.add("other files", "info", others, "files without the ending of a picture are ignored")
         for level, what in ((-1, "classes"), (0, "clients")) if self.depth == 3 else ((-1, "classes"),):
             names = sorted({folders[level] for folders in self.raw})
             forms = defaultdict(list)
             for name in names:
                 forms[one_form(name)].append(name)
             double = [f"{len(same)} forms of '{form}'" for form, same in forms.items() if len(same) > 1]
-            self.add(
+            self.found.add(
                 f"{what} in several Unicode forms", "warning", double,
                 f"these {what} are read as one, because they look the same: give the folders one name",
             )  # fmt: skip
             confused = [" / ".join(group) for group in same_but_for_case(forms)]
-            self.add(
+            self.found.add(
                 f"{what} that differ by case", "error" if what == "classes" else "warning", confused,
                 "merge the folders, or rename one" + (": a run refuses them" if what == "classes" else ""),
             )  # fmt: skip
@@ -183,7 +115,7 @@ class _Checker:
     def pictures(self, facts: Scan) -> None:
         """Check the content of the files."""
         bad = sorted(facts.bad)
-        self.add(
+        self.found.add(
             "unreadable", "error", [self.places[i].path for i in bad],
             "replace or remove these files, or set data.on_bad = skip",
             examples=[f"{self.places[i].path} ({facts.bad[i]})" for i in bad[:EXAMPLES]],
@@ -192,7 +124,7 @@ class _Checker:
         good = np.setdiff1d(np.arange(len(self.places)), bad)
         self._depths(facts, good)
         turned = [self.places[i].path for i in good[facts.turned[good]]]
-        self.add("EXIF orientation", "info", turned, "pictures are turned upright when they are read")
+        self.found.add("EXIF orientation", "info", turned, "pictures are turned upright when they are read")
         if len(good):
             self._sizes(facts.sizes[good])
         self._balance(good)
@@ -200,16 +132,24 @@ class _Checker:
 
     def _depths(self, facts: Scan, good: np.ndarray) -> None:
         depths = facts.depths[good]
-        wrong = (depths == FLOAT) | (depths == 32)
-        self.add(
-            "float or 32-bit pixels", "error", [self.places[i].path for i in good[wrong]],
-            "such values are cut off when they are read: save the pictures with 8 bits",
-            "save it with 8 bits per channel",
-        )  # fmt: skip
-        other = (depths != 8) & ~wrong
-        kinds = ", ".join(f"{n:,} with {d} bits" for d, n in sorted(Counter(depths[other].tolist()).items()))
-        self.add(
-            "bit depth", "warning", [self.places[i].path for i in good[other]],
+        deep = (depths == FLOAT) | (depths >= 16)
+        kinds = ", ".join(
+            f"{n:,} with {'floats' if d == FLOAT else f'{d} bits'}"
+            for d, n in sorted(Counter(depths[depths != 8].tolist()).items())
+        )
+        grey = deep & facts.grey[good]
+        if grey.any() and not grey.all():
+            few = grey if grey.sum() * 2 <= len(grey) else ~grey
+            self.found.add(
+                "mixed depths", "error", [self.places[i].path for i in good[few]],
+                f"{kinds}: a run refuses grey values of more than 8 bits beside others; save all with the same depth",
+                "save it with the depth of the others",
+            )  # fmt: skip
+            return
+        deeper = [self.places[i].path for i in good[grey]]
+        self.found.add("bit depth", "info", deeper, f"{kinds}: grey values are kept as floats, scaled to 0 to 1")
+        self.found.add(
+            "bit depth", "warning", [self.places[i].path for i in good[(depths != 8) & ~grey]],
             f"{kinds}: values are converted to 8 bits, of 16 bits the upper 8", "save it with 8 bits per channel",
         )  # fmt: skip
 
@@ -219,33 +159,15 @@ class _Checker:
         middle = np.median(sizes, axis=0).astype(int).tolist()
         self.found.sizes = {"min": low, "median": middle, "max": high, "distinct": distinct}
         if distinct == 1:
-            self.fact("sizes", f"all pictures have {low[0]}×{low[1]} pixels")
+            self.found.fact("sizes", f"all pictures have {low[0]}×{low[1]} pixels")
             return
         text = f"{distinct:,} sizes: width {low[0]} to {high[0]} (median {middle[0]}), height {low[1]} to {high[1]} "
-        self.fact("sizes", f"{text}(median {middle[1]}); set data.size to resize them", "warning")
+        self.found.fact("sizes", f"{text}(median {middle[1]}); set data.size to resize them", "warning")
 
     def _balance(self, good: np.ndarray) -> None:
         placed = [self.places[i] for i in good if self.places[i].label]
-        by_class = Counter(place.label for place in placed)
-        self.found.classes = dict(sorted(by_class.items()))
-        if by_class:
-            (largest, most), (smallest, least) = by_class.most_common()[0], by_class.most_common()[-1]
-            middle = np.median(list(by_class.values()))
-            text = f"{len(by_class):,} classes of {least:,} ('{smallest}') to {most:,} ('{largest}') pictures, "
-            uneven = most > UNEVEN * least
-            self.fact("class balance", f"{text}median {middle:,.0f}", "warning" if uneven else "info")
-        if self.depth == 3:
-            classes = defaultdict(set)
-            for place in placed:
-                classes[place.client].add(place.label)
-            by_client = Counter(place.client for place in placed)
-            self.found.clients = dict(sorted(by_client.items()))
-            sizes = by_client.values()
-            if by_client:
-                self.fact("clients", f"{len(by_client):,} clients of {min(sizes):,} to {max(sizes):,} pictures")
-            single = sorted(client for client in classes if len(classes[client]) == 1)
-            text = "clients with pictures of one class learn to answer only that class: add other classes"
-            self.add("clients with a single class", "warning", single, text)
+        clients = [place.client for place in placed] if self.depth == 3 else []
+        self.found.add_balance([place.label for place in placed], clients)
 
     def _duplicates(self, facts: Scan, good: np.ndarray) -> None:
         """Sort groups of near-duplicates by what is wrong with them; a group can have several problems."""
@@ -290,7 +212,7 @@ class _Checker:
             paths = [place.path for places in groups for place in places]
             shown = [" = ".join(place.path for place in _different(places, name)) for places in groups[:EXAMPLES]]
             check = f"near-duplicates {name}"
-            self.add(check, severity, paths, f"{len(groups):,} groups; {text}", examples=shown)
+            self.found.add(check, severity, paths, f"{len(groups):,} groups; {text}", examples=shown)
             if severity != "info":
                 self.found.fixes += [
                     Fix(place.path, check, f"{action}; group: {_short(places)}")

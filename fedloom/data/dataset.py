@@ -8,30 +8,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.core.dataset import Dataset
 from fedloom.core.errors import UserError
 from fedloom.core.limits import refuse_without_room
 from fedloom.core.rng import numpy_generator
-from fedloom.core.task import Dataset
 
 
 def resize(images: Tensor, size: int | tuple[int, int]) -> Tensor:
     """Resize images bilinearly with antialiasing, in chunks, so that memory stays bounded.
 
     Args:
-        images: uint8 [N, C, H, W].
+        images: uint8 or float32 [N, C, H, W].
         size: Height and width, or one number for both.
 
     Returns:
-        uint8 [N, C, height, width]; the same tensor if the size does not change.
+        [N, C, height, width] of the same type; the same tensor if the size does not change.
 
     Raises:
-        UserError: The resized images do not fit into memory.
+        UserError: The samples are not images, or the resized images do not fit into memory.
     """
+    if images.dim() != 4:
+        raise UserError(f"data.size = {size}: only images can be resized, not samples of {list(images.shape[1:])}")
     height, width = (size, size) if isinstance(size, int) else size
     if images.shape[-2:] == (height, width):
         return images
-    refuse_without_room(len(images) * images.shape[1] * height * width, f"data.size = {max(height, width)}")
-    resized = torch.empty(*images.shape[:2], height, width, dtype=torch.uint8)
+    count = len(images) * images.shape[1] * height * width
+    refuse_without_room(count * images.element_size(), f"data.size = {max(height, width)}")
+    resized = torch.empty(*images.shape[:2], height, width, dtype=images.dtype)
     for start in range(0, len(images), 1024):
         chunk = images[start : start + 1024]
         resized[start : start + 1024] = F.interpolate(chunk, size=(height, width), mode="bilinear", antialias=True)
@@ -69,13 +72,20 @@ def combine(datasets: Sequence[Dataset], size: int | None = None) -> Dataset:
                 f"datasets '{first.name}' and '{other.name}' cannot be combined: "
                 f"they have {len(first.classes)} and {len(other.classes)} classes"
             )
-    channels = max(d.images.shape[1] for d in datasets)
-    largest = (max(d.images.shape[2] for d in datasets), max(d.images.shape[3] for d in datasets))
-    images = [resize(d.images, size or largest) for d in datasets]
+        if other.inputs.dtype != first.inputs.dtype or not other.inputs.dim() == first.inputs.dim() == 4:
+            raise UserError(
+                f"datasets '{first.name}' and '{other.name}' cannot be combined: only images of the same depth can be "
+                "styles of one dataset"
+            )
+    if len({d.multilabel for d in datasets}) > 1:
+        raise UserError("datasets cannot be combined: some have one class per sample, some several labels")
+    channels = max(d.inputs.shape[1] for d in datasets)
+    largest = (max(d.inputs.shape[2] for d in datasets), max(d.inputs.shape[3] for d in datasets))
+    images = [resize(d.inputs, size or largest) for d in datasets]
     styles = torch.arange(len(datasets))
     return Dataset(
         name="+".join(d.name for d in datasets),
-        images=torch.cat([with_channels(x, channels) for x in images]),
+        inputs=torch.cat([with_channels(x, channels) for x in images]),
         labels=torch.cat([d.labels for d in datasets]),
         test=torch.cat([d.test for d in datasets]),
         classes=first.classes,
@@ -117,7 +127,7 @@ def limit(dataset: Dataset, n: int, seed: int) -> Dataset:
     positions = torch.from_numpy(np.sort(np.concatenate(kept)))
     return replace(
         dataset,
-        images=dataset.images[positions],
+        inputs=dataset.inputs[positions],
         labels=dataset.labels[positions],
         test=dataset.test[positions],
         groups=None if dataset.groups is None else dataset.groups[positions],

@@ -1,4 +1,4 @@
-"""Decoding of image files of any size, mode and format into one uint8 tensor."""
+"""Decoding of image files of any size, mode and format into one tensor: bytes, or floats for deeper grey values."""
 
 import os
 import warnings
@@ -32,6 +32,8 @@ LARGE = 2**24
 COST = 16
 """Maximum memory per pixel while an image is decoded and converted, in bytes."""
 
+LARGEST = 1e30
+"""Maximum of a float pixel's absolute value."""
 NAMED = 20
 """Maximum number of files that are named in one message."""
 UPRIGHT = {
@@ -48,6 +50,10 @@ UPRIGHT = {
 # Pillow warns of large images, which `open_picture` rejects.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", "Corrupt EXIF data", UserWarning)  # `orientation` ignores such data
+
+
+class SizesDifferError(UserError):
+    """Images of several sizes where no common size was asked for."""
 
 
 def open_picture(source: str | Path | IO[bytes]) -> Image.Image:
@@ -107,11 +113,13 @@ class Decoded:
     """Decoded images, and the files that were left out."""
 
     images: Tensor
-    """uint8 [M, C, H, W]; C is 1 if every image is grey, otherwise 3."""
+    """uint8 [M, C, H, W], C is 1 if every image is grey, otherwise 3; or float32 [M, 1, H, W] for deep grey values."""
     kept: list[int]
     """Index of each image among the names that were given, ascending."""
     bad: dict[str, str]
     """Names of files that were left out, with the reason."""
+    note: str = ""
+    """How deep grey values were scaled; empty for images of bytes."""
 
 
 def decode(
@@ -129,6 +137,9 @@ def decode(
     decoded. Pixels are written directly into the result: peak memory is that of the result and of the images being
     decoded.
 
+    Grey values of 16 bits and more (and of floats) keep their depth: they become floats, scaled from the range found in
+    all images to [0, 1]. Colours of 16 bits are reduced to 8 bits by Pillow.
+
     Args:
         names: Names of the N images, for error messages.
         open_one: Opens the image of an index, 0 to N − 1.
@@ -142,8 +153,8 @@ def decode(
         The images, and which of them were left out.
 
     Raises:
-        UserError: An image cannot be read (with `skip`: none can be read), sizes differ and `size` is not given, or
-            memory does not suffice.
+        UserError: An image cannot be read (with `skip`: none can be read), sizes differ and `size` is not given, deep
+            images are mixed with others, or memory does not suffice.
     """
     bad: dict[int, BaseException] = {}
 
@@ -164,22 +175,73 @@ def decode(
     if not readable or (bad and on_bad == "stop" and not size and len(set(sizes)) > 1):
         raise _refusal(names, bad, hint)
     width, height = (size, size) if size else _common_size([names[index] for index in readable], sizes)
+    deep = _all_deep([names[index] for index in readable], modes)
     channels = 1 if GREY.issuperset(modes) else 3
-    result = len(names) * channels * height * width
+    kind, write = (np.float32, write_deep) if deep else (np.uint8, write_picture)
+    result = len(names) * channels * height * width * np.dtype(kind).itemsize
     with ThreadPoolExecutor(workers_for(sizes, result, f"data.size = {size or max(height, width)}", workers)) as pool:
-        pixels = np.empty((len(names), channels, height, width), np.uint8)
-        list(pool.map(lambda index: attempt(index, partial(write_picture, target=pixels[index])), readable))
+        pixels = np.empty((len(names), channels, height, width), kind)
+        list(pool.map(lambda index: attempt(index, partial(write, target=pixels[index])), readable))
     kept = [index for index in readable if index not in bad]
     if bad and (on_bad == "stop" or not kept):
         raise _refusal(names, bad, hint)
     for place, index in enumerate(kept if bad else ()):
         pixels[place] = pixels[index]  # in place, since a copy would take as much memory again
     reasons = {names[index]: reason(names[index], bad[index]) for index in sorted(bad)}
-    return Decoded(torch.from_numpy(pixels[: len(kept)]), kept, reasons)
+    pixels = pixels[: len(kept)]
+    note = _scale(pixels) if deep else ""
+    return Decoded(torch.from_numpy(pixels), kept, reasons, note)
 
 
 def _head(picture: Image.Image) -> tuple[str, tuple[int, int]]:
     return picture.mode, upright_size(picture)
+
+
+def is_deep(mode: str) -> bool:
+    """Return whether images of a mode have grey values of more than 8 bits, which are decoded as floats."""
+    return mode.startswith("I") or mode == "F"
+
+
+def _all_deep(names: Sequence[str], modes: Sequence[str]) -> bool:
+    """Return whether all images have grey values of more than 8 bits.
+
+    Raises:
+        UserError: Some have and some have not.
+    """
+    deep = [is_deep(mode) for mode in modes]
+    if all(deep) or not any(deep):
+        return all(deep)
+    raise UserError(
+        f"the images differ in depth: {names[deep.index(True)]} has grey values of more than 8 bits, "
+        f"{names[deep.index(False)]} has 8 bits ({sum(deep):,} and {len(deep) - sum(deep):,} files); save all of them "
+        "with the same depth"
+    )
+
+
+def write_deep(picture: Image.Image, target: np.ndarray) -> None:
+    """Write an image of deep grey values into float32 [1, H, W], unscaled: upright and resized.
+
+    Raises:
+        ValueError: Values are not finite, or too large for further arithmetic.
+    """
+    turn = orientation(picture)
+    values = np.asarray(picture, np.float32)
+    if not (np.abs(values) < LARGEST).all():
+        raise ValueError(f"has values that are NaN, infinite or above {LARGEST:g}")
+    picture = Image.fromarray(values)
+    if turn != 1:
+        picture = picture.transpose(UPRIGHT[turn])
+    if picture.size != target.shape[:0:-1]:
+        picture = picture.resize(target.shape[:0:-1], Image.Resampling.BILINEAR)
+    target[0] = np.asarray(picture)
+
+
+def _scale(pixels: np.ndarray) -> str:
+    """Scale values in place from their range to [0, 1]; return a note that says so."""
+    low, high = float(pixels.min()), float(pixels.max())
+    pixels -= low
+    pixels /= max(high - low, 1e-30)
+    return f"grey values of more than 8 bits, {low:g} to {high:g} in all images, were scaled to 0 to 1"
 
 
 def listed(reasons: Mapping[str, str], between: str = ", ") -> str:
@@ -212,7 +274,7 @@ def write_picture(picture: Image.Image, target: np.ndarray) -> None:
     if picture.format == "JPEG" and picture.width * picture.height > LARGE:
         picture.draft(None, (2 * height, 2 * width) if turn > 4 else (2 * width, 2 * height))
     if picture.mode.startswith("I"):
-        # Pillow clips 16-bit grey values at 255 in its conversion, which would make medical images white.
+        # For models of 8-bit images: Pillow's own conversion clips values at 255, which makes medical images white.
         picture = Image.fromarray((np.asarray(picture) >> 8).clip(0, 255).astype(np.uint8))
     picture = picture.convert("L" if channels == 1 else "RGB")
     if turn != 1:
@@ -226,7 +288,7 @@ def write_picture(picture: Image.Image, target: np.ndarray) -> None:
 def _common_size(names: Sequence[str], sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
     for name, size in zip(names, sizes, strict=True):
         if size != sizes[0]:
-            raise UserError(
+            raise SizesDifferError(
                 f"the images differ in size: {names[0]} is {sizes[0][0]}×{sizes[0][1]}, "
                 f"{name} is {size[0]}×{size[1]}; set data.size (for example 64) to resize them"
             )

@@ -5,10 +5,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fedloom.core import trusted_code
+from fedloom.core.dataset import Dataset
 from fedloom.core.errors import UserError, nearest
+from fedloom.core.federation import Federation
 from fedloom.core.rng import numpy_generator
-from fedloom.core.task import Dataset, Federation
-from fedloom.data.partition import Partition, Pool, natural, parse_partition
+from fedloom.data.partitions import Partition, Pool, parse_partition
+from fedloom.data.partitions.groups import natural
 
 
 def federate(
@@ -27,11 +29,12 @@ def federate(
     Args:
         dataset: The dataset.
         clients: Number of clients (`natural` and `domain:k` derive it from the groups instead).
-        partition: How samples are divided: `dirichlet:0.1`; see `fedloom.data.partition`. A Python file in it
+        partition: How samples are divided: `dirichlet:0.1`; see `fedloom.data.partitions`. A Python file in it
             (`file.py:name`) is imported, which runs its code.
         split: Where test samples come from:
             `pooled:0.75`: training and test set are pooled and divided; each client trains on 75% of its samples;
-            `official`: the training set is divided, and the official test set in each client's class proportions;
+            `official`: the training set is divided, and the official test set in each client's class proportions
+            (with several labels per sample, in proportion to the clients' sizes);
             `common`: every client is tested on the whole official test set (for `domain` and `natural`, on the test
             samples of the client's domain);
             `domain:0.7`: 70% of each domain are divided among its clients, which are all tested on the other 30%.
@@ -94,7 +97,8 @@ def federate(
         )
     if small := sum(len(part) < minimum for part in held):
         notes.append(f"{small} of {len(held)} clients hold fewer than {minimum} samples")
-    strata = labels if groups is None or not division.by_group else groups * len(dataset.classes) + labels
+    classes = np.zeros(len(labels), np.int64) if dataset.multilabel else labels
+    strata = classes if groups is None or not division.by_group else groups * len(dataset.classes) + classes
     rng = numpy_generator(seed, "split", outer)
     if kind == "pooled":
         train, test = _split_each(held, kept, rng)
@@ -122,7 +126,7 @@ def federate(
 
 
 def counts(dataset: Dataset, federation: Federation) -> np.ndarray:
-    """Count each client's training samples by class.
+    """Count each client's training samples by class, or by label if a sample can have several.
 
     Args:
         dataset: The dataset.
@@ -137,6 +141,9 @@ def counts(dataset: Dataset, federation: Federation) -> np.ndarray:
         >>> counts(digits, federate(digits, clients=3, partition="iid", seed=0)).shape
         (3, 10)
     """
+    if dataset.multilabel:
+        every = dataset.labels.numpy()
+        return np.stack([every[part].sum(0, dtype=np.int64) for part in federation.train])
     classes = len(dataset.classes)
     owner = np.repeat(np.arange(len(federation)), [len(part) for part in federation.train])
     labels = dataset.labels.numpy()[np.concatenate(federation.train)]

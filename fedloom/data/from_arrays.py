@@ -1,4 +1,4 @@
-"""Datasets from Python objects: arrays, tensors, frames, PyTorch datasets, and arrays per client."""
+"""Datasets from arrays, tensors and columns of frames: in one place, or per client."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.dataset import Dataset
 from fedloom.core.errors import UserError
-from fedloom.core.task import Dataset
 
 Pair = tuple[Any, Any]
 """Inputs and labels."""
@@ -20,14 +20,15 @@ def from_arrays(
     """Make a dataset of inputs and labels.
 
     Args:
-        x: Inputs [N, …]: an array, a tensor, a pandas frame with numeric columns, or nested lists. uint8 inputs with
-            three or four dimensions are images: [N, H, W], [N, H, W, C] or [N, C, H, W] with C = 1 or 3. Everything
-            else becomes float32 and keeps its shape.
-        y: Labels [N], numbers or texts. The distinct values, sorted, are the classes.
+        x: Inputs [N, …]: an array, a tensor, a pandas frame with numeric columns, or nested lists. uint8 and uint16
+            inputs with three or four dimensions are images: [N, H, W], [N, H, W, C] or [N, C, H, W] with C = 1 or 3.
+            Everything else keeps its shape. uint8 images stay bytes; all others become float32.
+        y: Labels [N], numbers or texts. The distinct values, sorted, are the classes. Or 0 and 1 [N, L], if a sample
+            can have several of L labels (`objective="multilabel"`); the columns of a frame give their names.
         name: Name of the dataset, for reports and messages.
         test: Mask [N] of the official test set; default: there is none.
         groups: Natural client, domain or style of each sample, numbers or texts (`partition="natural"`).
-        classes: All classes in order, if they should not be taken from `y`.
+        classes: All classes in order, if they should not be taken from `y`; or the names of the L labels.
 
     Returns:
         The dataset.
@@ -38,17 +39,18 @@ def from_arrays(
     Example:
         >>> import numpy as np
         >>> dataset = from_arrays(np.random.rand(6, 3), ["a", "b", "a", "b", "a", "b"])
-        >>> dataset.classes, tuple(dataset.images.shape)
+        >>> dataset.classes, tuple(dataset.inputs.shape)
         (('a', 'b'), (6, 3))
     """
     inputs = _inputs(name, x)
-    labels, found = _coded(name, "labels", y, len(inputs), classes)
+    several = _multilabel(name, y, len(inputs), classes)
+    labels, found = coded(name, "labels", y, len(inputs), classes) if several is None else several
     if len(found) < 2:
         raise UserError(f"dataset '{name}': all labels are {found[0]!r}; at least two classes are needed")
-    coded, group_names = (None, ()) if groups is None else _coded(name, "groups", groups, len(inputs))
+    owners, group_names = (None, ()) if groups is None else coded(name, "groups", groups, len(inputs))
     mask = torch.zeros(len(inputs), dtype=torch.bool) if test is None else torch.as_tensor(np.asarray(test)).bool()
     return Dataset(
-        name=name, images=inputs, labels=labels, test=mask, classes=found, groups=coded, group_names=group_names
+        name=name, inputs=inputs, labels=labels, test=mask, classes=found, groups=owners, group_names=group_names
     )
 
 
@@ -77,74 +79,25 @@ def from_clients(
     pairs = dict(clients) if isinstance(clients, Mapping) else {str(i): pair for i, pair in enumerate(clients)}
     if not pairs:
         raise UserError(f"dataset '{name}': no clients were given")
+    for client, pair in pairs.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise UserError(f"dataset '{name}': client '{client}' must have a pair (x, y) of inputs and labels")
     inputs = [_inputs(f"{name}: {client}", x) for client, (x, _) in pairs.items()]
     shapes = {tuple(part.shape[1:]): client for client, part in zip(pairs, inputs, strict=True)}
     if len(shapes) > 1:
         said = " and ".join(f"{shape} of client '{client}'" for shape, client in list(shapes.items())[:2])
         raise UserError(f"dataset '{name}': samples differ in shape: {said}")
-    labels = np.concatenate([np.asarray(y).reshape(-1) for _, y in pairs.values()])
+    rows = [np.asarray(y) for _, y in pairs.values()]
+    rows = [part if part.ndim == 2 and part.shape[1] > 1 else part.reshape(-1) for part in rows]
+    if len({part.shape[1:] for part in rows}) > 1:
+        raise UserError(f"dataset '{name}': labels of clients differ in shape")
+    labels = np.concatenate(rows)
     owners = np.repeat(np.arange(len(pairs)), [len(part) for part in inputs])
     dataset = from_arrays(torch.cat(inputs), labels, name=name, classes=classes)
     return Dataset(
-        name=name, images=dataset.images, labels=dataset.labels, test=dataset.test, classes=dataset.classes,
+        name=name, inputs=dataset.inputs, labels=dataset.labels, test=dataset.test, classes=dataset.classes,
         groups=torch.from_numpy(owners), group_names=tuple(pairs),
     )  # fmt: skip
-
-
-def from_torch(dataset: Any, *, name: str | None = None, columns: tuple[str, str] | None = None) -> Dataset:
-    """Make a dataset of a map-style PyTorch dataset or a Hugging Face dataset, by reading all its samples.
-
-    Args:
-        dataset: Something with a length and items: (input, label) pairs, or mappings with named columns.
-        name: Name of the dataset; default: the name of its class.
-        columns: Columns of the input and the label, for items that are mappings. Default: the first column called
-            image, img, x or input, and the first called label, labels, y or target.
-
-    Returns:
-        The dataset.
-
-    Raises:
-        UserError: Items are of another form.
-
-    Example:
-        >>> pairs = torch.utils.data.TensorDataset(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))
-        >>> from_torch(pairs).name
-        'TensorDataset'
-    """
-    name = name or type(dataset).__name__
-    items = [dataset[i] for i in range(len(dataset))]
-    if items and isinstance(items[0], Mapping):
-        columns = columns or _columns(name, items[0])
-        items = [(item[columns[0]], item[columns[1]]) for item in items]
-    if not items or not isinstance(items[0], tuple | list) or len(items[0]) != 2:
-        raise UserError(f"dataset '{name}': items must be (input, label) pairs or mappings with two known columns")
-    return from_arrays(np.stack([np.asarray(x) for x, _ in items]), [np.asarray(y).item() for _, y in items], name=name)
-
-
-def as_dataset(thing: Any) -> Dataset:
-    """Make a dataset of any of the objects that `fedloom.run(data=…)` takes.
-
-    Args:
-        thing: A `Dataset`, a pair (x, y), a mapping of client names to pairs, a list of pairs, a PyTorch dataset or a
-            Hugging Face dataset.
-
-    Raises:
-        UserError: The object is none of these.
-    """
-    if isinstance(thing, Dataset):
-        return thing
-    if isinstance(thing, Mapping):
-        return from_clients(thing)
-    if isinstance(thing, tuple) and len(thing) == 2:
-        return from_arrays(*thing)
-    if isinstance(thing, list) and thing and all(isinstance(pair, tuple) and len(pair) == 2 for pair in thing):
-        return from_clients(thing)
-    if hasattr(thing, "__len__") and hasattr(thing, "__getitem__") and not isinstance(thing, str | np.ndarray | Tensor):
-        return from_torch(thing)
-    raise UserError(
-        f"data: a {type(thing).__name__} cannot be used; give a name, a pair (x, y), a dict of pairs per client, a "
-        "fedloom.data.Dataset or a PyTorch dataset"
-    )
 
 
 def _inputs(name: str, x: Any) -> Tensor:
@@ -153,23 +106,24 @@ def _inputs(name: str, x: Any) -> Tensor:
     values = x.detach().cpu() if isinstance(x, Tensor) else _tensor(name, x)
     if values.dim() == 0 or len(values) == 0:
         raise UserError(f"dataset '{name}': x has shape {tuple(values.shape)}; expected inputs [N, …]")
-    if values.dtype == torch.uint8 and values.dim() in (3, 4):
-        return _images(values)
+    if values.is_complex():
+        raise UserError(f"dataset '{name}': x is complex; give real and imaginary part as two channels")
+    if values.dtype in (torch.uint8, torch.uint16) and values.dim() in (3, 4):
+        values = _images(values)
+        return values if values.dtype == torch.uint8 else values.float()
     return values.float().contiguous()
 
 
 def _tensor(name: str, x: Any) -> Tensor:
     try:
         array = np.asarray(x)
-        if array.dtype == np.uint16:
-            array = array.astype(np.float32)
         return torch.from_numpy(np.ascontiguousarray(array))
     except (TypeError, ValueError) as error:
         raise UserError(f"dataset '{name}': x cannot be read as an array of numbers: {error}") from None
 
 
 def _images(values: Tensor) -> Tensor:
-    """Bring uint8 images to [N, C, H, W]."""
+    """Bring images of integers to [N, C, H, W]."""
     if values.dim() == 3:
         return values[:, None].contiguous()
     last = values.shape[1] not in (1, 3) and values.shape[3] in (1, 3)
@@ -196,17 +150,40 @@ def _numeric_frame(name: str, frame: Any) -> np.ndarray:
     return np.asarray(frame.to_numpy(), dtype=np.float32)
 
 
-def _coded(
+def _multilabel(name: str, y: Any, count: int, known: Sequence[str] | None) -> tuple[Tensor, tuple[str, ...]] | None:
+    """Return labels [N, L] of 0 and 1 as uint8, and the names of the labels; None for one class per sample."""
+    array = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if array.ndim != 2 or array.shape[1] < 2:
+        return None
+    names = known or getattr(y, "columns", None)
+    found = tuple(map(str, range(array.shape[1]) if names is None else names))
+    if len(array) != count or len(found) != array.shape[1]:
+        raise UserError(
+            f"dataset '{name}': labels have shape {list(array.shape)}, for {count} samples and {len(found)} names of "
+            "labels"
+        )
+    if array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
+        raise UserError(f"dataset '{name}': labels of shape {list(array.shape)} must contain only 0 and 1")
+    return torch.from_numpy(array.astype(np.uint8)), found
+
+
+def coded(
     name: str, field: str, values: Any, count: int, known: Sequence[str] | None = None
 ) -> tuple[Tensor, tuple[str, ...]]:
     """Replace values by their positions among the distinct ones; return both."""
     array = (values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)).reshape(-1)
+    if array.dtype.kind == "O" and any(value is None or value != value for value in array):
+        missing = sum(value is None or value != value for value in array)
+        raise UserError(f"dataset '{name}': {missing} of {len(array)} {field} are missing; drop these samples")
     if len(array) != count:
         raise UserError(f"dataset '{name}': {len(array)} {field} for {count} samples")
-    if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array == np.rint(array)).all()):
-        raise UserError(f"dataset '{name}': {field} must be whole numbers or texts")
+    if array.dtype.kind == "f" and not ((np.abs(array) < 2**53).all() and (array == np.rint(array)).all()):
+        raise UserError(f"dataset '{name}': {field} must be whole numbers or texts, without missing values")
     array = array.astype(np.int64) if array.dtype.kind == "f" else array
-    found, codes = np.unique(array, return_inverse=True)
+    try:
+        found, codes = np.unique(array, return_inverse=True)
+    except TypeError as error:
+        raise UserError(f"dataset '{name}': {field} must be numbers or texts, not both ({error})") from None
     names = tuple(str(value) for value in found)
     if known is None:
         return torch.from_numpy(codes.astype(np.int64)), names
@@ -214,14 +191,3 @@ def _coded(
         raise UserError(f"dataset '{name}': {field} contain {unknown[0]!r}, which is not in classes")
     order = np.array([list(known).index(value) for value in names], np.int64)
     return torch.from_numpy(order[codes]), tuple(known)
-
-
-def _columns(name: str, item: Mapping[str, Any]) -> tuple[str, str]:
-    inputs = next((c for c in ("image", "img", "x", "input") if c in item), None)
-    labels = next((c for c in ("label", "labels", "y", "target") if c in item), None)
-    if inputs is None or labels is None:
-        raise UserError(
-            f"dataset '{name}': input and label are not clear among the columns {', '.join(map(str, item))}; use "
-            "fedloom.data.from_torch(dataset, columns=(INPUT, LABEL))"
-        )
-    return inputs, labels

@@ -9,9 +9,9 @@ from typing import IO, Any
 import numpy as np
 import torch
 
+from fedloom.core.dataset import Dataset
 from fedloom.core.errors import UserError
 from fedloom.core.reading import decoding
-from fedloom.core.task import Dataset
 from fedloom.data.decode import decode, open_picture
 
 
@@ -87,12 +87,13 @@ def fetch(table: Table, name: str, classes: tuple[str, ...], size: int | None) -
     # Undecoded, so that `open_picture` opens them, with its limits on size and formats.
     files = {split: splits[split].cast_column(table.image, datasets.Image(decode=False)) for split in wanted}
     # One worker, because the hub's tables are not thread-safe.
-    images = decode(
+    decoded = decode(
         [f"{table.repo}, {split} image {i}" for split, i in rows],
         lambda index: open_picture(_file(files[rows[index][0]][rows[index][1]][table.image])),
         size,
         workers=1,
-    ).images
+    )
+    images = decoded.images
     with decoding(f"{table.repo}, column {table.label}", "labels", "get the original files instead"):
         labels = np.concatenate([np.asarray(splits[split][table.label], np.int64) for split in wanted])
     group_names: tuple[str, ...] = ()
@@ -104,12 +105,13 @@ def fetch(table: Table, name: str, classes: tuple[str, ...], size: int | None) -
         groups = torch.from_numpy(inverse.astype(np.int64))
     return Dataset(
         name=name,
-        images=images.transpose(2, 3).contiguous() if table.transposed else images,
+        inputs=images.transpose(2, 3).contiguous() if table.transposed else images,
         labels=torch.from_numpy(labels),
         test=torch.tensor([split in table.test for split, _ in rows]),
         classes=classes or tuple(splits[wanted[0]].features[table.label].names),
         groups=groups,
         group_names=group_names,
+        notes=(decoded.note,) if decoded.note else (),
     )
 
 

@@ -12,7 +12,7 @@ from threading import Lock
 import numpy as np
 from PIL import ExifTags, Image
 
-from fedloom.data.decode import COST, UPRIGHT, WORKING, open_picture, orientation, reason, upright_size
+from fedloom.data.decode import COST, UPRIGHT, WORKING, is_deep, open_picture, orientation, reason, upright_size
 from fedloom.data.near_duplicates import SIDE
 
 WORKERS = 8
@@ -35,6 +35,8 @@ class Scan:
     """Bits per channel, int8 [N]; `FLOAT` for floating-point pixels."""
     turned: np.ndarray
     """Whether EXIF data ask for the image to be turned or mirrored, bool [N]."""
+    grey: np.ndarray
+    """Whether the image is decoded as deep grey values rather than bytes, bool [N]."""
     thumbnails: np.ndarray
     """uint8 [N, 9, 9], upright and grey; 0 for files that cannot be read."""
     bad: dict[int, str] = field(default_factory=dict)
@@ -51,7 +53,7 @@ def scan(paths: Sequence[Path], progress: Callable[[int], None] = lambda done: N
     count = len(paths)
     found = Scan(
         np.zeros((count, 2), np.int32), np.zeros(count, np.int8), np.zeros(count, bool),
-        np.zeros((count, SIDE, SIDE), np.uint8),
+        np.zeros(count, bool), np.zeros((count, SIDE, SIDE), np.uint8),
     )  # fmt: skip
     one_large = Lock()
 
@@ -61,6 +63,7 @@ def scan(paths: Sequence[Path], progress: Callable[[int], None] = lambda done: N
                 width, height = picture.size
                 large = COST * width * height > WORKING // WORKERS
                 size, depth, turned = upright_size(picture), bit_depth(picture), _is_turned(picture)
+                found.grey[index] = is_deep(picture.mode)
                 with one_large if large else nullcontext():
                     found.thumbnails[index] = thumbnail(picture)
                 found.sizes[index], found.depths[index], found.turned[index] = size, depth, turned

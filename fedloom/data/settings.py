@@ -10,20 +10,25 @@ from fedloom.core.task import Normalisation
 from fedloom.data.augment import parse_augment
 from fedloom.data.decode import OnBad
 from fedloom.data.federation import parse_split
-from fedloom.data.partition import parse_partition
+from fedloom.data.partitions import parse_partition
+from fedloom.data.sources import ReadOptions
 
 
 class DataSettings(Section):
-    """The dataset, its division among clients, and the preprocessing of images."""
+    """The dataset, its division among clients, and the preprocessing of inputs."""
 
-    name: str = Field("digits", description="a dataset (see `fedloom datasets`), `a+b` for styles, a folder or an .npz")
+    name: str = Field("digits", description="a dataset (see `fedloom datasets`), `a+b` for styles, a folder or a file")
     dir: Path | None = Field(None, description="data folder; by default $FEDLOOM_DATA, then the user's cache")
     size: int | None = Field(None, ge=4, description="resize images to size × size")
     channels: int | None = Field(None, ge=3, le=3, description="3 repeats grey images to three channels")
     limit: int | None = Field(None, ge=1, description="maximum number of training and of test images (per style)")
     on_bad: OnBad = Field(
-        "stop", description="files in image folders that cannot be read: stop, or skip (left out, and named in a note)"
+        "stop", description="images and recordings that cannot be read: stop, or skip (left out, and named in a note)"
     )
+    label: str | None = Field(None, description="column of the label in a table; default: label, target or y")
+    client: str | None = Field(None, description="column of the client in a table, for the partition natural")
+    seconds: float | None = Field(None, gt=0, le=60, description="length of recordings, cut or padded; default: 1")
+    mels: int | None = Field(None, ge=4, le=256, description="frequency bands of recordings; default: 32")
     clients: int = Field(20, ge=1, description="number of clients (`natural` makes one per group)")
     partition: Annotated[str, as_written(parse_partition)] = Field(
         "dirichlet:0.1",
@@ -40,15 +45,19 @@ class DataSettings(Section):
     augment: Annotated[tuple[str, ...], as_written(parse_augment)] = Field(
         (), description="augmentation of training images: crop:4, flip, jitter:0.4, …"
     )
-    views: Annotated[tuple[str, ...], as_written(parse_augment)] = Field(
-        ("crop:4", "flip"),
-        description="augmentation of the views of contrastive losses; for inputs that are not "
-        "images, the default is gaussian:0.1, mask:0.2",
+    views: Annotated[tuple[str, ...], as_written(parse_augment)] | None = Field(
+        None,
+        description="augmentation of the views of contrastive losses; default: crop:4, flip for images, gaussian:0.1, "
+        "mask:0.2 for other inputs",
     )
     normalise: Normalisation | None = Field(
         None,
-        description="mean and std: half (0.5), channels (measured on all training data in one place), federated (from "
-        "sums that clients send), none; default: half for images of bytes, else federated",
+        description="mean and std: half (0.5), given (data.mean, data.std), channels (measured on all training data in "
+        "one place), federated (from sums that clients send), none; default: half for images of bytes, else federated",
+    )
+    mean: tuple[float, ...] = Field((), description="for normalise: given, one number, or one per channel or column")
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        (), description="for normalise: given; of images of bytes, whose values are 0 to 1"
     )
     seed: int | None = Field(None, description="seed of the federation; by default the run's seed")
 
@@ -62,4 +71,11 @@ class DataSettings(Section):
                 f"data.newcomers = {self.newcomers:g}: leaves none of data.clients = {self.clients} to train; "
                 f"must be at most {self.clients - 1}"
             )
+        if (self.normalise == "given") != bool(self.mean and self.std) or bool(self.mean) != bool(self.std):
+            raise refusal("data.normalise = given needs data.mean and data.std, and they need data.normalise = given")
         return self
+
+    @property
+    def reading(self) -> ReadOptions:
+        """How files are read."""
+        return ReadOptions(self.size, self.on_bad, self.label, self.client, self.seconds, self.mels)

@@ -11,18 +11,22 @@ from fedloom.config.recipe import Recipe
 from fedloom.core import registry
 from fedloom.core.errors import UserError
 from fedloom.core.message import Message, refuse_unless
+from fedloom.core.metrics import CLASS_METRICS
+from fedloom.core.setup import Setup
 from fedloom.core.task import Task
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.workspace import Workspace
 from fedloom.data import PARTITIONS
+from fedloom.deploy.deployable import deployable
 from fedloom.deploy.evaluation import EvaluationTerms
 from fedloom.deploy.limits import JobLimits
-from fedloom.deploy.terms import FederationTerms, deployable, fingerprint
+from fedloom.deploy.terms import FederationTerms, fingerprint
 from fedloom.experiment.files import write_whole
 from fedloom.methods import method_class
 from fedloom.models.base import MODELS
 from fedloom.objectives.base import OBJECTIVES
 from fedloom.report.ledger import ledger_lines
 from fedloom.trust.ledger import Ledger
+from fedloom.trust.secure.contribution import Contribution
 
 NUMBERS = [
     "when it joins: the numbers of training and test samples (0 test samples if evaluation is declined)",
@@ -47,6 +51,8 @@ class Consent:
     """Maximum number of updates that are sent; None for no limit."""
     evaluation: EvaluationTerms
     limits: JobLimits
+    secure_only: bool = False
+    """Whether updates are sent only masked, for secure aggregation."""
 
     def __post_init__(self) -> None:
         for name in self.methods:
@@ -102,6 +108,11 @@ class Consent:
                 raise RefusalError(f"method.name = '{asked.method.name}': only {', '.join(self.methods)} may run here")
         elif fingerprint(asked, federation) != fingerprint(self.recipe, federation):
             raise RefusalError(_OTHER_RECIPE)
+        if self.secure_only and asked.secure is None:
+            raise RefusalError(
+                "secure: the recipe has no such section, and this organisation sends only masked updates "
+                "(--require-secure-aggregation)"
+            )
         rounds = asked.training.rounds
         if self.max_rounds is not None and answered >= self.max_rounds:
             raise RefusalError(f"--max-rounds {self.max_rounds}: all these updates have already been sent")
@@ -114,20 +125,31 @@ class Consent:
         yield f"'{organisation}' joins '{federation.name}' at {federation.host}:{federation.port}"
         limit = "no limit (--max-rounds sets one)" if self.max_rounds is None else f"at most {self.max_rounds} updates"
         yield f"updates that may be sent: {limit}"
-        yield from self.evaluation.lines(len(task.federation.test[federation.number(organisation)]))
+        test = len(task.federation.test[federation.number(organisation)])
+        yield from self.evaluation.lines(test, self._figures(len(federation.classes)))
         yield from self.limits.lines()
         for recipe in self._covered():
             only = "any recipe of the method" if self.methods else "only the recipe in this folder, with the method"
             yield f"allowed: {only} {recipe.method.name}. What is sent, and what is not:"
             self.limits.check(recipe, task)
             yield from (f"  {line}" for line in self._what_leaves(recipe, task, min(rounds, recipe.training.rounds)))
-        yield "the server sees each of these messages individually (docs/how-to/deploy.md explains what that means)"
+        yield (
+            "the server sees each of these messages individually (docs/how-to/deploy.md explains what that means)"
+            if self.recipe.secure is None
+            else "the server sees only the sum of several organisations' messages (docs/explanation/trust.md explains "
+            "what that protects)"
+        )
+
+    def _figures(self, classes: int) -> tuple[str, ...]:
+        """Return the figures that allowed recipes may ask for: the recipe's, or any if only methods are named."""
+        every = (*(name for name in CLASS_METRICS if name != "f1" or classes == 2), "loss")
+        return every if self.methods else self.recipe.evaluation.wanted
 
     def ledger(self, recipe: Recipe, workspace: Workspace) -> Ledger:
         """Return an empty ledger of this organisation, with what is never sent and what is sent besides tensors."""
         made = Ledger()
         made.describe(  # models stay in the organisation's folder
-            workspace, models=False, privacy=recipe.privacy, simulated=False, numbers=NUMBERS
+            workspace, models=False, privacy=recipe.privacy, secure=recipe.secure, simulated=False, numbers=NUMBERS
         )
         return made
 
@@ -136,6 +158,8 @@ class Consent:
         workspace = Workspace(Setup(task, recipe.make_method(), recipe.training, recipe.seed, recipe.wire))
         wire, received = workspace.setup.codec, Message(workspace.downward())
         up, down = wire.encode_up(Message(workspace.sent), received, {})[0], wire.encode_down(received)
+        if recipe.secure is not None:
+            up = Contribution(recipe.secure, recipe.privacy, recipe.make_method(), up.signature).example()
         ledger = self.ledger(recipe, workspace)
         client = next(c for c, samples in enumerate(task.federation.train) if len(samples))
         for round in range(1, rounds + 1):

@@ -22,7 +22,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
 from fedloom.core.errors import RunError, UserError
-from fedloom.deploy.certificates import read_public_key
+from fedloom.deploy.certificates import PublicKey
 from fedloom.deploy.terms import FederationTerms
 
 
@@ -60,20 +60,19 @@ class Control:
 
     def __init__(self, folder: Path, client: ControlHttpClient):
         self.folder, self._client = folder, client
-        self.federation = FederationTerms.load(folder)
 
-    def register(self) -> dict[int, str]:
-        """Register the keys of all organisations; only these organisations can connect.
+    def register(self, name: str, key: PublicKey) -> int:
+        """Register the key of an organisation, which can then connect.
+
+        Args:
+            name: Name of the organisation.
+            key: Its public key.
 
         Returns:
-            The organisations' names by Flower's node id.
+            Flower's id of its node.
         """
-        nodes = {}
-        for name in self.federation.organisations:
-            key = read_public_key(self.folder / "organisations" / f"{name}.pub")
-            encoded = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-            nodes[self._client.RegisterNode(RegisterNodeRequest(public_key=encoded, name=name)).node_id] = name
-        return nodes
+        encoded = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        return int(self._client.RegisterNode(RegisterNodeRequest(public_key=encoded, name=name)).node_id)
 
     def start(self, run: str, *, wait: float, timeout: float) -> int:
         """Start a run whose recipe is stored in the folder.

@@ -1,8 +1,9 @@
 """Flower as an engine: each job goes to its organisation, and results are returned in the order of the jobs."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from flwr.app import MessageType
@@ -11,11 +12,12 @@ from fedloom.core.failures import Failure
 from fedloom.core.job import Job, Result
 from fedloom.core.message import MessageError, is_count, refuse_unless
 from fedloom.core.scores import Scores
+from fedloom.core.setup import Setup
 from fedloom.core.state import State
-from fedloom.core.workspace import Setup
 from fedloom.deploy.fleet import Fleet, PendingRequest, reported
 from fedloom.engines import Engine, EngineSettings
 from fedloom.experiment.logging import LOGGER
+from fedloom.trust.secure.protocol import Stage
 
 HEADER = 2**20
 ROUND = "round"
@@ -43,7 +45,37 @@ class Flower(Engine):
     ):
         super().__init__(setup, settings)
         self.fleet, self.needed, self.wait, self.timeout = fleet, needed, wait, timeout
+        self._shares: dict[int, str] = {}
         self._limit = HEADER + 3 * sum(t.numel() * t.element_size() for t in self.server_workspace.sent.values())
+
+    @property
+    def scope(self) -> tuple[str, str]:
+        """Name of the run, and hash of the recipe."""
+        return self.fleet.scope
+
+    def ask(self, stage: Stage, round: int, requests: Mapping[int, bytes]) -> dict[int, bytes | Failure]:
+        """Send requests of secure aggregation to organisations, and return their answers."""
+        if stage == "keys":  # the first request of a round
+            self.fleet.wait_for(self.needed, self.needed, self.wait)
+        about = {"what": "secure", "stage": stage, "round": round}
+        asked = [self.fleet.send(c, about, body, MessageType.QUERY, self.timeout) for c, body in requests.items()]
+        return {one.client: self._answer(one) for one in asked}
+
+    def _answer(self, asked: PendingRequest) -> bytes | Failure:
+        answer = self.fleet.receive(asked, HEADER)
+        if isinstance(answer, Failure):
+            return answer
+        try:
+            if answer[0].get("what") == "result" and (failure := Result.from_bytes(answer[1]).error):
+                return reported(failure)
+            refuse_unless(answer[0].get("what") == "secure", "it does not answer a request of secure aggregation")
+        except MessageError as error:
+            return Failure("invalid", str(error))
+        return answer[1]
+
+    def relay(self, client: int, body: bytes) -> None:
+        """Send shares of secure aggregation with the organisation's next training job."""
+        self._shares[client] = body.decode()
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Send all jobs, then receive the results one by one; Flower stores results that arrive earlier."""
@@ -55,7 +87,9 @@ class Flower(Engine):
     def _send(self, job: Job) -> PendingRequest:
         client = job.clients[0] if job.kind == "global" else job.client
         accepted = None if job.memory is None else int(job.memory[ROUND])
-        about = {"what": "job", "round": job.round, "accepted": accepted}
+        about: dict[str, Any] = {"what": "job", "round": job.round, "accepted": accepted}
+        if job.kind == "update" and client in self._shares:
+            about["secure"] = self._shares.pop(client)
         kind = MessageType.TRAIN if job.kind == "update" else MessageType.EVALUATE
         return self.fleet.send(client, about, replace(job, memory=None).to_bytes(), kind, self.timeout)
 
@@ -91,7 +125,7 @@ class Flower(Engine):
         if not result.scores:
             LOGGER.info(f"round {job.round}: client {client} did not share an evaluation result")
         for scores in result.scores:
-            _check_scores(scores, client, self.setup.task.classes)
+            _check_scores(scores, client, self.setup.task.classes, self.fleet.recipe.evaluation.wanted)
             declared = len(self.fleet.test[client])
             refuse_unless(sum(scores.total) == declared, f"the organisation joined with {declared} test samples")
         return replace(result, message=None)
@@ -117,7 +151,7 @@ def _together(job: Job, results: list[Result]) -> Result:
     )
 
 
-def _check_scores(scores: Scores, client: int, classes: int) -> None:
+def _check_scores(scores: Scores, client: int, classes: int, wanted: Sequence[str] = ()) -> None:
     refuse_unless(scores.client == client, f"its scores are for client {scores.client!r:.20}, not {client}")
     for counts in (scores.right, scores.total):
         right = isinstance(counts, list) and len(counts) in (1, classes) and all(map(is_count, counts))
@@ -125,5 +159,9 @@ def _check_scores(scores: Scores, client: int, classes: int) -> None:
     refuse_unless(len(scores.right) == len(scores.total), "its scores do not match the tested classes")
     fewer = all(r <= t for r, t in zip(scores.right, scores.total, strict=True))
     refuse_unless(fewer, "its scores have more correct predictions than test samples")
-    refuse_unless(not scores.metrics, "it contains figures of an evaluation that no deployment asks for")
-    refuse_unless(scores.loss is None, "it contains the loss of an evaluation, which must stay private")
+    for name, value in scores.metrics.items():
+        refuse_unless(name in wanted, f"it contains the figure {name!r:.30}, which the recipe does not ask for")
+        refuse_unless(value is None or 0 <= value <= 1, f"its figure {name} is not between 0 and 1")
+    if scores.loss is not None:
+        refuse_unless("loss" in wanted, "it contains the loss of an evaluation, which the recipe does not ask for")
+        refuse_unless(0 <= scores.loss < math.inf, "the loss of its evaluation is not a number from 0")

@@ -1,7 +1,6 @@
 """Organisations behind Flower's grid: which are online, how many samples each has, and requests to them."""
 
 import json
-import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, get_args
 
 from flwr.app import Message as Parcel
 from flwr.app import MessageType
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedloom.config.recipe import Recipe
@@ -18,9 +18,10 @@ from fedloom.core.failures import Failure, FailureKind, RoundError
 from fedloom.core.job import Result
 from fedloom.core.message import LIMIT, MessageError, is_count, refuse_unless
 from fedloom.deploy.certificates import Key, PublicKey
+from fedloom.deploy.events import EventLog
 from fedloom.deploy.sealing import name_of, opened, sealed
 from fedloom.deploy.tasks import samples_elsewhere
-from fedloom.deploy.terms import FederationTerms, fingerprint, protocol_versions, refuse_other_versions
+from fedloom.deploy.terms import FederationTerms, VersionError, fingerprint, protocol_versions, refuse_other_versions
 
 JOIN_SECONDS = 120.0
 """Seconds that an organisation has to answer a request to join."""
@@ -28,7 +29,10 @@ POLL_SECONDS = 0.3
 REFRESH_SECONDS = 5.0
 MOST_SAMPLES = 10**9
 """Largest number of samples that an organisation may declare."""
-log = logging.getLogger("fedloom")
+GONE = (ErrorCode.NODE_UNAVAILABLE, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+"""Flower's errors for a node without heartbeats, and for a message that was lost with it."""
+REASONS = ("version", "code", "consent", "limits", "message", "error")
+"""Reasons of an organisation that refuses a request."""
 
 
 @dataclass
@@ -59,6 +63,7 @@ class Fleet:
         key: The coordinator's private key.
         recipe: The recipe of the run.
         run: Name of the run.
+        events: Log for joins, refusals, requests and answers; by default none.
     """
 
     def __init__(
@@ -70,7 +75,9 @@ class Fleet:
         key: Key,
         recipe: Recipe,
         run: str,
+        events: EventLog | None = None,
     ):
+        self._events = events or EventLog(None)
         self.grid, self.federation, self.recipe, self.run = grid, federation, recipe, run
         self._node_of = {client: node for node, client in nodes.items()}
         self._keys, self._key = keys, key
@@ -80,6 +87,11 @@ class Fleet:
         self._joined: dict[int, int] = {}
         self._here: dict[int, str] = {}
         self._refused: dict[int, float] = {}
+
+    @property
+    def scope(self) -> tuple[str, str]:
+        """Name of the run, and hash of the recipe."""
+        return self.run, self._terms
 
     def gather(self) -> list[int]:
         """Let online organisations join that have not joined yet, and remove those that have gone offline.
@@ -94,17 +106,21 @@ class Fleet:
         late = monotonic() - JOIN_SECONDS
         new = [c for c in present if c not in self._joined and self._refused.get(c, late) <= late]
         body = json.dumps(self.recipe.resolved()).encode() if new else b""
-        asked = [self.send(c, {"what": "join"}, body, MessageType.QUERY, JOIN_SECONDS, joining=True) for c in new]
+        about = {"what": "join", "organisations": list(self.federation.organisations)}
+        asked = [self.send(c, about, body, MessageType.QUERY, JOIN_SECONDS, joining=True) for c in new]
         for one in asked:
             answer = self.receive(one)
             failure = answer if isinstance(answer, Failure) else self._admit(one.client, *answer)
             name = self.federation.organisations[one.client]
             if failure is None:
                 self._joined[one.client] = one.node
-                log.info(f"{name} has joined, with {len(self.train[one.client])} training samples")
-            else:
+                samples = {"train": len(self.train[one.client]), "test": len(self.test[one.client])}
+                self._events.add("joined", name, run=self.run, **samples)
+            elif not isinstance(answer, Failure):
                 self._refused[one.client] = monotonic()
-                log.warning(f"{name} did not join: {failure.why}")
+                self._events.add("refused", name, reason=_reason(answer[0]), why=failure.why, run=self.run)
+            elif failure.kind != "dropped":  # an organisation that went offline is asked again as soon as it is back
+                self._refused[one.client] = monotonic()
         return sorted(self._joined)
 
     def _refresh_nodes(self) -> None:
@@ -164,6 +180,8 @@ class Fleet:
         found = list(self.grid.push_messages([parcel]))
         if not found or not found[0]:
             return PendingRequest(client, failure=Failure("dropped", "Flower did not accept the message"))
+        what = {"asked": about.get("what"), "kind": str(kind), "round": about.get("round"), "bytes": len(body)}
+        self._events.add("request", self.federation.organisations[client], run=self.run, **what)
         return PendingRequest(client, node, self._here[node], found[0], name_of(content), monotonic() + seconds)
 
     def receive(self, asked: PendingRequest, limit: int = LIMIT) -> tuple[dict[str, Any], bytes] | Failure:
@@ -176,6 +194,16 @@ class Fleet:
         Returns:
             The header and body of the answer, or a failure.
         """
+        answer = self._wait(asked, limit)
+        name = self.federation.organisations[asked.client]
+        if isinstance(answer, Failure):
+            self._events.add("failed", name, reason=answer.kind, why=answer.why, run=self.run)
+        else:
+            what = str(answer[0].get("what"))[:20]
+            self._events.add("answer", name, run=self.run, answered=what, bytes=len(answer[1]))
+        return answer
+
+    def _wait(self, asked: PendingRequest, limit: int) -> tuple[dict[str, Any], bytes] | Failure:
         if asked.failure is not None:
             return asked.failure
         next_refresh = monotonic() + REFRESH_SECONDS
@@ -195,6 +223,8 @@ class Fleet:
 
     def _read(self, reply: Parcel, asked: PendingRequest, limit: int) -> tuple[dict[str, Any], bytes] | Failure:
         if reply.has_error():
+            if reply.error.code in GONE:
+                return Failure("dropped", "the organisation went offline before it answered")
             return Failure("died", f"Flower reports: {reply.error.reason or f'error {reply.error.code}'}"[:300])
         try:
             about, body = opened(reply.content, self._keys[asked.client], limit)
@@ -227,6 +257,16 @@ class Fleet:
             return Failure("invalid", why)
         self.train[client], self.test[client] = samples_elsewhere(train), samples_elsewhere(test)
         return None
+
+
+def _reason(about: dict[str, Any]) -> str:
+    """Return one word for why an organisation did not join."""
+    try:
+        refuse_other_versions(about.get("versions", protocol_versions()))
+    except VersionError as error:
+        return error.reason
+    found = about.get("reason")
+    return found if isinstance(found, str) and found in REASONS else "invalid"
 
 
 def reported(failure: Failure) -> Failure:

@@ -2,9 +2,8 @@
 
 import re
 import secrets
+import shutil
 from pathlib import Path
-
-import yaml
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
@@ -18,10 +17,10 @@ from fedloom.deploy.certificates import (
     write_secret,
     write_tls_key,
 )
-from fedloom.deploy.terms import FederationTerms, deployable
+from fedloom.deploy.deployable import deployable
+from fedloom.deploy.secure import MEMBERS
+from fedloom.deploy.terms import FederationTerms
 
-DAYS = 365
-"""Validity of certificates in days."""
 APP = '''"""Flower app: runs fedloom.deploy.server at the server. Organisations run their installed fedloom instead."""
 
 from flwr.clientapp import ClientApp
@@ -56,7 +55,7 @@ exec fedloom deploy server --folder "$(dirname "$0")" "$@"
 """
 CLIENT_SCRIPT = """#!/bin/sh
 # Joins the federation with the images in a folder: ./start.sh --data FOLDER
-# If the connection ends, it reconnects after 1, 2, 4, … 30 seconds.
+# If the connection ends, it reconnects within seconds after the server can be reached.
 exec fedloom deploy client --folder "$(dirname "$0")" "$@"
 """
 
@@ -83,7 +82,7 @@ def like(source: str) -> tuple[tuple[str, ...], tuple[int, int, int]]:
         source: A dataset whose classes and image shape all organisations have.
     """
     found = load(source)
-    channels, height, width = found.images.shape[1:]
+    channels, height, width = found.inputs.shape[1:]
     return found.classes, (channels, height, width)
 
 
@@ -104,19 +103,18 @@ def write_federation(folder: Path, federation: FederationTerms, recipe: Recipe) 
     if not re.fullmatch(r"[A-Za-z0-9.:-]{1,253}", federation.host):
         raise UserError(f"--host {federation.host}: must be a host name such as fl.example.org, or an IP address")
     for name in federation.organisations:
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,60}", name):
-            raise UserError(f"--organisations {name}: must be letters, digits, dots, dashes and underscores")
+        check_organisation(name)
     if len(set(federation.organisations)) < len(federation.organisations):
         raise UserError("--organisations: a name occurs twice; use different names")
     try:
         folder.mkdir(mode=0o700, parents=True)
     except FileExistsError:
         raise UserError(f"'{folder}' already exists: choose another folder (keys are never overwritten)") from None
-    authority = make_authority(federation.name, DAYS)
+    authority = make_authority(federation.name)
     server = folder / "server"
     server.mkdir(mode=0o700)
     write_tls_key(folder / "ca.key", authority[0])
-    key, certificate = make_server_certificate(authority, federation.host, DAYS)
+    key, certificate = make_server_certificate(authority, federation.host)
     write_tls_key(server / "server.key", key)
     write_certificate(server / "server.pem", certificate)
     write_key_pair(server, "coordinator", new_key())
@@ -126,21 +124,39 @@ def write_federation(folder: Path, federation: FederationTerms, recipe: Recipe) 
     (server / "app" / "fedloom_app.py").write_text(APP, encoding="utf-8")
     (server / "organisations").mkdir()
     _script(server, SERVER_SCRIPT.format(port=federation.port))
-    places = [server]
+    write_certificate(server / "ca.pem", authority[1])
+    federation.save(server)
+    (server / "recipe.yaml").write_text(recipe.with_(out=None).to_yaml(), encoding="utf-8")
     for name in federation.organisations:
         place = folder / "organisations" / name
-        place.mkdir(mode=0o700, parents=True)
+        write_organisation(place, name, federation, server)
         write_key_pair(place, "node", new_key())
-        (place / "organisation").write_text(name + "\n", encoding="utf-8")
-        (place / "coordinator.pub").write_bytes((server / "coordinator.pub").read_bytes())
         (server / "organisations" / f"{name}.pub").write_bytes((place / "node.pub").read_bytes())
-        _script(place, CLIENT_SCRIPT)
-        places.append(place)
-    for place in places:
-        write_certificate(place / "ca.pem", authority[1])
-        values = federation.model_dump(mode="json")
-        (place / "federation.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-        (place / "recipe.yaml").write_text(recipe.with_(out=None).to_yaml(), encoding="utf-8")
+    for name in federation.organisations:  # for secure aggregation: keys that come from the server would prove nothing
+        shutil.copytree(server / "organisations", folder / "organisations" / name / MEMBERS)
+
+
+def check_organisation(name: str) -> None:
+    """Raise UserError unless a name can be that of an organisation, which is also the name of files."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,60}", name):
+        raise UserError(f"--organisations {name}: must be letters, digits, dots, dashes and underscores")
+
+
+def write_organisation(place: Path, name: str, federation: FederationTerms, server: Path) -> None:
+    """Create the folder of an organisation, without its key.
+
+    Args:
+        place: The folder to create.
+        name: Name of the organisation.
+        federation: The terms of the federation.
+        server: The server's folder, from which recipe, CA certificate and the coordinator's key are copied.
+    """
+    place.mkdir(mode=0o700, parents=True)
+    (place / "organisation").write_text(name + "\n", encoding="utf-8")
+    for file in ("ca.pem", "coordinator.pub", "recipe.yaml"):
+        (place / file).write_bytes((server / file).read_bytes())
+    federation.save(place)
+    _script(place, CLIENT_SCRIPT)
 
 
 def _script(folder: Path, text: str) -> None:

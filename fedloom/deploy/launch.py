@@ -37,13 +37,16 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def process(script: str, *arguments: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def process(
+    script: str, *arguments: str, folder: Path, grace: float = GRACE_SECONDS
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a script of this package as a process, and end it when the context is left.
 
     Args:
         script: Name of the script, without `.py`; also of its log.
         arguments: Arguments of the script.
         folder: Folder for the log and for Flower's files.
+        grace: Seconds that the process has to end before it is killed.
 
     Yields:
         The process.
@@ -57,7 +60,7 @@ def process(script: str, *arguments: str, folder: Path) -> Iterator[subprocess.P
     try:
         yield child
     finally:
-        end(child)
+        end(child, grace)
 
 
 def end(child: subprocess.Popen[bytes], grace: float = GRACE_SECONDS) -> None:

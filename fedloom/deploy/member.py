@@ -5,6 +5,7 @@ import json
 import logging
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,36 @@ from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.failures import Failure
 from fedloom.core.job import ENCODED, Job, Result
-from fedloom.core.message import Message, MessageError, Signature, is_count, refuse_unless
+from fedloom.core.message import Message, MessageError, Signature, is_count, refuse_unless, signature
+from fedloom.core.metrics import refuse_undefined
+from fedloom.core.setup import Setup
 from fedloom.core.state import serialisable
 from fedloom.core.task import Task
-from fedloom.core.workspace import Setup
+from fedloom.deploy.audit import asked, reason_of, what_left
 from fedloom.deploy.certificates import read_key, read_public_key
 from fedloom.deploy.consent import Consent, RefusalError, RequestLog, UpdateCounter
 from fedloom.deploy.evaluation import EvaluationLog, EvaluationRequest, EvaluationTerms, evaluations_of
+from fedloom.deploy.events import AUDIT, EventLog
 from fedloom.deploy.limits import JobLimits, LimitError, TimeLimitError
+from fedloom.deploy.member_ledger import MemberLedger, note_error
 from fedloom.deploy.memory import RoundMemory
+from fedloom.deploy.secure import RegisteredKeys, SecureMember, UnmaskedSums, contribution_of
 from fedloom.deploy.tasks import own_images, own_task
-from fedloom.deploy.terms import FederationTerms, fingerprint, is_run, protocol_versions, refuse_other_versions
+from fedloom.deploy.terms import (
+    FederationTerms,
+    VersionError,
+    fingerprint,
+    is_run,
+    protocol_versions,
+    refuse_other_versions,
+)
 from fedloom.engines import Engine, EngineSettings, make_engine
 from fedloom.experiment.files import write_whole
-from fedloom.trust.ledger import Ledger
-from fedloom.trust.ledger_file import FILE as LEDGER
+from fedloom.trust.secure.contribution import Contribution
 
 KINDS = ("update", "evaluate", "global")
 """Kinds of jobs that a client does. `generalise`, which needs the data of several clients, is not among them."""
+ORGANISATIONS = "organisations"
 log = logging.getLogger("fedloom")
 
 
@@ -45,6 +58,8 @@ class _Agreed:
     """Names, shapes and dtypes of the server's state."""
     packed: Signature
     """Names, shapes and dtypes of the server's state as encoded for training jobs."""
+    contribution: Contribution | None
+    """How this organisation adds to a sum, with secure aggregation."""
 
 
 class Member:
@@ -75,12 +90,15 @@ class Member:
         self._engine = engine or EngineSettings()
         self._images, self.what_images = own_images(data, self.federation)
         self.seen = RequestLog(folder)
+        self.audit = EventLog(folder / AUDIT)
+        self._left: dict[str, Any] = {}
         self._answered, self._evaluations = UpdateCounter(folder), EvaluationLog(folder)
+        self._secure = SecureMember(self.number, RegisteredKeys(folder, self.federation, self.key))
         self._agreed: dict[str, _Agreed] = {}
 
-    def task(self, recipe: Recipe) -> Task:
-        """Return this organisation's part of a recipe's task."""
-        return own_task(recipe, self.federation, self.number, self._images, self.consent.recipe)
+    def task(self, recipe: Recipe, federation: FederationTerms | None = None) -> Task:
+        """Return this organisation's part of a recipe's task, in its federation or a later state of it."""
+        return own_task(recipe, federation or self.federation, self.number, self._images, self.consent.recipe)
 
     def answer(self, about: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         """Answer a request.
@@ -94,25 +112,35 @@ class Member:
         Returns:
             The header and the body of the answer.
         """
+        self._left = {}
         try:
             self._refuse_others(about)
             if about.get("what") == "join":
-                return self._join(about, body)
-            return {"what": "result"}, self._work(about, body).to_bytes()
-        except (RefusalError, MessageError, LimitError) as refusal:
-            late = isinstance(refusal, TimeLimitError)
+                header, content = self._join(about, body)
+            elif about.get("what") == "secure":
+                header, content = {"what": "secure"}, self._aggregate(about, body)
+            else:
+                header, content = {"what": "result"}, self._work(about, body).to_bytes()
+            decision, why = "answered", None
+        except (RefusalError, MessageError, LimitError, VersionError) as refusal:
+            late, reason = isinstance(refusal, TimeLimitError), reason_of(refusal)
             failure = Failure("timed_out" if late else "dropped", f"{self.name} refuses: {refusal}")
-            log.warning(failure.why)
+            header, decision, why = {"what": "result", "reason": reason}, f"refused ({reason})", str(refusal)
         except Exception as error:
             failure = self._reported(Failure.of(error))
-        self._note_error(about, failure)
-        return {"what": "result"}, Result(self.number, error=failure).to_bytes()
+            header, decision, why = {"what": "result", "reason": "error"}, "failed", failure.why
+        if why is not None:
+            if about.get("what") in ("job", "secure"):
+                note_error(self.folder, about, self.number, failure.why)
+            content = Result(self.number, error=failure).to_bytes()
+        self.audit.add(
+            "request", "server", **asked(about), decision=decision, why=why, left=self._left or None,
+            bytes_received=len(body), bytes_sent=len(content),
+        )  # fmt: skip
+        return header, content
 
     def _refuse_others(self, about: dict[str, Any]) -> None:
-        try:
-            refuse_other_versions(about.get("versions"))
-        except UserError as error:
-            raise RefusalError(str(error)) from None
+        refuse_other_versions(about.get("versions"))
         refuse_unless(about.get("to") == self.number, f"it is for client {about.get('to')!r:.20}, not for this client")
 
     def _reported(self, failure: Failure) -> Failure:
@@ -127,7 +155,9 @@ class Member:
         """Agree to a recipe, and return the numbers of samples."""
         try:
             values = json.loads(body)
-            self.consent.check_names(values, str(about.get("recipe")), self.federation)
+            stated = about.get("organisations", list(self.federation.organisations))
+            federation = self.federation.with_organisations(stated)
+            self.consent.check_names(values, str(about.get("recipe")), federation)
             values.pop("engine", None)  # each party chooses its own engine
             recipe = Recipe.parse(values)
         except RefusalError:
@@ -136,22 +166,31 @@ class Member:
             raise RefusalError(str(error)) from None
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise MessageError(f"the message is refused: it contains no valid recipe ({error!s:.80})") from None
-        self.consent.check(recipe, self.federation, self._answered.count)
+        self.consent.check(recipe, federation, self._answered.count)
         self.consent.limits.check(recipe, self.task(recipe))
-        agreed = fingerprint(recipe, self.federation)
+        self._refuse_undefined(recipe)
+        agreed = fingerprint(recipe, federation)
         if about.get("recipe") != agreed:
             raise RefusalError(
                 f"the recipe's hash is {about.get('recipe')!r:.20} at the server and '{agreed[:16]}…' here"
             )
         path = self._agreed_path(agreed)
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, json.dumps(values).encode(), private=True)
+        write_whole(path, json.dumps(values | {ORGANISATIONS: stated}).encode(), private=True)
         held = self._ready(agreed).engine.setup.task.federation
         test = len(held.test[self.number])
         if why := self.consent.evaluation.withheld(test):
             log.warning(f"evaluation results are not shared: {why}")
         numbers = {"train": len(held.train[self.number]), "test": 0 if why else test}
+        self._left = {f"number of {name} samples": number for name, number in numbers.items()}
         return {"what": "joined", "versions": protocol_versions()} | numbers, b""
+
+    def _refuse_undefined(self, recipe: Recipe) -> None:
+        names = [name for name in recipe.evaluation.wanted if name != "loss"]
+        try:
+            refuse_undefined(names, classes=len(self.federation.classes), multilabel=False)
+        except UserError as error:
+            raise RefusalError(str(error)) from None
 
     def _agreed_path(self, agreed: str) -> Path:
         """Return the file of an agreed recipe, which a restarted client continues to use."""
@@ -161,14 +200,21 @@ class Member:
         if agreed not in self._agreed:
             if not re.fullmatch("[0-9a-f]{64}", agreed) or not self._agreed_path(agreed).exists():
                 raise RefusalError("this recipe was not agreed on")
-            recipe = Recipe.parse(json.loads(self._agreed_path(agreed).read_bytes()))
+            values = json.loads(self._agreed_path(agreed).read_bytes())
+            federation = self.federation.with_organisations(values.pop(ORGANISATIONS))
+            recipe = Recipe.parse(values)
             self.close()  # one recipe at a time, so that a server cannot fill the memory with agreed recipes
-            setup = Setup(self.task(recipe), recipe.make_method(), recipe.training, recipe.seed, recipe.wire)
+            metrics = self.consent.evaluation.computed(recipe.evaluation.wanted)
+            setup = Setup(
+                self.task(recipe, federation), recipe.make_method(), recipe.training, recipe.seed, recipe.wire,
+                metrics=metrics, cache_features=True,
+            )  # fmt: skip
             with self.consent.limits.enforced(interruptible=True):
                 engine = make_engine(setup, self._engine)
                 state = Message(engine.server_workspace.downward())
                 packed = setup.codec.encode_down(state).signature
-            self._agreed[agreed] = _Agreed(recipe, engine, state.signature, packed)
+            contribution = contribution_of(recipe, signature(engine.server_workspace.sent))
+            self._agreed[agreed] = _Agreed(recipe, engine, state.signature, packed, contribution)
         return self._agreed[agreed]
 
     def _work(self, about: dict[str, Any], body: bytes) -> Result:
@@ -181,14 +227,33 @@ class Member:
             result = self._evaluate(agreed, job, request)
         else:
             self.consent.check(agreed.recipe, self.federation, self._answered.count)
+            if agreed.contribution is not None:
+                self._secure.receive(about, job)
             self._answered.add()
             result = self._run(agreed, job)
+            if agreed.contribution is not None:
+                received = agreed.engine.setup.codec.decode_down(job.message, agreed.engine.server_workspace.initial)
+                result = self._secure.masked(result, agreed.contribution, received)
             if result.error is None:
                 assert result.memory is not None
                 assert result.message is not None
                 memory.keep(job.round, result.memory, accepted)
-        self._note(run, agreed, job, result)
+        shares = len(str(about["secure"])) if agreed.contribution is not None and job.kind == "update" else None
+        self._ledger_of(run, agreed).note(job, result, shares)
+        self._left = what_left(result)
         return replace(result, memory=None, personal=None)
+
+    def _aggregate(self, about: dict[str, Any], body: bytes) -> bytes:
+        """Answer a request of secure aggregation, outside of a job."""
+        agreed, run, round = self._ready(str(about.get("recipe"))), about.get("run"), about.get("round")
+        refuse_unless(is_run(run) and is_count(round), "it has no valid run name or round")
+        if about.get("stage") == "keys":
+            self.consent.check(agreed.recipe, self.federation, self._answered.count)
+        sums = UnmaskedSums(self._place(str(run)) / "secure.json")
+        answer = self._secure.answer(about, body, agreed.recipe, sums)
+        self._ledger_of(str(run), agreed).note_aggregation(int(str(round)), body, answer)
+        self._left = {"secure aggregation": len(answer)}
+        return answer
 
     def _run(self, agreed: _Agreed, job: Job) -> Result:
         """Run a job within the limits of the consent."""
@@ -225,7 +290,7 @@ class Member:
             write_whole(place, save(serialisable(result.personal)), private=True)
         if why is not None or result.error is not None:
             return replace(result, scores=[])
-        answer = terms.shared(result.scores[0])
+        answer = terms.shared(result.scores[0], agreed.recipe.evaluation.wanted)
         self._evaluations.add(request, answer)
         return replace(result, scores=[answer])
 
@@ -257,34 +322,10 @@ class Member:
         place.mkdir(parents=True, exist_ok=True)
         return place
 
-    def _note(self, run: str, agreed: _Agreed, job: Job, result: Result) -> None:
-        """Record a job in the organisation's ledger, so that it need not rely on the server's."""
-        path = self._place(run) / LEDGER
-        if path.exists():
-            ledger = Ledger.from_json(json.loads(path.read_text(encoding="utf-8")))
-        else:
-            ledger = self.consent.ledger(agreed.recipe, agreed.engine.server_workspace)
-        ledger.add("down", job.round, self.number, job.message, "training" if job.kind == "update" else "evaluation")
-        if result.message is not None:
-            ledger.add("up", job.round, self.number, result.message)
-        for scores in result.scores:
-            ledger.add_scores(job.round, scores)
-        if result.error is not None:
-            ledger.add_error(job.round, self.number, result.error.why)
-        self._write_ledger(path, ledger)
-
-    def _note_error(self, about: dict[str, Any], failure: Failure) -> None:
-        """Record a refused or failed request in the ledger of its run, if that exists."""
-        run, round = about.get("run"), about.get("round")
-        path = self.folder / "runs" / str(run) / LEDGER
-        if about.get("what") == "job" and is_run(run) and is_count(round) and path.exists():
-            ledger = Ledger.from_json(json.loads(path.read_text(encoding="utf-8")))
-            ledger.add_error(int(round), self.number, failure.why)  # type: ignore[arg-type]
-            self._write_ledger(path, ledger)
-
-    @staticmethod
-    def _write_ledger(path: Path, ledger: Ledger) -> None:
-        write_whole(path, (json.dumps(ledger.to_json(), indent=1) + "\n").encode(), private=True)
+    def _ledger_of(self, run: str, agreed: _Agreed) -> MemberLedger:
+        """Return this organisation's ledger of a run."""
+        empty = partial(self.consent.ledger, agreed.recipe, agreed.engine.server_workspace)
+        return MemberLedger(self._place(run), self.number, empty)
 
     def close(self) -> None:
         """Release the resources of the engines."""
@@ -303,6 +344,7 @@ def load_member(
     evaluation: EvaluationTerms | None = None,
     limits: JobLimits | None = None,
     device: str = "auto",
+    secure_only: bool = False,
 ) -> Member:
     """Load an organisation from its folder, with the consent given by the arguments.
 
@@ -316,6 +358,7 @@ def load_member(
         evaluation: What is shared of an evaluation.
         limits: Limits of a job.
         device: `auto`, `cpu` or `cuda`.
+        secure_only: Whether only recipes with secure aggregation may run.
 
     Returns:
         The organisation, ready to answer requests.
@@ -335,5 +378,5 @@ def load_member(
     recipe = Recipe.load(folder / "recipe.yaml")
     answers = evaluations_of(recipe) if max_evaluations is None else max_evaluations
     terms = replace(evaluation or EvaluationTerms(), answers=answers)
-    consent = Consent(recipe, methods, max_rounds, terms, limits or JobLimits())
+    consent = Consent(recipe, methods, max_rounds, terms, limits or JobLimits(), secure_only)
     return Member(folder, data, consent, settings)

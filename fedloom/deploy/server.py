@@ -10,13 +10,15 @@ from flwr.serverapp import Grid, ServerApp
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.deploy.certificates import read_key, read_public_key
+from fedloom.deploy.deployable import deployable
 from fedloom.deploy.engine import Flower
+from fedloom.deploy.events import SERVER, EventLog
 from fedloom.deploy.fleet import Fleet
 from fedloom.deploy.launch import FOLDER
+from fedloom.deploy.logs import log_with_times
 from fedloom.deploy.serving import CODE
 from fedloom.deploy.tasks import task_elsewhere
-from fedloom.deploy.terms import FederationTerms, deployable
-from fedloom.experiment.logging import LOGGER
+from fedloom.deploy.terms import FederationTerms
 from fedloom.experiment.loop import Experiment
 
 server_app = ServerApp()
@@ -25,6 +27,7 @@ server_app = ServerApp()
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run one experiment; its name and timeouts are in Flower's run configuration."""
+    log_with_times()
     wait, timeout = (float(context.run_config[name]) for name in ("wait", "timeout"))
     run(grid, Path(os.environ[FOLDER]), str(context.run_config["run"]), wait=wait, timeout=timeout)
 
@@ -39,13 +42,15 @@ def run(grid: Grid, folder: Path, name: str, *, wait: float, timeout: float) -> 
         wait: Seconds to wait for organisations.
         timeout: Seconds that an organisation has for an answer.
     """
-    federation = FederationTerms.load(folder)
+    federation = FederationTerms.load(folder / "recipes" / f"{name}.federation")
     trusted_code.allow_hashes(json.loads((folder / "recipes" / f"{name}{CODE}").read_text(encoding="utf-8")))
     recipe = deployable(Recipe.load(folder / "recipes" / f"{name}.yaml"))
     names = federation.organisations
-    nodes = {int(node): names.index(one) for node, one in json.loads((folder / "nodes.json").read_text()).items()}
-    keys = {c: read_public_key(folder / "organisations" / f"{one}.pub") for c, one in enumerate(names)}
-    fleet = Fleet(grid, federation, nodes, keys, read_key(folder / "coordinator.key"), recipe, name)
+    registered = json.loads((folder / "nodes.json").read_text(encoding="utf-8")).items()
+    nodes = {int(node): names.index(one) for node, one in registered if one in names}
+    keys = {c: read_public_key(folder / "organisations" / f"{names[c]}.pub") for c in nodes.values()}
+    events = EventLog(folder / SERVER)
+    fleet = Fleet(grid, federation, nodes, keys, read_key(folder / "coordinator.key"), recipe, name, events)
     fleet.wait_for(len(nodes), recipe.training.min_clients, wait)
     experiment = Experiment(
         # Personal models stay with the clients. One checkpoint per round, so that clients need not keep older memory.
@@ -59,6 +64,8 @@ def run(grid: Grid, folder: Path, name: str, *, wait: float, timeout: float) -> 
         engine=lambda setup, settings: Flower(
             setup, settings, fleet, needed=recipe.training.min_clients, wait=wait, timeout=timeout
         ),
-        on_round=lambda record: LOGGER.info(f"round {record['round']} of {recipe.training.rounds}: {record}"),
+        on_round=lambda record: events.add(
+            "round", "server", run=name, round=record["round"], rounds=recipe.training.rounds
+        ),
     )
     experiment.run(resume=True)

@@ -1,97 +1,23 @@
-"""`fedloom deploy server`: runs Flower's SuperLink behind our access control and registers the organisations' keys."""
+"""Runs of a deployment: start, wait for the end, and resume after the server was restarted."""
 
 import json
-import signal
-import threading
-from collections.abc import Callable
-from ipaddress import ip_address
 from pathlib import Path
 from time import monotonic, sleep
 
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.errors import RunError, UserError
-from fedloom.deploy.certificates import LOOPBACK
+from fedloom.deploy.active import ActiveRun
 from fedloom.deploy.control import controlling
-from fedloom.deploy.launch import process
-from fedloom.deploy.terms import FederationTerms, deployable, is_run
+from fedloom.deploy.deployable import deployable
+from fedloom.deploy.terms import FederationTerms, is_run
 from fedloom.experiment.files import write_whole
+from fedloom.experiment.run_folder import finished
 
-START_SECONDS = 180.0
 CODE = ".code.json"
 """Ending of the file with the hashes of the Python files that a run's recipe names and the user allowed."""
-
-
-def loopback(host: str) -> bool:
-    """Whether an address is reachable only from this machine."""
-    try:
-        return host in LOOPBACK or ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def serve(
-    folder: Path, *, listen: str | None, control: str, have_proxy: bool, ready: Callable[[FederationTerms], None]
-) -> None:
-    """Run Flower's server until SIGINT or SIGTERM.
-
-    Args:
-        folder: The server's folder.
-        listen: Address for organisations; by default all interfaces, or loopback if the federation's host is loopback.
-        control: Address for control.
-        have_proxy: Whether an authenticating proxy protects a control address that is not loopback.
-        ready: Called when all organisations' keys are registered.
-
-    Raises:
-        UserError: If the control address is not loopback and `have_proxy` is false.
-        RunError: If Flower's server does not start, or ends unexpectedly.
-    """
-    federation = FederationTerms.load(folder)
-    if not loopback(control) and not have_proxy:
-        raise UserError(
-            f"--control {control}: anyone who can reach that port and has the token can start runs and register keys; "
-            "use 127.0.0.1 (reachable through an ssh tunnel), or put an authenticating proxy in front of it and pass "
-            "--i-have-a-proxy"
-        )
-    outside = listen or (federation.host if loopback(federation.host) else "0.0.0.0")
-    folder = folder.resolve()
-    arguments = (
-        "--listen", outside, "--listen-port", str(federation.port), "--token-file", str(folder / "control.token"),
-        "--keys", str(folder / "organisations"),
-        "--host", control, "--port", str(federation.control_port), "--enable-supernode-auth",
-        "--ssl-ca-certfile", str(folder / "ca.pem"), "--ssl-certfile", str(folder / "server.pem"),
-        "--ssl-keyfile", str(folder / "server.key"), "--isolation", "subprocess",
-        "--disable-runtime-dependency-installation",
-    )  # fmt: skip
-    asked = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: asked.set())
-    with process("superlink", *arguments, folder=folder) as link:
-        end, last = monotonic() + START_SECONDS, ""
-        while True:
-            if link.poll() is not None or monotonic() > end:
-                raise RunError(f"Flower's server did not start: see {folder}/superlink.log (is a port in use?) {last}")
-            try:
-                with controlling(folder, "127.0.0.1" if ip_unspecified(control) else control) as flower:
-                    nodes = flower.register()
-                break
-            except RunError as error:  # the server is not ready yet
-                last = str(error)
-                if asked.wait(0.3):
-                    return
-        write_whole(folder / "nodes.json", json.dumps(nodes).encode())
-        ready(federation)
-        while not asked.wait(0.5):
-            if link.poll() is not None:
-                raise RunError(f"Flower's server has ended unexpectedly: see {folder}/superlink.log")
-
-
-def ip_unspecified(host: str) -> bool:
-    """Whether an address is 0.0.0.0 or `::`, which clients cannot connect to."""
-    try:
-        return ip_address(host).is_unspecified
-    except ValueError:
-        return False
+ABSENT_SECONDS = 120.0
+"""Seconds that a server may be absent, because it is restarted, while somebody waits for a run."""
 
 
 def begin(folder: Path, recipe: Recipe, name: str, *, wait: float = 60.0, client_timeout: float = 600.0) -> int:
@@ -130,11 +56,17 @@ def begin(folder: Path, recipe: Recipe, name: str, *, wait: float = 60.0, client
         trusted = trusted_code.hashes(recipe.resolved())
         write_whole(folder / "recipes" / f"{name}{CODE}", json.dumps(trusted).encode())
         write_whole(folder / "recipes" / f"{name}.yaml", recipe.with_(out=None).to_yaml().encode())
-        return flower.start(name, wait=wait, timeout=client_timeout)
+        if not (folder / "runs" / name).exists():  # organisations that are added later take part in the next run
+            terms = folder / "recipes" / f"{name}.federation"
+            terms.mkdir(exist_ok=True)
+            FederationTerms.load(folder).save(terms)
+        number = flower.start(name, wait=wait, timeout=client_timeout)
+    ActiveRun(name, wait, client_timeout, number).save(folder)
+    return number
 
 
 def await_run(folder: Path, number: int, seconds: float | None = None) -> None:
-    """Wait until a run has ended.
+    """Wait until a run has ended; the server may be restarted meanwhile, and resumes the run.
 
     Args:
         folder: The server's folder.
@@ -145,9 +77,21 @@ def await_run(folder: Path, number: int, seconds: float | None = None) -> None:
         RunError: If the run failed, was stopped, or has not ended in time.
     """
     end = None if seconds is None else monotonic() + seconds
+    seen, name = monotonic(), None
     while end is None or monotonic() < end:
-        with controlling(folder) as flower:
-            state = next((run for run in flower.runs() if run.number == number), None)
+        active = ActiveRun.load(folder)
+        if active is not None and number in (active.number, *active.earlier):
+            number, name = active.number, active.run
+        try:
+            with controlling(folder) as flower:
+                state = next((run for run in flower.runs() if run.number == number), None)
+            seen = monotonic()
+            if state is None and active is None and name and finished(folder / "runs" / name):
+                return  # it ended while the server was restarted
+        except RunError:
+            if monotonic() - seen > ABSENT_SECONDS:
+                raise
+            state = None
         if state is not None and state.over:
             if state.outcome != "completed":
                 raise RunError(f"the run has ended ({state.outcome}): {state.details}; see {folder}/superlink.log")

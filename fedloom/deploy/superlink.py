@@ -2,98 +2,101 @@
 
 Flower serves two APIs on one port: the Fleet API, which organisations need, and the Control API, which starts runs and
 registers keys without authentication. Here the public port passes only requests to the Fleet API. The Control API has a
-separate port, on loopback by default, and requires the token in the server's folder. Flower reads a whole request
-before it checks keys; the public port checks them first, so that strangers cannot fill the memory.
+separate port, on loopback by default, and requires the token in the server's folder (`door.py`). Keys and the TLS
+certificate are read again when their files change, while connections and runs continue.
 This module is run as a script, so that the process does not import torch.
 """
 
 import argparse
 import asyncio
 import contextlib
-import hmac
+import json
+import logging
+import ssl
 import sys
-from base64 import b64decode
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
-from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.supercore.app_utils import start_parent_process_monitor
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-from flwr.supercore.primitives.asymmetric import verify_signature
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
 from flwr.superlink.main import create_app
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-PUBLIC = "/v1/fleet/"
-CONTROL = "/v1/control/"
+from fedloom.deploy.door import HELLO, App, Organisations, Receive, Scope, Send, door, respond, with_token
+from fedloom.deploy.events import CONTACTS, SERVER, EventLog
+from fedloom.deploy.logs import log_with_times
+from fedloom.experiment.files import write_whole
+
+TICK_SECONDS = 1.0
 
 
-def door(app: App, admits: Callable[[Scope], bool]) -> App:
-    """Wrap an app so that requests which `admits` rejects get status 404.
+def greeting(organisations: Organisations, app: App, is_ready: Callable[[bytes], bool]) -> App:
+    """Wrap an app so that clients can ask whether they may connect, at `HELLO`."""
 
-    A SuperNode gives up at 404; at 403 it would hang.
-    """
-
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and admits(scope)):
-            await app(scope, receive, send)
-        elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 404, "headers": []})
-            await send({"type": "http.response.body", "body": b"not here"})
+    async def with_greeting(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == HELLO:
+            status, answer = organisations.greet(scope, is_ready)
+            await respond(send, status, json.dumps(answer).encode())
         else:
-            await send({"type": "websocket.close"})
+            await app(scope, receive, send)
 
-    return guarded
-
-
-def registered(folder: Path) -> dict[bytes, EllipticCurvePublicKey]:
-    """Return the organisations' public keys, by the PEM text that SuperNodes send."""
-    keys = [load_ssh_public_key(path.read_bytes()) for path in folder.glob("*.pub")]
-    pem = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    return {key.public_bytes(*pem): key for key in keys if isinstance(key, EllipticCurvePublicKey)}
+    return with_greeting
 
 
-def organisations_only(keys: Mapping[bytes, EllipticCurvePublicKey]) -> Callable[[Scope], bool]:
-    """Return a check that admits Fleet API requests signed with one of these keys.
+class Watch:
+    """Watches the files of keys and certificate, and applies their changes.
 
-    Flower then checks that the key belongs to the node that sent the request.
+    Args:
+        folder: The server's folder.
+        organisations: The organisations at the public port.
+        link_state: Returns Flower's state.
+        servers: The servers that use the certificate.
     """
 
-    def admits(scope: Scope) -> bool:
-        given = dict(scope["headers"])
-        key, signature, time = (
-            given.get(name.lower().encode(), b"")
-            for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
-        )
-        try:
-            known = keys.get(b64decode(key, validate=True))
-            fits = known is not None and verify_signature(known, time, b64decode(signature, validate=True))
-        except ValueError:  # not base64
-            return False
-        return fits and str(scope["path"]).startswith(PUBLIC)
+    def __init__(
+        self,
+        folder: Path,
+        organisations: Organisations,
+        link_state: Callable[[], Any],
+        servers: Sequence[uvicorn.Server],
+    ):
+        self._folder, self._organisations, self._link_state, self._servers = folder, organisations, link_state, servers
+        self._keys, self._pair = self._stamps("organisations"), self._stamps("server.pem", "server.key")
+        self._contacts = ""
 
-    return admits
+    def tick(self) -> None:
+        """Apply changes since the last call, and store the last contacts."""
+        if (keys := self._stamps("organisations")) != self._keys:
+            self._keys = keys
+            for pem in self._organisations.reload():
+                node = self._link_state().get_node_id_by_public_key(pem)
+                if node is not None:
+                    self._link_state().deactivate_node(node)  # a running round need not wait for its heartbeats to end
+        if (pair := self._stamps("server.pem", "server.key")) != self._pair:
+            with contextlib.suppress(ssl.SSLError, OSError):  # one of both files is new: try again
+                for server in self._servers:
+                    if server.config.ssl is not None:
+                        server.config.ssl.load_cert_chain(self._folder / "server.pem", self._folder / "server.key")
+                self._pair = pair
+        self._organisations.note_lost()
+        contacts = json.dumps(self._organisations.contacts())
+        if contacts != self._contacts:
+            self._contacts = contacts
+            write_whole(self._folder / CONTACTS, contacts.encode())
+
+    def _stamps(self, *names: str) -> dict[str, int]:
+        """Return the modification times of files, and of the files in folders."""
+        paths = [self._folder / name for name in names]
+        files = [file for path in paths for file in (path.iterdir() if path.is_dir() else [path])]
+        found = {}
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                found[file.name] = file.stat().st_mtime_ns
+        return found
 
 
-def with_token(token: bytes) -> Callable[[Scope], bool]:
-    """Return a check that admits all requests, but requests to the Control API only with the token."""
-    expected = b"Bearer " + token
-
-    def admits(scope: Scope) -> bool:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        return not str(scope["path"]).startswith(CONTROL) or hmac.compare_digest(given, expected)
-
-    return admits
-
-
-async def serve(listen: str, port: int, token: bytes, keys: Mapping[bytes, EllipticCurvePublicKey]) -> None:
+async def serve(folder: Path, listen: str, port: int, versions: dict[str, str]) -> None:
     """Serve both ports until a signal."""
     config = _parse_superlink_lifespan_config()
     app = create_app(config, SuperLinkLifespan)
@@ -101,29 +104,56 @@ async def serve(listen: str, port: int, token: bytes, keys: Mapping[bytes, Ellip
         "ssl_keyfile": config.ssl_keyfile,
         "ssl_certfile": config.ssl_certfile,
         "log_level": "warning",
+        "log_config": None,
         "timeout_graceful_shutdown": 3,
     }
+    organisations = Organisations(folder / "organisations", EventLog(folder / SERVER), versions)
+
+    def link_state() -> Any:
+        return app.state.linkstate_factory.state()
+
+    def is_ready(pem: bytes) -> bool:
+        node = link_state().get_node_id_by_public_key(pem)
+        if node is not None:
+            # A client greets before it starts a SuperNode, so an earlier one has ended. Without this, Flower would
+            # refuse the new one until the heartbeats of the old one have timed out.
+            link_state().deactivate_node(node)
+        return node is not None
+
+    token = (folder / "control.token").read_bytes()
     inner = uvicorn.Server(uvicorn.Config(door(app, with_token(token)), host=config.host, port=config.port, **tls))
-    public_app = door(app, organisations_only(keys))
+    public_app = greeting(organisations, door(app, organisations.admits), is_ready)
     outer = uvicorn.Server(uvicorn.Config(public_app, host=listen, port=port, lifespan="off", **tls))
     outer.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     public = asyncio.create_task(outer.serve())
+    watching = asyncio.create_task(_watch(Watch(folder, organisations, link_state, (inner, outer))))
     await inner.serve()
+    watching.cancel()
     outer.should_exit = True
     await public
+
+
+async def _watch(watch: Watch) -> None:
+    while True:
+        await asyncio.sleep(TICK_SECONDS)
+        try:
+            watch.tick()
+        except Exception:  # the server continues with the keys and the certificate that it has
+            logging.getLogger("fedloom").exception("changes of keys or certificates could not be applied")
 
 
 def main() -> None:
     """Parse our arguments, pass the remaining ones to Flower, and serve."""
     arguments = argparse.ArgumentParser()
+    arguments.add_argument("--folder", type=Path, required=True)
     arguments.add_argument("--listen", required=True)
     arguments.add_argument("--listen-port", type=int, required=True)
-    arguments.add_argument("--token-file", type=Path, required=True)
-    arguments.add_argument("--keys", type=Path, required=True)
+    arguments.add_argument("--versions", type=json.loads, required=True)
     start_parent_process_monitor(int(sys.argv.pop(1)))
     ours, theirs = arguments.parse_known_args()
     sys.argv = [sys.argv[0], *theirs]
-    asyncio.run(serve(ours.listen, ours.listen_port, ours.token_file.read_bytes(), registered(ours.keys)))
+    log_with_times()
+    asyncio.run(serve(ours.folder, ours.listen, ours.listen_port, ours.versions))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def task_elsewhere(
     """
     dataset = Dataset(
         name=name or federation.name,
-        images=torch.zeros(1, *federation.shape, dtype=torch.uint8),
+        inputs=torch.zeros(1, *federation.shape, dtype=torch.uint8),
         labels=torch.zeros(1, dtype=torch.int64),
         test=torch.zeros(1, dtype=torch.bool),
         classes=federation.classes,
@@ -93,9 +93,11 @@ def own_images(source: Path, federation: FederationTerms) -> tuple[Dataset, str]
             f"--data {source}: the class '{strange[0]}' is not one of the federation's "
             f"({_some(federation.classes)}); rename it or remove it"
         )
+    if not found.bytes:
+        raise UserError(f"--data {source}: deployments take images of 8 bits; convert them")
     channels, height, width = federation.shape
-    before = "×".join(map(str, found.images.shape[2:]))
-    images = resize(found.images, (height, width))
+    before = "×".join(map(str, found.inputs.shape[2:]))
+    images = resize(found.inputs, (height, width))
     if images.shape[1] != channels:
         raise UserError(
             f"--data {source}: images have {images.shape[1]} channels, but the federation's have {channels}; "

@@ -1,22 +1,24 @@
-"""Terms that all parties must share: recipe, classes, image shape and code."""
+"""Terms that all parties must share: recipe, classes, image shape and code. Imports no torch: servers start fast."""
 
+import ast
 import hashlib
 import json
 import re
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import yaml
 from pydantic import Field
 
 from fedloom.config.loading import read_yaml
-from fedloom.config.recipe import Recipe
 from fedloom.core.checking import Section, checked
 from fedloom.core.errors import UserError
-from fedloom.data.federation import read_split
-from fedloom.experiment.run_folder import versions
-from fedloom.trust.faults import Faults
+from fedloom.experiment.files import write_whole
+
+if TYPE_CHECKING:
+    from fedloom.config.recipe import Recipe
 
 PROTOCOL = 2
 """Version of the message protocol; parties with different versions do not work together."""
@@ -34,6 +36,7 @@ class FederationTerms(Section):
     port: int = Field(9092, ge=1, le=65535, description="port that organisations connect to")
     control_port: int = Field(9093, ge=1, le=65535, description="port for control, on the server's machine")
     organisations: tuple[str, ...] = Field(min_length=1, description="names; the order defines client numbers from 0")
+    revoked: tuple[str, ...] = Field((), description="organisations that were revoked; they keep their numbers")
     classes: tuple[str, ...] = Field(min_length=1, description="names of the classes; the order defines the labels")
     shape: tuple[int, int, int] = Field(description="channels, height and width of an image")
 
@@ -56,49 +59,27 @@ class FederationTerms(Section):
             raise UserError(f"'{organisation}' is not one of the federation's organisations ({known})")
         return self.organisations.index(organisation)
 
+    def save(self, folder: Path) -> None:
+        """Write the terms to a folder."""
+        values = self.model_dump(mode="json", exclude=set() if self.revoked else {"revoked"})
+        write_whole(folder / "federation.yaml", yaml.safe_dump(values, sort_keys=False).encode())
 
-def deployable(recipe: Recipe) -> Recipe:
-    """Return the recipe if a real federation can run it.
+    def with_organisations(self, names: Any) -> "FederationTerms":
+        """Return these terms with the organisations of a run, as the server states them.
 
-    Raises:
-        UserError: If the recipe needs pooled data, attacks, faults, validation images or further figures.
-    """
-    method = recipe.make_method()
-    if method.pooled:
-        raise UserError(f"method.name = '{method.name}': pools all data in one place; choose a federated method")
-    if method.overrides("generalise"):
-        raise UserError(
-            f"method.name = '{method.name}': its evaluation gathers several clients' data in one place, which a "
-            "federation cannot do; choose another method"
-        )
-    if recipe.attack is not None:
-        raise UserError("attack: is only for simulations on one machine; remove the section")
-    if recipe.faults != Faults():
-        raise UserError("faults: are only for simulations on one machine; remove the section")
-    if recipe.model.weights is not None:
-        raise UserError(
-            f"model.weights = '{recipe.model.weights}': is a file on one machine; deployments do not support it yet, "
-            "remove the field"
-        )
-    if recipe.data.normalise not in (None, "half"):
-        raise UserError(
-            f"data.normalise = '{recipe.data.normalise}': is measured over all clients' images, which no party has; "
-            "use half"
-        )
-    if wanted := recipe.evaluation.wanted:
-        raise UserError(
-            f"evaluation.metrics = {', '.join(wanted)}: organisations answer with noisy numbers of correct predictions "
-            "only, since their consent covers no other figures; remove evaluation.metrics and evaluation.measure"
-        )
-    if read_split(recipe.data.split).validation or recipe.training.patience is not None:
-        patience = recipe.training.patience
-        field = f"data.split = '{recipe.data.split}'" if patience is None else f"training.patience = {patience}"
-        raise UserError(
-            f"{field}: organisations do not evaluate on validation images, because each further answer reveals more "
-            "about their images; choose settings and the number of rounds in a simulation, and use data.split = "
-            "pooled:0.75 without training.patience"
-        )
-    return recipe
+        Organisations are only added at the end, so one of both lists begins with the other. Numbers do not change.
+
+        Raises:
+            UserError: If the names are not such a list.
+        """
+        mine = self.organisations
+        valid = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
+        if not valid or any(ours != theirs for ours, theirs in zip(mine, names, strict=False)):
+            raise UserError(
+                f"organisations = {names!r:.100} at the server, and {', '.join(mine)} here: neither list begins with "
+                "the other; ask the server for the current federation.yaml"
+            )
+        return self.model_copy(update={"organisations": tuple(names)})
 
 
 def is_run(name: object) -> bool:
@@ -106,7 +87,7 @@ def is_run(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(r"[\w+-][\w.+-]{0,99}", name) is not None
 
 
-def fingerprint(recipe: Recipe, federation: FederationTerms) -> str:
+def fingerprint(recipe: "Recipe", federation: FederationTerms) -> str:
     """Return a hash of all settings that must be the same for all parties."""
     values: dict[str, Any] = {k: v for k, v in recipe.resolved().items() if k not in EACH_DECIDES}
     values["data"] = {name: values["data"][name] for name in OF_THE_DATA}
@@ -116,31 +97,77 @@ def fingerprint(recipe: Recipe, federation: FederationTerms) -> str:
 
 def protocol_versions() -> dict[str, str]:
     """Return the versions that must be the same on both sides, so that messages and numbers mean the same."""
-    torch_release = torch.__version__.split("+")[0]
-    return {"protocol": str(PROTOCOL), "fedloom": versions()["fedloom"], "code": _code(), "torch": torch_release}
+    torch_release = version("torch").split("+")[0]
+    return {"protocol": str(PROTOCOL), "fedloom": version("fedloom"), "code": _code(), "torch": torch_release}
+
+
+CODE_PACKAGES = (
+    "core", "losses", "models", "data", "objectives", "methods", "engines", "trust", "config", "experiment", "deploy",
+)  # fmt: skip
+"""Packages whose code decides what messages and numbers mean; the command line and reports are not among them."""
 
 
 @cache
 def _code() -> str:
-    """Return a hash of fedloom's source code; Flower's hash of the app does not cover installed packages."""
+    """Return a hash of the code of `CODE_PACKAGES`; Flower's hash of the app does not cover installed packages."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in sorted(file for name in CODE_PACKAGES for file in (root / name).rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+        digest.update(what_runs(path.read_text(encoding="utf-8")).encode() + b"\0")
     return digest.hexdigest()[:16]
 
 
+def what_runs(source: str) -> str:
+    """Return a text that is equal for two Python sources if only comments, docstrings or layout differ.
+
+    `ast.dump` would differ between versions of Python, which leave out different empty fields.
+    """
+
+    def text(value: Any) -> str:
+        if isinstance(value, list):
+            return f"[{','.join(text(one) for one in value if not _is_text(one))}]"
+        if not isinstance(value, ast.AST):
+            return repr(value)
+        fields = ((name, one) for name, one in ast.iter_fields(value) if one not in (None, []) and name != "kind")
+        return f"{type(value).__name__}({','.join(f'{name}={text(one)}' for name, one in fields)})"
+
+    return text(ast.parse(source))
+
+
+def _is_text(node: Any) -> bool:
+    """Whether a node is a statement that consists of a string: a docstring of a module, class, function or field."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+class VersionError(UserError):
+    """Raised if the other side has another version.
+
+    Args:
+        what: What differs: protocol, fedloom, code or torch.
+        why: The message.
+    """
+
+    def __init__(self, what: str, why: str):
+        super().__init__(why)
+        self.reason = "code" if what == "code" else "version"
+
+
 def refuse_other_versions(theirs: Any) -> None:
-    """Raise UserError with the first version that differs from the other side's.
+    """Compare versions with the other side's.
 
     Args:
         theirs: What `protocol_versions` returned on the other side, as received.
+
+    Raises:
+        VersionError: If a version differs.
     """
     mine = protocol_versions()
     theirs = theirs if isinstance(theirs, dict) else {}
     for name, value in mine.items():
         if theirs.get(name) != value:
-            raise UserError(
+            raise VersionError(
+                name,
                 f"versions.{name} = {theirs.get(name)!r:.60} on the other side, {value!r} here: install the same "
-                "version of fedloom and torch on both sides"
+                "version of fedloom and torch on both sides",
             )

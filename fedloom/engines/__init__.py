@@ -3,7 +3,7 @@
 import torch
 
 from fedloom.core.errors import UserError
-from fedloom.core.workspace import Setup
+from fedloom.core.setup import Setup
 from fedloom.engines.base import ENGINES, Engine, EngineSettings
 from fedloom.engines.cuda.lanes import Lanes
 from fedloom.engines.inline import Inline
@@ -15,7 +15,9 @@ AUTO = "auto"
 
 
 def make_engine(setup: Setup, settings: EngineSettings) -> Engine:
-    """Return the engine that the settings name. `auto` means lanes if a GPU can be used, otherwise inline.
+    """Return the engine that the settings name.
+
+    `auto` means lanes if a GPU can be used and all clients have the same network, otherwise inline.
 
     Args:
         setup: The task, the method and the training settings.
@@ -28,6 +30,8 @@ def make_engine(setup: Setup, settings: EngineSettings) -> Engine:
         >>> with make_engine(setup, EngineSettings(name="processes", workers=4)) as engine:
         ...     results = list(engine.run(jobs))
     """
+    if settings.name == AUTO and len(setup.variants) > 1:
+        settings = settings.model_copy(update={"name": Inline.name})
     return engine_class(settings)(setup, settings)
 
 

@@ -17,7 +17,8 @@ from fedloom.core.checking import Section
 from fedloom.core.errors import UserError
 from fedloom.core.job import Job, Result
 from fedloom.core.registry import Registry, subclass_of
-from fedloom.core.workspace import Precision, Setup, Workspace
+from fedloom.core.setup import Precision, Setup
+from fedloom.core.workspace import Workspace
 
 
 def _head(address: str | None) -> str | None:
@@ -31,7 +32,8 @@ class EngineSettings(Section):
 
     name: str = Field(
         "auto",
-        description="auto (lanes on a GPU, else inline), inline, processes, lanes, ray, or replay (a check for lanes)",
+        description="auto (lanes on a GPU if all clients have the same network, else inline), inline, processes, "
+        "lanes, ray, or replay (a check for lanes)",
     )
     workers: int | None = Field(
         None,
@@ -96,6 +98,8 @@ class Engine(ABC):
     """Name in recipes."""
     gpu: ClassVar[bool] = False
     """Whether the engine can use a GPU."""
+    mixes_networks: ClassVar[bool] = True
+    """Whether clients may have different networks: not if all run in the same recorded or vectorised steps."""
     can_stop_clients: ClassVar[bool] = False
     """Whether a client that takes too long can be stopped: possible for processes, not for threads."""
 
@@ -107,6 +111,11 @@ class Engine(ABC):
     def __init__(self, setup: Setup, settings: EngineSettings):
         self.setup = setup
         self.settings = settings
+        if len(setup.variants) > 1 and not self.mixes_networks:
+            raise UserError(
+                f"engine.name = '{self.name}': replays one recorded step for all clients, but they have different "
+                "networks; use engine.name = 'inline' (with a GPU: engine.device = 'cuda'), or 'processes'"
+            )
         self.device = self._device()
         self.precision = self._precision()
         self._undo = ExitStack()

@@ -8,6 +8,9 @@ import io
 import pickle
 import socket
 import warnings
+from collections import ChainMap
+from importlib import import_module
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -41,6 +44,34 @@ def to_tensor(contents: tuple[Array, bool]) -> Tensor:
 def to_new_tensor(contents: tuple[Array, bool]) -> Tensor:
     """Return the tensor of `to_array`'s result, in new memory."""
     return to_tensor(contents).clone()
+
+
+class ByValue:
+    """An object whose pickle contains classes and functions that a worker cannot import, for `multiprocessing`.
+
+    Those of a script, of a notebook or inside a function are pickled by value if cloudpickle is installed. Tensors in
+    shared memory stay there.
+    """
+
+    def __init__(self, *values: Any):
+        self.values = values
+        """Pickled in this order: a class before an object that refers to it by name."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        try:
+            cloudpickle = import_module("cloudpickle")
+        except ImportError:
+            return ByValue, self.values
+        file = io.BytesIO()
+        reducers = getattr(ForkingPickler, "_extra_reducers")  # noqa: B009  those of torch.multiprocessing
+        pickler = cloudpickle.Pickler(file, protocol=5)
+        pickler.dispatch_table = ChainMap(reducers, pickler.dispatch_table)
+        pickler.dump(self.values)
+        return _loaded, (file.getvalue(),)
+
+
+def _loaded(data: bytes) -> ByValue:
+    return ByValue(*pickle.loads(data))
 
 
 def send(to: socket.socket, value: object) -> None:

@@ -11,7 +11,7 @@ from fedloom.core.errors import RunError
 from fedloom.core.failures import Failure
 from fedloom.core.job import Job, Result
 from fedloom.core.message import Message
-from fedloom.core.workspace import Setup
+from fedloom.core.setup import Setup
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.ordered import ordered
 

@@ -19,13 +19,15 @@ from typing import Any, ClassVar
 import torch
 import torch.multiprocessing as multiprocessing
 
+from fedloom.core.errors import brief
 from fedloom.core.job import Job, Result, handle
 from fedloom.core.message import Message
+from fedloom.core.setup import Precision, Setup
 from fedloom.core.signals import ignore_in_worker
 from fedloom.core.state import nbytes
-from fedloom.core.workspace import Precision, Setup, Workspace
+from fedloom.core.workspace import Workspace
 from fedloom.engines.base import EngineSettings
-from fedloom.engines.pickling import receive, send
+from fedloom.engines.pickling import ByValue, receive, send
 from fedloom.engines.pool import NO_MESSAGE, Worker, WorkerError, WorkerLostError, WorkerPool, portable
 
 CRASHED = 70
@@ -63,7 +65,7 @@ class Processes(WorkerPool[_Worker]):
             # Forked workers inherit data, task and method, including methods defined in a notebook.
             self._forks = sys.platform == "linux" and fork_works()
             if not self._forks:
-                self.setup.task.dataset.images.share_memory_()
+                self.setup.task.dataset.inputs.share_memory_()
                 self.setup.task.dataset.labels.share_memory_()
             super()._fill()
 
@@ -74,14 +76,16 @@ class Processes(WorkerPool[_Worker]):
         # A worker must close inherited sockets: otherwise other workers would not notice when they are closed here.
         inherited = [here, *(worker.socket for worker in self._workers)] if self._forks else []
         context: Any = multiprocessing.get_context("fork" if self._forks else "spawn")
-        process = context.Process(target=_serve, args=(there, self.setup, self.precision, inherited), daemon=True)
+        setup = self.setup if self._forks else ByValue(self.setup.method.plain, self.setup)
+        process = context.Process(target=_serve, args=(there, setup, self.precision, inherited), daemon=True)
         try:
             with quiet_fork():
                 process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise WorkerError(
                 "engine.name = 'processes': workers cannot be forked here, and the experiment cannot be pickled "
-                f"({error}); define methods at the top level of a module, or use engine.name = 'inline'"
+                f"({brief(error)}); install cloudpickle, define the object at the top level of a module, or use "
+                "engine.name = 'inline'"
             ) from error
         there.close()
         return _Worker(process=process, socket=here)
@@ -170,8 +174,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _serve(server: socket.socket, setup: Setup, precision: Precision, inherited: list[socket.socket]) -> None:
+def _serve(server: socket.socket, setup: Setup | ByValue, precision: Precision, inherited: list[socket.socket]) -> None:
     """Run jobs in a worker process until the engine closes the socket."""
+    if isinstance(setup, ByValue):
+        setup = setup.values[-1]
+    assert isinstance(setup, Setup)
     for other in inherited:
         other.close()
     ignore_in_worker()

@@ -6,6 +6,7 @@ node is down, is replaced, and its jobs are repeated on another worker.
 
 import logging
 import os
+import pickle
 import secrets
 import signal
 import sys
@@ -19,11 +20,11 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, brief
 from fedloom.core.job import Job, Result
 from fedloom.core.message import Message
+from fedloom.core.setup import Precision, Setup
 from fedloom.core.signals import SIGNALS
-from fedloom.core.workspace import Precision, Setup
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.cuda.lanes import AHEAD, Lanes
 from fedloom.engines.cuda.tuning import per_round, tune
@@ -81,6 +82,11 @@ class Ray(WorkerPool[_Worker]):
                 f"engine.client_timeout = {settings.client_timeout:g}: with engine.worker_gpus = "
                 f"{settings.worker_gpus:g} a worker runs many clients at once and cannot stop one; remove one setting"
             )
+        if settings.worker_gpus and len(setup.variants) > 1:
+            raise UserError(
+                f"engine.worker_gpus = {settings.worker_gpus:g}: workers with a GPU run lanes, which need the same "
+                "network for all clients; use engine.worker_gpus = 0"
+            )
         self._ray = import_ray()
         super().__init__(setup, settings)
         self._undo.enter_context(connected(self._ray, settings))
@@ -90,7 +96,13 @@ class Ray(WorkerPool[_Worker]):
         self.size = settings.workers or self._capacity()
         self.batch = self._jobs_at_once() if settings.worker_gpus else 1
         # Methods are pickled by class name, so the class comes first: by value if defined in a script or notebook.
-        self._setup = self._ray.put((setup.method.plain, setup))
+        try:
+            self._setup = self._ray.put((setup.method.plain, setup))
+        except (TypeError, pickle.PicklingError) as error:
+            raise UserError(
+                f"engine.name = 'ray': the method, network or optimizer cannot be sent to workers ({brief(error)}); "
+                "remove what cannot be pickled from it, or use engine.name = 'inline'"
+            ) from error
         self._placed: tuple[Message, Any] | None = None
         self._actor = self._ray.remote(
             num_cpus=settings.worker_cpus,

@@ -115,7 +115,7 @@ def touched(steps: Steps) -> list[Tensor]:
     return distinct(
         (
             *steps.cache.tensors(), *tensors_of(workspace.parts), *tensors_of(workspace.received),
-            *workspace.pixels.tensors(), workspace.random.counters,
+            *workspace.stored.tensors(), *workspace.features, workspace.random.counters,
         )
     )  # fmt: skip
 

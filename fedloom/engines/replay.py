@@ -13,8 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from fedloom.core.batches import Row
 from fedloom.core.job import Job, Result, handle
+from fedloom.core.setup import Setup
 from fedloom.core.state import State
-from fedloom.core.workspace import Setup, Steps, Workspace
+from fedloom.core.workspace import Steps, Workspace
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.recording import NoPythonReads, Watch, storage, touched, undone
 

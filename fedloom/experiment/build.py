@@ -3,26 +3,30 @@
 from dataclasses import replace
 from typing import Any
 
-from fedloom.config.recipe import Recipe
+from fedloom.config.recipe import ModelSettings, NetworkSettings, Recipe
+from fedloom.core.dataset import Dataset
+from fedloom.core.errors import UserError
+from fedloom.core.federation import Federation
+from fedloom.core.protocols import ModelFactory
 from fedloom.core.registry import absolute
-from fedloom.core.task import Dataset, Federation, InputFormat, Task
+from fedloom.core.task import Task
 from fedloom.data import combine, federate, limit, parse_partition, parts
 from fedloom.data.augment import parse_augment
 from fedloom.data.dataset import with_channels
-from fedloom.data.settings import DataSettings
 from fedloom.data.sources import load
 from fedloom.models import Factory
+from fedloom.models.per_client import by_client, dealt
 
-VIEWS_OF_OTHER_INPUTS = ("gaussian:0.1", "mask:0.2")
-"""Default of `data.views` for inputs that are not images."""
+VIEWS = {"images": ("crop:4", "flip"), "other inputs": ("gaussian:0.1", "mask:0.2")}
+"""Default of `data.views`."""
 
 
 def load_dataset(recipe: Recipe) -> Dataset:
     """Load the dataset that a recipe names; several datasets (`mnist+usps`) become styles of one dataset."""
     data = recipe.data
-    styles = [load(name, folder=data.dir, size=data.size, on_bad=data.on_bad) for name in parts(data.name)]
+    styles = [load(name, folder=data.dir, options=data.reading) for name in parts(data.name)]
     dataset = styles[0] if len(styles) == 1 else combine(styles, size=data.size)
-    return dataset if data.channels is None else replace(dataset, images=with_channels(dataset.images, data.channels))
+    return dataset if data.channels is None else replace(dataset, inputs=with_channels(dataset.inputs, data.channels))
 
 
 def divide(recipe: Recipe, dataset: Dataset) -> tuple[Dataset, Federation]:
@@ -57,30 +61,47 @@ def make_task(
             server).
     """
     dataset = dataset or load_dataset(recipe)
+    if len(dataset.classes) < 2:
+        only = dataset.classes[0] if dataset.classes else ""
+        raise UserError(f"dataset '{dataset.name}': its only class is '{only}'; at least two classes are needed")
     if federation is None:
         dataset, federation = divide(recipe, dataset)
-    augment, views = parse_augment(recipe.data.augment), parse_augment(recipe.data.views)
-    shape = tuple(dataset.images.shape[1:])
-    if len(shape) != 3 and recipe.data.views == DataSettings().views:  # the default, which is for images
-        views = parse_augment(VIEWS_OF_OTHER_INPUTS)
+    shape = tuple(dataset.inputs.shape[1:])
+    augment = parse_augment(recipe.data.augment)
+    default = dataset.views or VIEWS["images" if len(shape) == 3 else "other inputs"]
+    views = parse_augment(default if recipe.data.views is None else recipe.data.views)
     augment.refuse_for(shape, "data.augment")
     views.refuse_for(shape, "data.views")
     return Task(
         dataset,
         federation,
-        network=Factory(absolute(recipe.model.name), recipe.model.options),
+        network=make_network(recipe.model, federation),
         objective=recipe.make_objective(),
         augment=augment,
         views=views,
         normalise=recipe.data.normalise,
+        given=(recipe.data.mean, recipe.data.std),
         elsewhere=elsewhere,
     )
+
+
+def make_network(model: ModelSettings, federation: Federation) -> ModelFactory:
+    """Return the network of a recipe, or the networks of different clients."""
+    if model.networks:
+        return dealt([_factory(network) for network in model.networks], len(federation))
+    if model.by_client:
+        return by_client({client: _factory(network) for client, network in model.by_client.items()}, federation)
+    return _factory(model)
+
+
+def _factory(network: NetworkSettings) -> Factory:
+    return Factory(absolute(network.name), network.options)
 
 
 def task_facts(task: Task, fingerprint: str) -> dict[str, Any]:
     """Return the facts about the data that are needed to use a model without the data, see `TaskFacts`."""
     styles = task.dataset.group_names or (task.dataset.name,)
-    return InputFormat.of(task).to_json() | {
+    return task.input_format.to_json() | {
         "model": task.network.facts(),
         "clients": task.clients,
         "newcomers": task.federation.newcomers,

@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -190,7 +190,7 @@ class Checkpoints:
         self,
         stores: Stores,
         device: torch.device | str = "cpu",
-        parts: Signature | None = None,
+        shapes_of: Callable[[int], Signature] = lambda client: {},
         before: int | None = None,
     ) -> tuple[Checkpoint, State]:
         """Load the newest undamaged checkpoint.
@@ -198,8 +198,8 @@ class Checkpoints:
         Args:
             stores: Stores that are filled with the clients' memories.
             device: Device for the tensors.
-            parts: Types and shapes of parts; a checkpoint with a client's tensor that differs from its part is
-                damaged.
+            shapes_of: Returns the types and shapes of a client's parts; a checkpoint with a tensor that differs
+                from its part is damaged.
             before: Ignore checkpoints of this round and later ones.
 
         Returns:
@@ -215,7 +215,7 @@ class Checkpoints:
                 if before is not None and checkpoint.round >= before:
                     late += 1
                     continue
-                self._fill(stores, checkpoint, device, parts or {})
+                self._fill(stores, checkpoint, device, shapes_of)
                 server = self._read(checkpoint.server)
                 self._kept = [checkpoint]
                 return checkpoint, {name: tensor.to(device) for name, tensor in server.items()}
@@ -228,7 +228,9 @@ class Checkpoints:
             f"`fedloom run {self.folder.parent / 'recipe.yaml'} --out ANOTHER`"
         )
 
-    def _fill(self, stores: Stores, checkpoint: Checkpoint, device: torch.device | str, parts: Signature) -> None:
+    def _fill(
+        self, stores: Stores, checkpoint: Checkpoint, device: torch.device | str, shapes_of: Callable[[int], Signature]
+    ) -> None:
         """Load clients' memories into the stores, file by file."""
         for store in stores.values():
             store.close()
@@ -242,7 +244,8 @@ class Checkpoints:
             for path, tensor in self._read(name).items():
                 kind, client, part = _parts(name, path)
                 if client in latest.get(kind, ()):
-                    if parts.get(part, (tensor.dtype, tuple(tensor.shape))) != (tensor.dtype, tuple(tensor.shape)):
+                    here = tensor.dtype, tuple(tensor.shape)
+                    if shapes_of(client).get(part, here) != here:
                         raise DamagedError(
                             f"client {client}'s {part:.80} has an unexpected type or shape: {tensor.dtype} "
                             f"{list(tensor.shape)}"

@@ -16,10 +16,11 @@ from fedloom.core.job import Job, JobKind, Result, Runner
 from fedloom.core.message import Message
 from fedloom.core.method import Method
 from fedloom.core.rng import numpy_generator
-from fedloom.core.scores import Scores
+from fedloom.core.scores import BACKDOOR, Scores
+from fedloom.core.setup import Setup
 from fedloom.core.state import State, under
 from fedloom.core.task import Task, group_of_clients, longest_first
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.workspace import Workspace
 from fedloom.experiment.logging import LOGGER
 from fedloom.experiment.records import ClientRow, Measures
 from fedloom.experiment.run_folder import RunFolder
@@ -55,6 +56,8 @@ class Evaluator:
         self.recipe, self.setup, self.server, self.memory, self.folder = recipe, setup, server, memory, folder
         self.task, self.method = setup.task, method
         self.clients = _evaluated(recipe, setup.task)
+        self._wanted = (*recipe.evaluation.wanted, *(() if setup.trigger is None else (BACKDOOR,)))
+        """Figures besides accuracy to report."""
         self.scores: list[Scores] = []
         self._of_shared: Measures = {}
         """Measures of the shared model in the last evaluation."""
@@ -76,7 +79,7 @@ class Evaluator:
         """
         record = self._of_shared = Measures(global_accuracy=None)
         newcomers = set(self.task.federation.newcomers)
-        wanted = self.recipe.evaluation.wanted
+        wanted = self._wanted
         shared: list[Scores] = []
         validated: list[Scores] = []
         if self.method.has_global and self.method.overrides("generalise"):
@@ -101,18 +104,22 @@ class Evaluator:
             self.scores, self.validation = shared, validated
         else:
             self.scores, self.validation = self._score_personal(engine, round, state, answer, final)
+        return self.measures()
+
+    def measures(self) -> Measures:
+        """Return the measures of the last evaluation."""
         return self._measures(self.scores, self.validation)
 
     def interim(self) -> Measures:
         """Return what the last, final evaluation would have measured if more rounds followed."""
-        if self.method.personal_is_global or not self.method.personal_parts:
-            return self._measures(self.scores, self.validation)
+        if self.method.personal_is_global or not self.method.is_personal:
+            return self.measures()
         took_part = [[s for s in scores if s.client in self.memory] for scores in (self.scores, self.validation)]
         return self._measures(*took_part)
 
     def _measures(self, scores: list[Scores], validation: list[Scores]) -> Measures:
         """Return the measures of the shared model and of these clients' personal models."""
-        record, wanted = self._of_shared.copy(), self.recipe.evaluation.wanted
+        record, wanted = self._of_shared.copy(), self._wanted
         newcomers = set(self.task.federation.newcomers)
         ours, theirs = ([s for s in scores if (s.client in newcomers) is new] for new in (False, True))
         record["evaluated"] = len(scores)
@@ -214,7 +221,7 @@ class Evaluator:
         If the method has personal parts, clients that have not taken part yet are left out until the final evaluation.
         With early stopping they are always included, because rounds are compared.
         """
-        waits = bool(self.method.personal_parts) and not final and self.recipe.training.patience is None
+        waits = self.method.is_personal and not final and self.recipe.training.patience is None
         clients = longest_first(self.task, (c for c in self.clients if not waits or c in self.memory))
         keep = final and self.recipe.storage.personal_models
         answers: dict[int, Message] = {}
@@ -287,7 +294,7 @@ class Evaluator:
             }
             if scores.client in validation:
                 row["validation_accuracy"] = validation[scores.client].accuracy
-            if self.setup.metrics:
+            if self.setup.metrics or self.setup.trigger is not None:
                 row["metrics"] = scores.metrics
                 if scores.client in validation:
                     row["validation_metrics"] = validation[scores.client].metrics

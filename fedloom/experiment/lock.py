@@ -13,7 +13,8 @@ import socket
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, Literal
 
 from fedloom.core.errors import UserError
 
@@ -25,6 +26,8 @@ except ImportError:  # Windows
 NAME = ".lock"
 TAKEN = (errno.EACCES, errno.EAGAIN)
 log = logging.getLogger("fedloom")
+_guard = Lock()
+"""Held while a lock file is open: closing a file releases all record locks of this process on it."""
 _ours: set[str] = set()
 """Folders that this process has locked: a record lock does not exclude the process that holds it."""
 
@@ -42,12 +45,13 @@ class RunLock:
         if self._key in _ours:
             raise _refusal(folder, _me())
         try:
-            self._file = self._open()
+            with _guard:
+                self._file = self._open()
+                _ours.add(self._key)
         except OSError as error:
             raise UserError(
                 f"out = '{folder}' cannot be written: {error.strerror}; fix this, or choose another folder"
             ) from error
-        _ours.add(self._key)
 
     def _open(self) -> int:
         while True:
@@ -103,6 +107,23 @@ def alive(owner: dict[str, Any]) -> bool:
     except (PermissionError, KeyError, ValueError, TypeError, OverflowError):
         return True
     return owner.get("began") in (None, _began(int(owner["pid"])))  # otherwise the pid belongs to a newer process
+
+
+def holder(folder: Path) -> Literal["alive", "dead"] | None:
+    """Return whether the process that locked a folder still runs; None if the folder is not locked.
+
+    A process on another machine counts as alive.
+    """
+    with _guard:
+        if os.path.realpath(folder) in _ours:
+            return "alive"
+        try:
+            owner = json.loads((folder / NAME).read_bytes()[:4096] or b"{}")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError):
+            return "alive"
+    return "alive" if not isinstance(owner, dict) or not owner or alive(owner) else "dead"
 
 
 def _me() -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The round loop, independent of devices and methods: sample → engine → combine → evaluate → record → checkpoint."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -12,24 +12,31 @@ import torch
 
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
+from fedloom.core.errors import RunError
 from fedloom.core.failures import RoundError
+from fedloom.core.features import notes_of
+from fedloom.core.frozen import frozen_part
 from fedloom.core.job import Runner
-from fedloom.core.message import Message, signature
+from fedloom.core.message import Message, Signature, signature
+from fedloom.core.metrics import refuse_undefined
 from fedloom.core.reading import without_nan
 from fedloom.core.scores import Scores
 from fedloom.core.server import Server
+from fedloom.core.setup import Setup
 from fedloom.core.signals import Interrupted, Interrupts
 from fedloom.core.state import FlatState, State, nbytes, under
 from fedloom.core.task import EVERYONE, Task, refuse_model_without_room
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.workspace import Workspace
 from fedloom.engines import Engine, EngineSettings, make_engine
 from fedloom.experiment.build import make_task, task_facts
+from fedloom.experiment.callbacks import Callbacks
 from fedloom.experiment.checkpoint import FOLDER as CHECKPOINTS
 from fedloom.experiment.checkpoint import Checkpoints, CheckpointSchedule
 from fedloom.experiment.client_store import ClientStore
 from fedloom.experiment.evaluation import Answer, Evaluator, refuse_unknown_part
-from fedloom.experiment.logging import HINTS, Writers, logging_to, refuse_missing
+from fedloom.experiment.logging import HINTS, logging_to
 from fedloom.experiment.middleware import EncodeMessages, RecordMessages, ValidateResults
+from fedloom.experiment.networks import refuse_different_networks
 from fedloom.experiment.records import Measures, RoundRecord, Summary
 from fedloom.experiment.resume import (
     checked_notes,
@@ -41,10 +48,11 @@ from fedloom.experiment.resume import (
     with_choice,
 )
 from fedloom.experiment.round import Round
-from fedloom.experiment.run_folder import CLIENTS, ENGINE, SUMMARY, TASK, RunFolder, holds_run
+from fedloom.experiment.run_folder import CLIENTS, ENGINE, SUMMARY, TASK, RunFolder, holds_run, initial_file
 from fedloom.experiment.sampling import Sampling
 from fedloom.experiment.selection import BestState, EarlyStopping, best_round, refuse_without_validation
 from fedloom.experiment.summary import summary_of
+from fedloom.experiment.trackers import TRACKERS, refuse_missing
 from fedloom.experiment.trust import Trust
 from fedloom.trust.faults import FaultInjector
 from fedloom.trust.ledger import Ledger
@@ -62,6 +70,7 @@ class Experiment:
         task: Data, network and objective made in Python; default: built from the recipe. The objective is always the
             recipe's.
         on_round: Called with the record of every round.
+        callbacks: Objects such as instances of `Callback`, called at the start, after rounds and at the end.
         engine: Creates the engine; default: the recipe's.
 
     Attributes:
@@ -85,6 +94,7 @@ class Experiment:
         *,
         task: Task | None = None,
         on_round: Callable[[RoundRecord], None] | None = None,
+        callbacks: Sequence[object] = (),
         engine: Callable[[Setup, EngineSettings], Engine] = make_engine,
     ):
         self.recipe = recipe
@@ -94,20 +104,27 @@ class Experiment:
         self.on_round = on_round
         intercept = FaultInjector(recipe.faults, recipe.seed) if recipe.faults.any else None
         metrics = tuple(name for name in recipe.evaluation.wanted if name != "loss")  # every evaluation has the loss
-        self.setup = Setup(self.task, self.method, recipe.training, recipe.seed, recipe.wire, intercept, metrics)
+        refuse_undefined(metrics, classes=self.task.classes, multilabel=self.task.objective.multilabel)
         self.history: list[RoundRecord] = []
         self._extensible: RoundRecord
         """The record of the last round as it would be if more rounds followed."""
         self._shown: set[str] = set()
         self._notes: list[str] = []
         refuse_missing(recipe.log)
+        self.callbacks = Callbacks([*(TRACKERS[name]() for name in recipe.log), *callbacks])
         refuse_unknown_part(recipe.evaluation.distance, self.method)
         refuse_without_validation(recipe.training.patience, recipe.evaluation.summary, self.task)
         patience, measure = recipe.training.patience, recipe.evaluation.measure
         self.stopping = None if patience is None else EarlyStopping(patience, measure)
         self.sampling = Sampling(recipe, self.task, pooled=self.method.pooled)
-        refuse_model_without_room(self.task)
         self.trust = Trust(recipe, self.method, self.sampling, deployed=self.task.elsewhere)
+        self.setup = Setup(
+            self.trust.poisoned(self.task), self.method, recipe.training, recipe.seed, recipe.wire, intercept, metrics,
+            trigger=self.trust.trigger(self.task), cache_features=not self.task.elsewhere,
+        )  # fmt: skip
+        for variant in self.setup.variants:
+            refuse_model_without_room(variant.task)
+        refuse_different_networks(self.setup, self.method, recipe.evaluation.distance)
         self.ledger = Ledger()
 
     @property
@@ -142,13 +159,14 @@ class Experiment:
         with (
             self._make_engine(self.setup, settings) as engine,
             closing(RunFolder(out, resume=resume)) as self.folder,
+            self.folder.noting_failure(),
             logging_to(self.folder.path / "log.txt"),
             closing(ClientStore(budget, inside=self.folder.path)) as self.memory,
             closing(ClientStore(budget, inside=self.folder.path)) as self.remembered,
             closing(
                 BestState({} if self.stopping is None else self._live_stores, budget, self.folder.path)
             ) as self.best,
-            closing(Writers(self.recipe, self.folder.path)) as writers,
+            closing(self.callbacks),
             Interrupts() as interrupts,
         ):
             self.server = Server(
@@ -163,8 +181,9 @@ class Experiment:
             self.ledger = Ledger()
             models, privacy = self.recipe.storage.personal_models, self.recipe.privacy
             self.ledger.describe(
-                engine.server_workspace, models=models, privacy=privacy, simulated=not self.task.elsewhere
-            )
+                engine.server_workspace, models=models, privacy=privacy, secure=self.recipe.secure,
+                simulated=not self.task.elsewhere,
+            )  # fmt: skip
             self.checkpoints = Checkpoints(self.folder.path / CHECKPOINTS)
             self._checkpoint_due = CheckpointSchedule(
                 self.recipe.storage.checkpoint_every, self.recipe.storage.checkpoint_seconds
@@ -174,19 +193,22 @@ class Experiment:
                 self._restore(engine.server_workspace.device)
             else:
                 self._save()
-                self.folder.write_json(TASK, task_facts(self.task, self._fingerprint))
+                self.folder.write_json(TASK, task_facts(self.setup.task, self._fingerprint))
                 # `out` is not part of the experiment. The recipe is written last: with it, the folder holds a run
                 self.folder.describe(self.recipe.with_(out=None).to_yaml())
+            self.folder.begin()
+            self.callbacks.on_start(self.recipe, self.folder.path)
             if choice := engine.choice():
                 self.folder.write_json(ENGINE, {"name": engine.name, **choice})
             self._notes = [
                 *self.task.network.notes(self.task.shape, self.task.classes),
-                *_frozen(engine.server_workspace),
+                *(note for workspace in engine.server_workspace.variants for note in _frozen(workspace)),
+                *(note for variant in self.setup.variants for note in notes_of(variant.feature_caches)),
             ]
             for hint in (*self._notes, *engine.hints()):
                 HINTS.info(hint)
             for round in range(len(self.history) + 1, self.recipe.training.rounds + 1):
-                if self._stops_early:
+                if self._stops_early or self.callbacks.stopped is not None:
                     break
                 if interrupts.asked is not None:
                     self._stop(interrupts.asked)
@@ -198,20 +220,78 @@ class Experiment:
                     raise
                 self.history.append(without_nan(record))
                 self.folder.record(record)
-                writers(record)
-                if self.on_round is not None:
-                    self.on_round(record)
-                if self.stopping is not None and self.stopping.improved(self.history):
-                    self.best.keep(self.server.saved())
                 ends = round == self.recipe.training.rounds or self._stops_early
+                if self.stopping is not None:
+                    if ends and self._extends:
+                        self._save_extensible(self.stopping)  # before the best state replaces the last one
+                    self._keep_if_best(self.stopping, self.history)
+                self._call_back(record, ends)
                 if not ends and self._checkpoint_due(round):
                     self._save()
-            restored = None if self.stopping is None else self._restore_best(engine)
-            return self._finish(engine.server_workspace.unshared(), restored)
+            restored = self._final_evaluation(engine)
+            unshared = [workspace.unshared() for workspace in engine.server_workspace.variants]
+            summary = self._finish(unshared, restored)
+            self.callbacks.on_end(summary)
+            return summary
+
+    def _call_back(self, record: RoundRecord, ends: bool) -> None:
+        """Call the callbacks with a round's record; if one fails, write a checkpoint first, unless the run ends."""
+        try:
+            self.callbacks.on_round(record, self.evaluator.rows)
+        except RunError as error:
+            if not ends:
+                self._save()
+            error.add_note(f"the rounds so far are saved; resume with: {self._how_to_resume}")
+            raise
+        if self.on_round is not None:
+            self.on_round(record)
 
     @property
     def _stops_early(self) -> bool:
         return self.stopping is not None and self.stopping.due(self.history)
+
+    @property
+    def _stopped(self) -> str | None:
+        """The reason why a callback ended the run before its last round."""
+        return self.callbacks.stopped if len(self.history) < self.recipe.training.rounds else None
+
+    @property
+    def _extends(self) -> bool:
+        """Whether more rounds can follow later.
+
+        They cannot in a deployment, whose clients agreed to a number of rounds, nor after an early stop.
+        """
+        if not self.recipe.storage.final_checkpoint or self.task.elsewhere or self._stopped is not None:
+            return False
+        if self.stopping is None:
+            return True
+        ended = len(self.history) == self.recipe.training.rounds
+        return ended and not self.stopping.due([*self.history[:-1], self._extensible])
+
+    def _save_extensible(self, stopping: EarlyStopping | None = None) -> None:
+        """Write a checkpoint of the last round as it would be if more rounds followed."""
+        history = [*self.history[:-1], self._extensible]
+        if stopping is not None:
+            self._keep_if_best(stopping, history)
+        self._save(history)
+
+    def _keep_if_best(self, stopping: EarlyStopping, history: list[RoundRecord]) -> None:
+        """Copy the current state if the last round of the history is its best."""
+        if stopping.improved(history):
+            self.best.keep(self.server.saved())
+
+    def _final_evaluation(self, engine: Engine) -> Measures | None:
+        """Evaluate all clients at the end of a run that stopped early, and store their models.
+
+        Returns:
+            With `training.patience`, the evaluation of the restored state of the best round.
+        """
+        if self.stopping is not None:
+            return self._restore_best(engine)
+        if self._stopped is not None:
+            last = self._evaluate(engine, len(self.history), final=True)
+            self.history[-1] |= cast(RoundRecord, without_nan(last))
+        return None
 
     def _restore_best(self, engine: Engine) -> Measures:
         """Restore the state of the best round, evaluate all clients with it and store the models."""
@@ -236,8 +316,8 @@ class Experiment:
 
     def _restore(self, device: torch.device) -> None:
         """Restore the state of the last checkpoint; metrics of later rounds are dropped."""
-        rounds, parts = self.recipe.training.rounds, signature(self.server.parts.named_tensors())
-        checkpoint, server = self.checkpoints.load(self._stores, device, parts, before=rounds)
+        rounds = self.recipe.training.rounds
+        checkpoint, server = self.checkpoints.load(self._stores, device, self._shapes_of, before=rounds)
         warn_of_other_versions(self.folder.path)
         notes = checked_notes(checkpoint, self.folder.path)
         refuse_other_data(self.task, self._fingerprint, notes["task"])
@@ -248,6 +328,10 @@ class Experiment:
         self._start -= notes["seconds"]
         reopen(self.folder.path, rounds)
         self.folder.cut_back(self.history)
+
+    def _shapes_of(self, client: int) -> Signature:
+        """Return the types and shapes of a client's parts."""
+        return self.setup.of(client).shapes if client < self.task.clients else {}
 
     def _stop(self, signal: int) -> NoReturn:
         """Write a checkpoint and raise `Interrupted`, between two rounds."""
@@ -290,7 +374,7 @@ class Experiment:
         start = perf_counter()
         training = self.recipe.training
         traffic = RecordMessages(self.trust.around(engine), self.ledger)
-        round = self._begin(self._layered(engine, traffic), number)
+        round = self._begin(engine, self._layered(engine, traffic), number)
         self.method.combine(self.server, self.trust.sealed(round.answers))
         round.commit()
         record: RoundRecord = {
@@ -313,7 +397,8 @@ class Experiment:
             record |= cast(RoundRecord, self._evaluate(engine, number, final=last and self.stopping is None))
         record["seconds"] = perf_counter() - start
         if last:
-            trained |= cast(RoundRecord, self.evaluator.interim() if due else {})
+            interim = self.evaluator.interim() if self.stopping is None else self.evaluator.measures()
+            trained |= cast(RoundRecord, interim if due else {})
             trained["seconds"] = record["seconds"]
             self._extensible = without_nan(trained)
         return record
@@ -328,17 +413,17 @@ class Experiment:
     def _layered(self, engine: Engine, traffic: Runner) -> Runner:
         """Wrap the engine for a round; from the outside in: validation, encoding, the ledger, the engine."""
         inner = self._encoding(engine, engine if self.method.pooled else traffic)  # pooled: no messages to record
-        return ValidateResults(inner, signature(engine.server_workspace.sent))
+        return ValidateResults(inner, self.trust.expected(signature(engine.server_workspace.sent)))
 
     def _encoding(self, engine: Engine, inner: Runner) -> Runner:
         codec = self.setup.codec
         encodes = codec.up is not None or codec.down is not None
         return EncodeMessages(inner, codec, engine.server_workspace) if encodes else inner
 
-    def _begin(self, engine: Runner, number: int) -> Round:
+    def _begin(self, engine: Engine, layered: Runner, number: int) -> Round:
         """Start a round and wait for `min_clients` answers; if fewer arrive, retry with other clients."""
         training = self.recipe.training
-        needed = 0 if self.sampling.poisson else training.min_clients  # a Poisson sample may be empty
+        least = 0 if self.sampling.poisson else training.min_clients  # a Poisson sample may be empty
         asked: set[int] = set()
         for attempt in range(ATTEMPTS):
             chosen = self.sampling.draw(number, attempt, asked)
@@ -347,13 +432,18 @@ class Experiment:
             answer = self._answer()
             # created before the first client answers: answers change the server's state
             messages = {client: answer(client) for client in chosen}
+            needed = self.trust.begin(engine, self.ledger, number, attempt, chosen, self._samples, least)
             skip = training.on_error == "skip"
             name_of = self.task.federation.name
-            round = Round(number, chosen, messages, engine, self.memory, attempt, skip, self._shown, name_of)
+            round = Round(number, chosen, messages, layered, self.memory, attempt, skip, self._shown, name_of)
             if round.has(needed):
                 return round
-            round.refuse_too_few(needed, last=attempt == ATTEMPTS - 1)
+            round.refuse_too_few(needed, last=attempt == ATTEMPTS - 1, masked=needed > least)
         raise AssertionError("the last attempt raises")
+
+    def _samples(self, client: int) -> int:
+        """Return the number of training samples of a client."""
+        return len(self.task.samples(client))
 
     def _answer(self) -> Answer:
         """Return a function from client to server message: one shared message, unless `message_for` is overridden."""
@@ -362,21 +452,25 @@ class Experiment:
         shared = Message(FlatState.of(self.method.message_for(self.server, EVERYONE)))
         return lambda client: shared
 
-    def _finish(self, unshared: State, restored: Measures | None = None) -> Summary:
+    def _finish(self, unshared: list[State], restored: Measures | None = None) -> Summary:
         """Write the final files of the run folder and return the summary.
 
         Args:
-            unshared: Initial values of unshared parts.
-            restored: The evaluation of the restored state of the best round, with early stopping.
+            unshared: Initial values of unshared parts, for each network.
+            restored: The evaluation of the restored state of the best round, with `training.patience`.
         """
         notes = [*self.task.federation.notes, *self._notes, *self.trust.notes]
         evaluation = self.recipe.evaluation
         if self.stopping is not None:
             notes.append(self.stopping.note(self.history, self.recipe.training.rounds))
-            restored = without_nan(restored)
+        if self._stopped is not None:
+            notes.append(f"stopped after round {len(self.history)} of {self.recipe.training.rounds}: {self._stopped}")
+        restored = without_nan(restored)
         figures = summary_of(self.history, evaluation.summary, notes, name=evaluation.measure, restored=restored)
         if self.stopping is not None:
             figures["restored"] = figures["best"].get("round", len(self.history))
+        if self._stopped is not None:
+            figures["stopped"] = self._stopped
         figures["seconds"] = self._seconds
         run: Summary = {
             "method": self.method.name,
@@ -387,13 +481,14 @@ class Experiment:
         }
         summary = run | cast(Summary, figures)
         self.folder.write_model("server", self.server.state)
-        self.folder.write_model("initial", unshared)
+        for number, values in enumerate(unshared):
+            self.folder.write_model(initial_file(number), values)
         self.folder.write_lines(CLIENTS, self.evaluator.rows())
         self.folder.write_json(LEDGER, self.ledger.to_json())
         self.folder.write_json(SUMMARY, summary)
-        # Clients of a deployment have agreed to the number of rounds; early stopping has restored an earlier state.
-        if self.recipe.storage.final_checkpoint and not self.task.elsewhere and self.stopping is None:
-            self._save([*self.history[:-1], self._extensible])
+        if self._extends:
+            if self.stopping is None:
+                self._save_extensible()
             self.checkpoints.keep_last()
         else:
             self.checkpoints.remove()
@@ -404,9 +499,11 @@ def _frozen(workspace: Workspace) -> Iterator[str]:
     """Yield a remark about parts that the recipe freezes."""
     fixed = {name: tensor for name, tensor in workspace.tensors.items() if under(name, workspace.fixed)}
     if fixed:
+        parts = dict.fromkeys(str(frozen_part(name, workspace.fixed)) for name in fixed)
+        field = "model.lora" if "lora" in workspace.setup.task.network.options else "model.freeze"
         yield (
-            f"model.freeze: {', '.join(workspace.fixed)}: {len(fixed)} tensors ({nbytes(fixed):,} bytes) stay fixed; "
+            f"{field}: {', '.join(parts)}: {len(fixed)} tensors ({nbytes(fixed):,} bytes) stay fixed; "
             "they are not trained, sent or stored for clients"
         )
         if workspace.setup.method.up and not workspace.sent:
-            yield f"model.freeze: {workspace.setup.method.name} has nothing left to send, so clients learn alone"
+            yield f"{field}: {workspace.setup.method.name} has nothing left to send, so clients learn alone"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from fedloom.core.compression import Codec
-from fedloom.core.failures import Failure
+from fedloom.core.failures import NOT_FINITE, Failure
 from fedloom.core.job import ENCODED, Job, Result, Runner
 from fedloom.core.message import Message, MessageError, Signature, is_count, mismatch
 from fedloom.core.workspace import Workspace
@@ -99,5 +99,5 @@ class ValidateResults:
         if message.client != result.client or not is_count(message.samples):
             return f"it claims to be client {message.client} with {message.samples} samples"
         if name := message.not_finite():
-            return f"'{name}' has values that are not finite; a smaller learning rate may help"
+            return f"'{name}' {NOT_FINITE}"
         return None

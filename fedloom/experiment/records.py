@@ -91,6 +91,8 @@ class RoundRecord(Measures, total=False):
     """Number of hostile clients among the participants; only with `attack`."""
     epsilon: Known
     """Privacy budget ε spent so far; only with `privacy`."""
+    quantisation: float
+    """Largest difference between an averaged value and the plain mean, by fixed-point numbers; only with `secure`."""
     train_seconds: float
     """Seconds for training and combining."""
     seconds: float
@@ -124,6 +126,8 @@ class Figures(Measures, total=False):
     restored: Count
     """The round whose state was restored at the end, which models and figures belong to; only with
     `training.patience`."""
+    stopped: str
+    """Why a callback ended the run before its last round; only then."""
     up_bytes: Count
     """Bytes that a client sent to the server per round; mean over rounds."""
     down_bytes: Count
@@ -186,6 +190,14 @@ class Named(TypedDict):
 
 
 @with_config(CHECKED)
+class NetworkFacts(Named):
+    """The network of a run; if clients have different networks, all of them and the number of each client's."""
+
+    networks: NotRequired[Annotated[list[Named], Field(min_length=1)]]
+    numbers: NotRequired[list[Count]]
+
+
+@with_config(CHECKED)
 class ImageFacts(TypedDict):
     """Classes, shape, type and normalisation of inputs, as `InputFormat` writes them."""
 
@@ -200,7 +212,7 @@ class ImageFacts(TypedDict):
 class TaskFacts(ImageFacts):
     """The contents of task.json: facts about the data that are needed to use a model without the data."""
 
-    model: Named
+    model: NetworkFacts
     clients: Count
     newcomers: list[Count]
     names: NotRequired[list[str]]
@@ -209,7 +221,7 @@ class TaskFacts(ImageFacts):
     fingerprint: str
 
 
-LOWER_IS_BETTER = ("loss", "ece")
+LOWER_IS_BETTER = ("loss", "ece", "backdoor")
 """Figures of which the smallest value is the best."""
 ROUND = ("lr", "clients", "loss", "up_bytes", "down_bytes", "failed", "train_seconds", "seconds")
 """Fields that every line of metrics.jsonl has."""

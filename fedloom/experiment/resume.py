@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
+from fedloom.config.loading import flat, is_free
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.reading import CHECKED, conforming, read_json
@@ -25,14 +26,14 @@ from fedloom.experiment.run_folder import (
     SUMMARY,
     finished,
     holds_run,
+    read_rounds,
     stored_values,
     stored_versions,
     versions,
 )
+from fedloom.experiment.selection import EarlyStopping
 from fedloom.trust.ledger_file import LedgerFile
 
-FREE = ("engine", "storage", "out", "log", "data.dir", "sweep.parallel")
-"""Fields that may change when a run is resumed: they affect where and how fast it runs, not its results."""
 EXTENDED = ("training.rounds",)
 """Fields that `fedloom resume` may change although they affect results."""
 log = logging.getLogger("fedloom")
@@ -58,11 +59,25 @@ def finished_summary(recipe: Recipe, *, warn: bool = True, extend: bool = False)
         _refuse_other_rounds(stored, summary, rounds, folder)
         stored = stored.with_(**{"training.rounds": rounds})
     refuse_differences(recipe.resolved(), stored.resolved(), folder)
-    if summary is None or summary["rounds"] < rounds:  # fewer: the process was killed in `reopen`
+    if summary is None:
+        return None
+    ended = "stopped" in summary or _stopped_early(stored, folder)
+    if summary["rounds"] < rounds and not ended:  # the process was killed in `reopen`
         return None
     if warn:
         log.warning("the run in '%s' is finished: there is nothing to resume", folder)
     return summary
+
+
+def _stopped_early(stored: Recipe, folder: Path) -> bool:
+    """Whether a finished run ended because of `training.patience`, as every run with more rounds would."""
+    patience, evaluation = stored.training.patience, stored.evaluation
+    if patience is None:
+        return False
+    history = read_rounds(folder)
+    if len(history) % evaluation.every:  # the last round is always evaluated; with more rounds it would not have been
+        history = history[:-1]
+    return EarlyStopping(patience, evaluation.measure).due(history)
 
 
 def _refuse_other_rounds(stored: Recipe, summary: Summary | None, rounds: int, folder: Path) -> None:
@@ -76,6 +91,14 @@ def _refuse_other_rounds(stored: Recipe, summary: Summary | None, rounds: int, f
         )
     if summary is not None and rounds < summary["rounds"]:
         raise UserError(f"{wrong}'{folder}' has finished {summary['rounds']} rounds; choose more, or {new_run}")
+    if summary is not None and _stopped_early(stored, folder):
+        raise UserError(
+            f"{wrong}'{folder}' stopped after round {summary['rounds']} because of training.patience = "
+            f"{training.patience}, and would stop there with more rounds, too; to train longer, start a new run with a "
+            f"larger training.patience and --out ANOTHER"
+        )
+    if summary is not None and "stopped" in summary:
+        raise UserError(f"{wrong}a callback stopped '{folder}' after round {summary['rounds']}; {new_run}")
     if summary is not None and not any((folder / CHECKPOINTS).glob("round-*.json")):
         raise UserError(
             f"{wrong}'{folder}' is finished and has no checkpoint to continue from (storage.final_checkpoint is false, "
@@ -181,7 +204,7 @@ def fingerprint(task: Task) -> str:
 
     In a deployment, clients' data may grow between rounds: the hash covers only shape, classes and newcomers.
     """
-    images = task.dataset.images
+    images = task.dataset.inputs
     shape = task.shape if task.elsewhere else tuple(images.shape)
     digest = hashlib.sha256(repr((shape, task.dataset.classes, task.federation.newcomers)).encode())
     if task.elsewhere:
@@ -195,17 +218,3 @@ def fingerprint(task: Task) -> str:
         digest.update(len(array).to_bytes(8, "little"))
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-def is_free(path: str) -> bool:
-    """Return whether a field may change when a run is resumed."""
-    return any(path == part or path.startswith(part + ".") for part in FREE)
-
-
-def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield a recipe's fields as (path, value)."""
-    if not isinstance(values, Mapping):
-        yield prefix, list(values) if isinstance(values, tuple) else values
-        return
-    for name, value in values.items():
-        yield from flat(value, f"{prefix}.{name}".lstrip("."))

@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from fedloom.core.failures import Failure, RoundError
+from fedloom.core.failures import CAUSES, NOT_FINITE, Failure, RoundError
 from fedloom.core.job import Job, Result, Runner
 from fedloom.core.message import Message
 from fedloom.experiment.client_store import ClientStore
@@ -31,7 +31,7 @@ class Round:
     skip_errors: bool = False
     """Whether a client that raises an exception is left out; otherwise it ends the run."""
     shown: set[str] = field(default_factory=set)
-    """Errors whose tracebacks have been logged; each is logged once per run."""
+    """Errors that have been explained in the log; each is explained once per run."""
     name_of: Callable[[int], str] = "client {}".format
     """Returns the name of a client, for the log."""
 
@@ -48,6 +48,7 @@ class Round:
         self.memory.discard()
         self._loss = 0.0
         self._raised: tuple[int, Failure] | None = None
+        self._diverged: int | None = None
         self._first: deque[Message] = deque()
         self._results = self.engine.run(self._jobs())
         self.answers: Iterator[Message] = self._stream()
@@ -78,8 +79,13 @@ class Round:
         """Mean training loss over samples."""
         return self._loss / self.samples if self.samples else None
 
-    def refuse_too_few(self, needed: int, *, last: bool) -> None:
+    def refuse_too_few(self, needed: int, *, last: bool, masked: bool = False) -> None:
         """Log that too few clients answered and the round will be retried with other clients.
+
+        Args:
+            needed: Number of clients that had to answer.
+            last: Whether this was the last attempt.
+            masked: Whether secure aggregation needs them, and not `training.min_clients`.
 
         Raises:
             RoundError: This was the last attempt.
@@ -90,12 +96,19 @@ class Round:
         answered = len(self.clients) - self.failed.total()
         why = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(self.failed.items()))
         words = f"round {self.number}: {answered} of {len(self.clients)} clients answered ({why})"
+        if last and self._diverged is not None and self.failed["invalid"] == self.failed.total():
+            raise RoundError(
+                f"{words}: the training of {self.name_of(self._diverged)} and others diverged; lower "
+                "training.optimizer.lr, or see the other causes in the log above"
+            )
+        field = "secure.threshold" if masked else "training.min_clients"
+        rule = f"{field} needs {needed} of them" if masked else f"{field} = {needed}"
         if last:
             raise RoundError(
-                f"{words}, but training.min_clients = {needed}; retries with other clients failed too: see the log "
-                "above, and lower training.min_clients or raise training.fraction"
+                f"{words}, but {rule}; retries with other clients failed too: see the log above, and lower {field} or "
+                "raise training.fraction"
             )
-        log.warning(f"{words}; training.min_clients = {needed}, so the round is retried with other clients")
+        log.warning(f"{words}; {rule}, so the round is retried with other clients")
 
     def _jobs(self) -> Iterator[Job]:
         for client in self.clients:
@@ -134,4 +147,11 @@ class Round:
         if own and failure.why not in self.shown:
             self.shown.add(failure.why)
             words += f"\n{failure.trace}(shown once; training.on_error = 'stop' would end the run here)"
+        if failure.kind == "invalid" and NOT_FINITE in failure.why:
+            self._diverged = client if self._diverged is None else self._diverged
+            if NOT_FINITE in self.shown:
+                log.info(words)  # later clients are counted in the rounds' records
+                return
+            self.shown.add(NOT_FINITE)
+            words += f"; {CAUSES} (reported once)"
         log.warning(words)

@@ -3,11 +3,12 @@
 import json
 import platform
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save
@@ -15,21 +16,33 @@ from torch import Tensor
 
 from fedloom.config.loading import read_yaml
 from fedloom.core import registry, trusted_code
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, brief
 from fedloom.core.reading import read_json, read_lines, without_nan
 from fedloom.core.state import serialisable
 from fedloom.experiment.files import unwritable, write_whole
-from fedloom.experiment.lock import RunLock
+from fedloom.experiment.lock import RunLock, holder
 from fedloom.experiment.records import ROUND, SUMMARISED, ClientRow, RoundRecord, Summary, TaskFacts
 from fedloom.models import weights
 
 RECIPE, METRICS, SUMMARY, VERSIONS = "recipe.yaml", "metrics.jsonl", "summary.json", "versions.json"
 CLIENTS, TASK, ENGINE = "clients.jsonl", "task.json", "engine.json"
+FAILURE = "failed.txt"
+"""File with the error that ended a run; removed when the run is resumed."""
+INITIAL = "initial"
+"""Name of the model file with the initial values of parts that the server does not hold."""
 REPEAT = "repeat the run with its recipe.yaml"
 FORMAT = 2
 """Format of run folders, stored in versions.json. Version 0.1 wrote format 1, without storing the number."""
 PACKAGES = ("fedloom", "torch", "numpy", "scikit-learn", "safetensors", "pydantic")
 """Packages whose versions are stored in versions.json."""
+
+
+def initial_file(kind: int) -> str:
+    """Return the name of the model file with the initial values of one of the clients' networks."""
+    return INITIAL if kind == 0 else f"{INITIAL}-{kind:05d}"
+
+
+RunState = Literal["finished", "running", "killed", "failed", "stopped"]
 
 
 class RunFolder:
@@ -56,6 +69,7 @@ class RunFolder:
             for left in path.glob(".memory-*"):  # left by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
             self._metrics = (path / METRICS).open("ab", buffering=0)
+            self._begun = False
         except OSError as error:
             self._lock.release()
             raise unwritable(Path(error.filename or path), error) from error
@@ -114,6 +128,23 @@ class RunFolder:
             raise unwritable(path.parent, error) from error
         write_whole(path, save(serialisable(state)))
 
+    def begin(self) -> None:
+        """Note that rounds follow: from now on the folder's former failure is past, and an error is a new one."""
+        (self.path / FAILURE).unlink(missing_ok=True)
+        self._begun = True
+
+    @contextmanager
+    def noting_failure(self) -> Iterator[None]:
+        """Write the error that ends the run to failed.txt; before `begin`, nothing is written."""
+        try:
+            yield
+        except Exception as error:
+            if not self._begun:
+                raise
+            with suppress(OSError, UserError):
+                write_whole(self.path / FAILURE, f"{type(error).__name__}: {brief(error)}\n".encode())
+            raise
+
     def close(self) -> None:
         """Close the metrics file and release the lock."""
         self._metrics.close()
@@ -126,6 +157,15 @@ def holds_run(path: Path) -> bool:
         return (path / RECIPE).exists()
     except OSError as error:  # for example, a name that is too long
         raise UserError(f"out = '{path}' cannot be created: {error.strerror}; choose another folder") from None
+
+
+def run_state(folder: Path) -> RunState:
+    """Return the state of the run in a folder: `stopped` runs have written a checkpoint, `killed` ones may not."""
+    if (folder / SUMMARY).exists():
+        return "finished"
+    if (held := holder(folder)) is not None:
+        return "running" if held == "alive" else "killed"
+    return "failed" if (folder / FAILURE).exists() else "stopped"
 
 
 def stored_values(folder: Path) -> dict[str, Any]:

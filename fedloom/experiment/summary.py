@@ -10,7 +10,8 @@ from typing import Literal, cast, get_args
 
 import numpy as np
 
-from fedloom.core.scores import Scores
+from fedloom.core.metrics import Metric
+from fedloom.core.scores import BACKDOOR, Scores
 from fedloom.experiment.records import LOWER_IS_BETTER, Figures, Measures, RoundRecord, measure
 from fedloom.experiment.selection import best_round
 
@@ -100,10 +101,8 @@ def summarise(values: Sequence[float], rule: str) -> float:
     return float(np.median(last) if kind == "median" else last.mean())
 
 
-FURTHER = re.compile(
-    r"_((balanced_accuracy|macro_f1|auc|ece)(_weighted|_std|_worst|_clients)?"
-    r"|loss_(unweighted|weighted|std|worst|clients))$"
-)
+FIGURES = "|".join((*get_args(Metric), BACKDOOR))
+FURTHER = re.compile(rf"_(({FIGURES})(_weighted|_std|_worst|_clients)?|loss_(unweighted|weighted|std|worst|clients))$")
 """Fields of `figures_of`."""
 Accuracy = Literal[
     "global_accuracy", "personal_accuracy", "personal_weighted", "personal_std", "personal_worst", "newcomer_accuracy",

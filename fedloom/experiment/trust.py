@@ -1,22 +1,34 @@
-"""The recipe sections `robust`, `attack` and `privacy`, set up for one experiment."""
+"""The recipe sections `robust`, `attack`, `privacy` and `secure`, set up for one experiment."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.job import Runner
-from fedloom.core.message import Message
+from fedloom.core.message import Message, Signature
 from fedloom.core.method import Method
 from fedloom.core.server import Combination
+from fedloom.core.task import Task
+from fedloom.core.trigger import Trigger
+from fedloom.engines import Engine
 from fedloom.experiment.records import RoundRecord
 from fedloom.experiment.sampling import Sampling
 from fedloom.trust.access import SealedMessages, use_of_messages
 from fedloom.trust.attack import Attack, FalsifyMessages
+from fedloom.trust.buckets import seeded_orders, system_orders
+from fedloom.trust.ledger import Ledger
 from fedloom.trust.privacy import PrivateAverage, Spending, seeded_normals, system_normals
 from fedloom.trust.robust import RobustAverage
 
+if TYPE_CHECKING:
+    from fedloom.experiment.secure import SecureRounds
+
 SIMULATED = "privacy is simulated: the noise follows from the seed, so those who know the seed can subtract it"
+SHOWN = 20
+"""Number of hostile clients that the summary names."""
 log = logging.getLogger("fedloom")
 
 
@@ -37,12 +49,17 @@ class Trust:
             )
         self.method = method
         self.combination: Combination | None = None
-        self.attack = Attack(attack, clients, recipe.seed, uncounted=method.by.values()) if attack else None
+        self.attack = Attack(attack, clients, recipe.seed, by=method.by) if attack else None
         self.spending: Spending | None = None
         self.notes: list[str] = []
         """Remarks for the run's summary."""
+        if self.attack is not None:
+            hostile = sorted(self.attack.hostile)
+            shown = ", ".join(map(str, hostile[:SHOWN])) + (", …" if len(hostile) > SHOWN else "")
+            self.notes.append(f"attack.kind = '{self.attack.settings.kind}': {len(hostile)} hostile clients: {shown}")
         if robust is not None:
-            self.combination = RobustAverage(robust, method, participants)
+            orders = system_orders if deployed else seeded_orders(recipe.seed)
+            self.combination = RobustAverage(robust, method, participants, orders)
         if privacy is not None:
             fraction = recipe.training.fraction
             planned = fraction * len(clients) if sampling.poisson else participants
@@ -51,6 +68,9 @@ class Trust:
             if not deployed:
                 self.notes.append(SIMULATED)
             self.spending = Spending(privacy, len(clients), fraction, participants)
+        self.secure = _secure_rounds(recipe, method, participants)
+        if self.secure is not None:
+            self.combination = self.secure.average
         if self.combination is not None and use_of_messages(method) == "unknown":
             log.warning(
                 "%s: how the combine of method.name = '%s' uses messages cannot be determined in advance; the run "
@@ -58,9 +78,49 @@ class Trust:
                 "robust" if robust else "privacy", method.name,
             )  # fmt: skip
 
-    def around(self, engine: Runner) -> Runner:
-        """Wrap the engine so that hostile clients falsify their messages; without an attack, return it unchanged."""
-        return engine if self.attack is None else FalsifyMessages(engine, self.attack)
+    def poisoned(self, task: Task) -> Task:
+        """Return the task with hostile clients' falsified training data; without a data attack, return it unchanged."""
+        return task if self.attack is None else self.attack.poisoned(task)
+
+    def trigger(self, task: Task) -> Trigger | None:
+        """Return the trigger of a backdoor attack; None without one."""
+        return None if self.attack is None else self.attack.trigger(task)
+
+    def around(self, engine: Engine) -> Runner:
+        """Wrap the engine so that hostile clients falsify their messages and all clients mask them."""
+        wrapped: Runner = engine
+        if self.attack is not None and self.attack.settings.falsifies_messages:
+            wrapped = FalsifyMessages(engine, self.attack)
+        return wrapped if self.secure is None else self.secure.around(wrapped, engine)
+
+    def begin(
+        self,
+        engine: Engine,
+        ledger: Ledger,
+        round: int,
+        attempt: int,
+        clients: list[int],
+        samples: Callable[[int], int],
+        needed: int,
+    ) -> int:
+        """Prepare a round, or another attempt at it, and return the number of clients that must respond.
+
+        Args:
+            engine: Reaches the clients.
+            ledger: Records keys and shares of secure aggregation.
+            round: Number of the round.
+            attempt: Number of earlier attempts at this round.
+            clients: The round's clients.
+            samples: Returns the number of training samples of a client.
+            needed: Number of clients that must respond without secure aggregation.
+        """
+        if self.secure is None:
+            return needed
+        return max(needed, self.secure.begin(engine, ledger, round, attempt, clients, samples))
+
+    def expected(self, sent: Signature) -> Signature:
+        """Return the tensors of a client's message as the server gets it."""
+        return sent if self.secure is None else self.secure.average.contribution(sent).signature
 
     def sealed(self, messages: Iterator[Message]) -> Iterator[Message]:
         """Return the messages for a method's `combine`; if a rule replaces the mean, only this rule can read them."""
@@ -72,3 +132,15 @@ class Trust:
             record["hostile"] = len(self.attack.hostile.intersection(chosen))
         if self.spending is not None:
             record["epsilon"] = self.spending.epsilon(record["round"]) if self.method.up else 0.0
+        if self.secure is not None:
+            record["quantisation"] = self.secure.average.error
+
+
+def _secure_rounds(recipe: Recipe, method: Method, participants: int) -> "SecureRounds | None":
+    if recipe.secure is None:
+        return None
+    if find_spec("cryptography") is None:
+        raise UserError("secure: the package cryptography is not installed: pip install 'fedloom[secure]'")
+    from fedloom.experiment.secure import SecureRounds
+
+    return SecureRounds(recipe.secure, recipe.privacy, method, participants, recipe.seed)

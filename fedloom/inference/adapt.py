@@ -15,9 +15,10 @@ from torch import Tensor
 from fedloom import methods, objectives
 from fedloom.core.client import Client
 from fedloom.core.errors import UserError, nearest
-from fedloom.core.optimizers import OptimizerSettings, Training
+from fedloom.core.optimizers import OptimizerSettings
 from fedloom.core.rng import numpy_generator
 from fedloom.core.state import under
+from fedloom.core.training import Training
 from fedloom.inference.image_model import chunks
 from fedloom.inference.trained_model import TrainedModel, blank_workspace
 from fedloom.methods.addons.heads import Head, Headed, classify
@@ -42,6 +43,11 @@ class HeadFitter:
     ):  # fmt: skip
         if head not in HEADS:
             raise UserError(f"--head {head}: {nearest(head, HEADS)}")
+        if base.multilabel:
+            raise UserError(
+                f"--head {head}: heads for newcomers need one class per sample, and this run has several labels per "
+                "sample; use its global model"
+            )
         method = methods.get(f"fedavg+{head}", head_epochs=1, head_steps=steps)
         assert isinstance(method, Headed)
         self.head, self.method = head, method
@@ -54,7 +60,7 @@ class HeadFitter:
         self.start = self.workspace.initial | {
             name: value for name, value in extractor.items() if name in self.workspace.initial
         }
-
+        self.workspace.start_from(self.start)
         self._refuse_another_representation(base)
 
     @torch.no_grad()
@@ -128,7 +134,7 @@ def adapt(
     """Fit a classifier for a new client on a model's frozen representation.
 
     Args:
-        base: The model whose representation is used, such as `TrainedRun.representation()`.
+        base: The model whose representation is used, such as `Run.representation()`.
         images: The client's images, uint8 [N, C, H, W].
         labels: Index of each image's class.
         classes: Class names.

@@ -81,7 +81,9 @@ def describe(model: TrainedModel) -> dict[str, str]:
     return {
         "classes": json.dumps(model.classes),
         "input": f"images: uint8 [batch, {height}, {width}, {channels}], {'grey' if channels == 1 else 'RGB'}",
-        "output": "logits: float32 [batch, classes]",
+        "output": "logits: float32 [batch, labels]; apply sigmoid"
+        if model.multilabel
+        else ("logits: float32 [batch, classes]"),
         "method": model.method.name,
     }
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import UserError
+from fedloom.core.input_format import InputFormat
 from fedloom.core.protocols import ModelFactory, Objective
-from fedloom.core.task import InputFormat, Task
+from fedloom.core.task import Task
 from fedloom.data import Dataset, Federation
 
 CHUNK = 512
@@ -39,8 +40,13 @@ class ImageModel(nn.Module):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names, in the order of the logits."""
+        """Names of classes or labels, in the order of the logits."""
         return self.form.classes
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether an image can have several labels, whose probabilities are the sigmoids of the logits."""
+        return False
 
     def forward(self, images: Any) -> Tensor:
         """Compute logits.
@@ -119,7 +125,7 @@ class ImageModel(nn.Module):
 
     @torch.no_grad()
     def probabilities(self, images: Any) -> np.ndarray:
-        """Compute class probabilities, in chunks of images.
+        """Compute the probabilities of classes, or of labels if a sample can have several, in chunks of images.
 
         Args:
             images: Images in a supported format; see `ImageModel`.
@@ -130,7 +136,8 @@ class ImageModel(nn.Module):
         Raises:
             UserError: The images have an unsupported shape or type, or the model has no classifier.
         """
-        return torch.cat([self(chunk).softmax(1) for chunk in chunks(images)]).cpu().numpy()
+        logits = torch.cat([self(chunk) for chunk in chunks(images)])
+        return (logits.sigmoid() if self.multilabel else logits.softmax(1)).cpu().numpy()
 
 
 def chunks(images: Any) -> Sequence[Any]:
@@ -140,12 +147,17 @@ def chunks(images: Any) -> Sequence[Any]:
     return [images[start : start + CHUNK] for start in range(0, len(images), CHUNK)]
 
 
+def blank_labels(classes: Sequence[str], *, multilabel: bool) -> Tensor:
+    """Return the labels of one blank image."""
+    return torch.zeros(1, len(classes), dtype=torch.uint8) if multilabel else torch.zeros(1, dtype=torch.int64)
+
+
 def blank_task(form: InputFormat, network: ModelFactory, objective: Objective) -> Task:
     """Create a task with one blank image, sufficient to build networks."""
     dataset = Dataset(
         name="",
-        images=torch.zeros(1, *form.shape, dtype=getattr(torch, form.dtype)),
-        labels=torch.zeros(1, dtype=torch.int64),
+        inputs=torch.zeros(1, *form.shape, dtype=getattr(torch, form.dtype)),
+        labels=blank_labels(form.classes, multilabel=objective.multilabel),
         test=torch.zeros(1, dtype=torch.bool),
         classes=form.classes,
     )

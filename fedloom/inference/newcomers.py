@@ -17,8 +17,11 @@ from fedloom import methods, objectives
 from fedloom.core.errors import UserError
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
+from fedloom.core.rng import numpy_generator
+from fedloom.core.setup import Setup
 from fedloom.core.task import Task
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.data import Dataset, federate, limit, load
 from fedloom.data.augment import parse_augment
 from fedloom.data.dataset import resize
@@ -42,6 +45,17 @@ class NewcomerData:
     clients: tuple[int, ...]
     own: bool
     """Whether the classes are the run's, so that its classifiers apply."""
+
+    def with_labelled(self, count: int, seed: int) -> "NewcomerData":
+        """Return the same newcomers with at most `count` labelled training samples each, drawn by client and seed.
+
+        The samples of a smaller count are among those of a larger one.
+        """
+        train = list(self.task.federation.train)
+        for client in self.clients:
+            order = numpy_generator(seed, "labelled", client).permutation(len(train[client]))
+            train[client] = np.sort(train[client][order[:count]])
+        return replace(self, task=replace(self.task, federation=replace(self.task.federation, train=train)))
 
 
 def held_out(run: TrainedRun) -> NewcomerData:
@@ -78,7 +92,7 @@ def from_dataset(
     dataset = load(name, folder=folder, size=max(height, width))
     if most is not None:
         dataset = limit(dataset, most, seed)
-    dataset = replace(dataset, images=in_channels(resize(dataset.images, (height, width)), channels))
+    dataset = replace(dataset, inputs=in_channels(resize(dataset.inputs, (height, width)), channels))
     federation = federate(dataset, clients=clients, partition=partition, split=split, seed=seed)
     task = Task(dataset, federation, factory_of(run.facts["model"]), objectives.get("labels"))
     return NewcomerData(task, tuple(range(len(federation))), own=False)
@@ -107,8 +121,9 @@ def evaluate_newcomers(
     classes = task.dataset.classes
     shared = _shared_model(run) if data.own else None
     fitters = [HeadFitter(base, classes, head, steps=steps, seed=run.recipe.seed) for head in heads]
-    epochs = _epochs(run) if alone_epochs is None else alone_epochs
-    workspace = _alone(run, task, epochs) if epochs else None
+    training = run.recipe.training
+    epochs = _epochs(training) if alone_epochs is None else alone_epochs
+    workspace = _alone(run, task, training, epochs) if epochs else None
     rows = []
     for client in data.clients:
         fit_on, test_on = task.federation.train[client], task.federation.test[client]
@@ -122,7 +137,7 @@ def evaluate_newcomers(
             fitter.fit(z_fit, y[fit_on], client_id=client)
             row[fitter.head] = _accuracy(fitter.logits(z_test), y[test_on])
         if workspace is not None:
-            row[ALONE] = perform(workspace, Job("evaluate", 1, Message({}), client=client)).scores[0].accuracy
+            row[ALONE] = _trained_alone(workspace, client)
         rows.append(row)
         if on_client is not None:
             on_client(client)
@@ -140,6 +155,23 @@ def evaluate_newcomers(
     }
 
 
+def train_alone(run: TrainedRun, data: NewcomerData, training: Training, epochs: int | None = None) -> Record:
+    """Train a run's network from scratch on each newcomer's data; return mean, standard deviation and minimum.
+
+    Args:
+        run: The run that has the network and the image format.
+        data: The newcomers.
+        training: Optimizer and batch size.
+        epochs: Number of epochs. Default: as many as a client with this training has on average.
+    """
+    workspace = _alone(run, data.task, training, _epochs(training) if epochs is None else epochs)
+    return _spread([_trained_alone(workspace, client) for client in data.clients])
+
+
+def _trained_alone(workspace: Workspace, client: int) -> float:
+    return perform(workspace, Job("evaluate", 1, Message({}), client=client)).scores[0].accuracy
+
+
 def _shared_model(run: TrainedRun) -> TrainedModel | None:
     """Return the global model; without one, the average of the clients' models (FedCRC, §IV-D)."""
     if not run.method.has_global:
@@ -147,25 +179,24 @@ def _shared_model(run: TrainedRun) -> TrainedModel | None:
     return None if run.method.overrides("generalise") and len(run.styles) > 1 else run.global_model()
 
 
-def _epochs(run: TrainedRun) -> int:
-    training = run.recipe.training
+def _epochs(training: Training) -> int:
     return max(1, round(training.rounds * training.epochs * training.fraction))
 
 
-def _alone(run: TrainedRun, task: Task, epochs: int) -> Workspace:
+def _alone(run: TrainedRun, task: Task, training: Training, epochs: int) -> Workspace:
     """Create the workspace in which newcomers train alone, with the run's image format and augmentation."""
     own = run.recipe.data
-    training = run.recipe.training.model_copy(update={"epochs": epochs})
+    training = training.model_copy(update={"epochs": epochs})
     task = replace(task, augment=parse_augment(own.augment), objective=objectives.get("labels"))
     mean, std = run.form.statistics
-    pixels = replace(task.pixels, mean=mean, std=std)
-    return Workspace(Setup(task, methods.get("local"), training, run.recipe.seed), pixels=pixels)
+    stored = replace(task.stored, mean=mean, std=std)
+    return Workspace(Setup(task, methods.get("local"), training, run.recipe.seed), stored=stored)
 
 
 @torch.no_grad()
 def _over(model: Callable[[Tensor], Tensor], dataset: Dataset, index: np.ndarray) -> Tensor:
     """Apply a model to some images of a dataset, in chunks."""
-    pieces = chunks(dataset.images[index])
+    pieces = chunks(dataset.inputs[index])
     return torch.cat([model(piece) for piece in pieces]) if len(index) else torch.empty(0, 1)
 
 

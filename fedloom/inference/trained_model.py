@@ -17,22 +17,25 @@ from typing_extensions import TypedDict
 
 from fedloom import methods, objectives
 from fedloom.core import trusted_code
-from fedloom.core.batches import Pixels
+from fedloom.core.batches import StoredSamples
 from fedloom.core.client import Client
 from fedloom.core.errors import UserError
+from fedloom.core.input_format import InputFormat
 from fedloom.core.limits import refuse_without_room
-from fedloom.core.optimizers import Training
 from fedloom.core.protocols import ModelFactory
 from fedloom.core.reading import CHECKED, decoding, parse_json
+from fedloom.core.setup import Setup
 from fedloom.core.state import State, serialisable
-from fedloom.core.task import InputFormat, refuse_model_without_room
+from fedloom.core.task import refuse_model_without_room
 from fedloom.core.tensor_files import read_tensors
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.experiment.files import write_whole
 from fedloom.experiment.records import ImageFacts, Named
 from fedloom.inference.image_model import ImageModel, blank_task
 from fedloom.methods import Method, Probed
 from fedloom.models import Factory
+from fedloom.models.per_client import NetworkPerClient
 from fedloom.objectives import Objective
 
 GLOBAL, AVERAGED = -1, -2
@@ -75,16 +78,22 @@ class TrainedModel(ImageModel):
         self.requires_grad_(False).eval()
         self._holder = Client(workspace, id=client, round=1, job="use", samples=np.empty(0, np.int64), first=False)
 
+    @property
+    def multilabel(self) -> bool:
+        """Whether an image can have several labels."""
+        return self.workspace.setup.task.objective.multilabel
+
     def logits(self, x: Tensor) -> Tensor:
-        """Compute logits of preprocessed images with the method's prediction.
+        """Compute logits of preprocessed images with the method's prediction: one per class or label.
 
         Raises:
             UserError: The model has no classifier.
         """
+        class_logits = self.workspace.setup.task.objective.class_logits
         if self.client != GLOBAL:
-            return self.method.predict(self._holder, x)
+            return class_logits(self.method.predict(self._holder, x))
         self.refuse_without_classifier()
-        return self.method.predict_global(self._holder, x)
+        return class_logits(self.method.predict_global(self._holder, x))
 
     def refuse_without_classifier(self) -> None:
         """Raise a UserError if the method shares a representation but no classifier, and this is the global model."""
@@ -224,8 +233,11 @@ def load_model(path: str | Path, *, trust_code: bool = False) -> TrainedModel:
     return model
 
 
-def factory_of(network: Mapping[str, Any]) -> Factory:
-    """Return the network that is described by its name and options."""
+def factory_of(network: Mapping[str, Any]) -> Factory | NetworkPerClient:
+    """Return the network that is described by its name and options, or the networks of different clients."""
+    if several := network.get("networks"):
+        kinds = tuple(one for one in map(factory_of, several) if isinstance(one, Factory))
+        return NetworkPerClient(kinds, tuple(network.get("numbers", ())))
     return Factory(network["name"], {name: value for name, value in network.items() if name != "name"})
 
 
@@ -237,5 +249,5 @@ def blank_workspace(
     refuse_without_room(IMAGE_COST * math.prod(form.shape), f"images of shape {list(form.shape)}", "use smaller ones")
     task = blank_task(form, network, objective)
     refuse_model_without_room(task)
-    pixels = Pixels(task.dataset.images, task.dataset.labels, *form.statistics)
-    return Workspace(Setup(task, method, training or Training(), seed), pixels=pixels)
+    stored = StoredSamples(task.dataset.inputs, task.dataset.labels, *form.statistics)
+    return Workspace(Setup(task, method, training or Training(), seed), stored=stored)

@@ -9,8 +9,10 @@ import torch
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.errors import UserError, nearest
+from fedloom.core.input_format import InputFormat
+from fedloom.core.protocols import ModelFactory
 from fedloom.core.state import State, under
-from fedloom.core.task import InputFormat, Task
+from fedloom.core.task import Task
 from fedloom.core.tensor_files import read_tensors
 from fedloom.core.workspace import Workspace
 from fedloom.data.sources.tree import one_form
@@ -21,13 +23,16 @@ from fedloom.experiment.resume import fingerprint, refuse_other_data
 from fedloom.experiment.run_folder import (
     REPEAT,
     SUMMARY,
+    TASK,
     finished,
+    initial_file,
     read_clients,
     read_facts,
     read_rounds,
     stored_values,
 )
 from fedloom.inference.trained_model import AVERAGED, GLOBAL, TrainedModel, blank_workspace, factory_of
+from fedloom.models.per_client import NetworkPerClient
 
 NAMED = 20
 """Maximum number of clients that an error names."""
@@ -36,7 +41,7 @@ NAMED = 20
 class TrainedRun:
     """A run's models and results, read from its folder on demand; models do not need the data.
 
-    Use `fedloom.load` to create it.
+    `fedloom.Run` adds frames, the report and the summary's figures.
 
     Args:
         path: The run folder.
@@ -64,13 +69,13 @@ class TrainedRun:
         return finished(self.path)
 
     @cached_property
-    def history(self) -> list[RoundRecord]:
-        """Records of the rounds."""
+    def round_records(self) -> list[RoundRecord]:
+        """Records of the rounds, the lines of metrics.jsonl."""
         return read_rounds(self.path)
 
     @cached_property
-    def clients(self) -> list[ClientRow]:
-        """Clients' results of the last evaluation; empty if the run is not finished."""
+    def client_rows(self) -> list[ClientRow]:
+        """Clients' results of the last evaluation, the lines of clients.jsonl; empty if the run is not finished."""
         return read_clients(self.path)
 
     @cached_property
@@ -169,12 +174,13 @@ class TrainedRun:
         Example:
             >>> z = fedloom.load("runs/mine").global_model().features(images)   # doctest: +SKIP
         """
+        self._refuse_different_networks("global model")
         own: State = {}
         if self._by_style:
             own = self._read(f"style-{self._style(style):05d}")
         elif style is not None:
             raise UserError(f"style = '{style}': {self.method.name} has one global model for all styles; leave it out")
-        if not self.method.has_global and not self._shares:
+        if not self.method.has_global and not self.shares_extractor:
             raise UserError(
                 f"the run in '{self.path}' has no global model: {self.method.name} shares no representation; choose a "
                 "client's model (--client 3)"
@@ -189,7 +195,8 @@ class TrainedRun:
         Raises:
             UserError: The run is not finished, or a client's model was not stored.
         """
-        rows = [row for row in self.clients if not row["newcomer"] and row["train"]]
+        self._refuse_different_networks("average of its clients' models")
+        rows = [row for row in self.client_rows if not row["newcomer"] and row["train"]]
         if not rows:
             self._refuse_unfinished()
         total = sum(row["train"] for row in rows)
@@ -213,14 +220,17 @@ class TrainedRun:
         Raises:
             UserError: The run is not finished, or a client's model was not stored.
         """
-        return self.global_model(self.styles[0] if self._by_style else None) if self._shares else self.averaged()
+        return (
+            self.global_model(self.styles[0] if self._by_style else None) if self.shares_extractor else self.averaged()
+        )
 
     @property
-    def _shares(self) -> bool:
-        """Whether all clients have the same extractor: the server's state includes it, or it is frozen."""
+    def shares_extractor(self) -> bool:
+        """Whether all clients have the same extractor: the server's, a frozen one, or one that nobody trains."""
         if any(under(name, ("model.extractor",)) for name in self._server):
             return True
-        return under("model.extractor", self._workspace().fixed)
+        kept = any(under("model.extractor", (part,)) or under(part, ("model.extractor",)) for part in self.method.keeps)
+        return not kept or under("model.extractor", self._workspace().fixed)
 
     @property
     def _by_style(self) -> bool:
@@ -235,7 +245,7 @@ class TrainedRun:
         return self.styles.index(style)
 
     def _model(self, message: State, memory: State, client: int) -> TrainedModel:
-        workspace = self._workspace()
+        workspace = self._workspace(0 if client < 0 else self._network.kind_of(client))
         self._refuse_other_shapes(workspace, message | memory)
         workspace.load(message, memory)
         return TrainedModel(workspace, self.form, client)
@@ -248,22 +258,36 @@ class TrainedRun:
                     f"expected; {REPEAT}"
                 )
 
-    def _workspace(self) -> Workspace:
-        workspace = blank_workspace(
-            self.method, self.recipe.make_objective(), self.form, factory_of(self.facts["model"])
-        )
-        self._refuse_other_shapes(workspace, self._initial)
-        workspace.initial |= self._initial
+    def _workspace(self, kind: int = 0) -> Workspace:
+        """Return a workspace for one of the networks that clients have, with its initial values."""
+        workspace = blank_workspace(self.method, self.recipe.make_objective(), self.form, self._network.kinds[kind])
+        initial = self._read(initial_file(kind))
+        self._refuse_other_shapes(workspace, initial)
+        workspace.start_from(initial)
         return workspace
+
+    @cached_property
+    def _network(self) -> ModelFactory:
+        """The network of the run, or those of its clients."""
+        found = factory_of(self.facts["model"])
+        if isinstance(found, NetworkPerClient) and len(found.numbers) != self.facts["clients"]:
+            raise UserError(
+                f"'{self.path / TASK}': has {len(found.numbers)} networks for {self.facts['clients']} clients; {REPEAT}"
+            )
+        return found
+
+    def _refuse_different_networks(self, what: str) -> None:
+        if len(self._network.kinds) > 1:
+            names = ", ".join(kind.name for kind in self._network.kinds)
+            raise UserError(
+                f"the run in '{self.path}' has no {what}: its clients have different networks ({names}); choose a "
+                "client's model (--client 3)"
+            )
 
     @cached_property
     def _server(self) -> State:
         self._refuse_unfinished()
         return self._read("server")
-
-    @cached_property
-    def _initial(self) -> State:
-        return self._read("initial")
 
     def _read(self, name: str) -> State:
         return read_tensors(self.path / "models" / f"{name}.safetensors", "a model", REPEAT)[0]
@@ -274,28 +298,6 @@ class TrainedRun:
                 f"'{self.path}' has no {SUMMARY}: the run is not finished; resume it with: "
                 + trusted_code.resume_command(self.path, self.recipe.model_dump())
             )
-
-
-def load(path: str | Path, *, task: Task | None = None, trust_code: bool = False) -> TrainedRun:
-    """Load a run from its folder.
-
-    Args:
-        path: The run folder.
-        task: The run's data, if they were made in Python; only needed to use `TrainedRun.task`.
-        trust_code: Allow the Python files that the folder names (a custom method or network) to be imported; read them
-            first. Without it, such a file is refused, unless the user has named it before in this process.
-
-    Returns:
-        The run, whose models and results are read on demand.
-
-    Raises:
-        UserError: The folder holds no run, or names a Python file that is not trusted.
-
-    Example:
-        >>> run = fedloom.load("runs/mine")   # doctest: +SKIP
-        >>> logits = run.personal(3)(images)   # doctest: +SKIP
-    """
-    return TrainedRun(path, task=task, trust_code=trust_code)
 
 
 def _recipe(folder: Path, trust_code: bool) -> Recipe:

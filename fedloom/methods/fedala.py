@@ -27,7 +27,7 @@ class FedALA(FedAvg):
     """
 
     paper = "Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023"
-    learns_from = ("labels",)
+    learns_from = ("labels", "multilabel")
 
     top: tuple[str, ...] = ("head",)
     """Layers to mix (the paper's p highest layers), by their names in the model."""

@@ -34,7 +34,7 @@ class FedAMP(Method):
     shares, sends, receives = (), ("model",), ("mixture",)
     keeps = ("model",)
     has_global = False
-    learns_from = ("labels",)
+    learns_from = ("labels", "multilabel")
 
     lam: float = 1.0
     """Weight λ of the distance from u_i; 0 gives Local."""

@@ -19,7 +19,7 @@ class FedBABU(FineTuned):
 
     paper = "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022"
     shares = ("model.extractor",)
-    learns_from = ("labels",)
+    learns_from = ("labels", "multilabel")
 
     ft_parts: Literal["all", "head", "body"] = "all"  # type: ignore[assignment]
     """Parts to fine-tune: the whole model, the head or the extractor (`body`)."""

@@ -64,8 +64,8 @@ class FedCRC(FedAvg):
     def predictor_loss(self, client: Client, batch: Batch) -> Tensor:
         """Return cross-entropy plus the KL divergence between global and personal predictor."""
         z = client.model.extractor(batch.x)
-        logits = client.model.head(z)
-        ours, theirs = logits.log_softmax(1), client.personal(z).detach().log_softmax(1)
+        logits, both = client.model.head(z), client.objective.class_logits
+        ours, theirs = both(logits).log_softmax(1), both(client.personal(z).detach()).log_softmax(1)
         pair = (ours, theirs) if self.kl == "imitate" else (theirs, ours)
         loss: Tensor = client.objective.classify(logits, batch.y)
         return loss + kl_div(*pair, log_target=True, reduction="batchmean")  # Eq. 6

@@ -70,4 +70,4 @@ class FedGH(Method):
 
     def head_loss(self, server: Client, batch: FeatureBatch) -> Tensor:
         """Return the cross-entropy of the head."""
-        return cross_entropy(server.model.head(batch.x), batch.y)
+        return cross_entropy(server.objective.class_logits(server.model.head(batch.x)), batch.y)

@@ -44,12 +44,13 @@ class FedPer(Method):
             return
         server.move(server.average(_remembered(server, messages), self.shares))
         heads = [dict(server.clients[client]) for client in sorted(server.clients)]
-        weights = torch.stack([head.pop("samples") for head in heads]).double()
-        mean: State = {
-            name: torch.tensordot(weights / weights.sum(), torch.stack([head[name].double() for head in heads]), 1)
-            for name in heads[0]
-        }
-        server.move({name: value.to(heads[0][name].dtype) for name, value in mean.items()})
+        samples = [float(head.pop("samples")) for head in heads]
+        mean: State = {}
+        for name, first in heads[0].items():
+            values = torch.stack([head[name].double() for head in heads])
+            shares = values.new_tensor(samples) / sum(samples)
+            mean[name] = torch.tensordot(shares, values, 1).to(first.dtype)
+        server.move(mean)
 
 
 def _remembered(server: Server, messages: Iterator[Message]) -> Iterator[Message]:

@@ -75,4 +75,5 @@ class FedProto(Method):
         """Score classes by the nearest known global prototype, or by the client's head while none is known."""
         z, known = client.model.extractor(x), client.received.counts > 0
         nearness = -(z[:, None] - client.received.means).square().sum(2)
-        return torch.where(known.any(), nearness.masked_fill(~known, NEVER), client.model.head(z))
+        logits = client.objective.class_logits(client.model.head(z))
+        return torch.where(known.any(), nearness.masked_fill(~known, NEVER), logits)

@@ -15,9 +15,10 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fedloom.core.batches import Batch, FeatureBatch
 from fedloom.core.client import Client
+from fedloom.core.errors import UserError
 from fedloom.core.state import Part, copy_
 from fedloom.core.task import Task
-from fedloom.data.augment import sobel
+from fedloom.data.augment.images import sobel
 from fedloom.losses import supcon
 from fedloom.methods.addons.probes import Probed
 from fedloom.objectives import SelfSupervised, Views, mlp
@@ -56,6 +57,8 @@ class FedStyle(Probed):
 
     def build(self, task: Task) -> dict[str, Part]:
         """Return the content network f_c, g_c (`model`), the style network f_s, g_s and the generator G."""
+        if len(task.shape) != 3:
+            raise UserError(f"method.name = 'fedstyle': it needs images, but samples have the shape {task.shape}")
         k = task.features
         return super().build(task) | {
             "style": task.model().extractor,

@@ -26,7 +26,7 @@ class Remembering(FedAvg, abstract=True):
     """FedAvg whose clients keep their last local model (`previous`), so that a loss can compare with it."""
 
     keeps, serves = ("previous",), ()
-    learns_from = ("labels",)
+    learns_from = ("labels", "multilabel")
 
     def build(self, task: Task) -> dict[str, Part]:
         """Return the network and the client's previous one, initially equal."""
@@ -73,7 +73,7 @@ class MOON(Remembering):
 
     def equipped(self, task: Task) -> SplitModel:
         """Return the network with its projection."""
-        return Projected(task.model(), task.classes, self.width, side=self.projection == "side")
+        return Projected(task.model(), task.outputs, self.width, side=self.projection == "side")
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return cross-entropy plus μ times the model-contrastive loss."""

@@ -23,7 +23,7 @@ class PerFedAvg(FedAvg):
     """
 
     paper = "Fallah et al., Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020"
-    learns_from = ("labels",)
+    learns_from = ("labels", "multilabel")
 
     alpha: float = 0.01
     """Step size α of the adaptation; 0 gives FedAvg's objective."""

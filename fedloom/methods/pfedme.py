@@ -32,7 +32,7 @@ class PFedMe(FedAvg):
 
     paper = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
     keeps = ("personal",)
-    learns_from = ("labels",)
+    learns_from = ("labels", "multilabel")
 
     lam: float = 15.0
     """Weight λ of the distance between θ and w. w moves by learning rate · λ, which should stay below about 1."""

@@ -31,7 +31,7 @@ class SCAFFOLD(FedAvg):
     paper = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
     sends, receives = ("change",), ("control",)
     keeps, serves = ("own_control",), ()
-    learns_from = ("labels",)
+    learns_from = ("labels", "multilabel")
 
     option: Literal["I", "II"] = "II"
     """New c_i: `I` is the gradient over all local data at the received x; `II` reuses the mean of the local steps."""

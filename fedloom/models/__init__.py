@@ -8,8 +8,11 @@ from fedloom.core.protocols import Shape
 from fedloom.core.registry import import_all
 from fedloom.models.base import MODELS, SplitModel, register, tapped
 from fedloom.models.factory import Factory, build, check
+from fedloom.models.lora import merge_adapters
 from fedloom.models.plain import split_model
 
 import_all(__name__)
 
-__all__ = ["MODELS", "Factory", "Shape", "SplitModel", "build", "check", "register", "split_model", "tapped"]
+__all__ = [
+    "MODELS", "Factory", "Shape", "SplitModel", "build", "check", "merge_adapters", "register", "split_model", "tapped",
+]  # fmt: skip

@@ -2,18 +2,28 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+from pydantic import BeforeValidator, Field
 
 from fedloom.core import trusted_code
 from fedloom.core.errors import UserError
 from fedloom.core.options import Declaration, declared, validated
 from fedloom.core.protocols import Shape
+from fedloom.core.registry import OBJECT
 from fedloom.models.base import MODELS, Network, SplitModel, is_split
 from fedloom.models.freezing import freeze
-from fedloom.models.plain import build_plain, options_of
+from fedloom.models.lora import LoraSettings, add_adapters, from_rank
+from fedloom.models.plain import build_plain, disable_fast_attention, options_of
+from fedloom.models.projected import project
 from fedloom.models.weights import load_weights
 
-COMMON: Declaration = {"weights": (str, None), "freeze": (tuple[str, ...], ())}
+COMMON: Declaration = {
+    "weights": (str, None),
+    "freeze": (tuple[str, ...], ()),
+    "lora": (Annotated[LoraSettings, BeforeValidator(from_rank)], None),
+    "project": (Annotated[int, Field(ge=1)], None),
+}
 """Options that every network has."""
 
 
@@ -31,9 +41,22 @@ class Factory:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the network; those not given have their defaults. `head` names the last layer of a plain one."""
 
+    @property
+    def kinds(self) -> tuple["Factory", ...]:
+        """The networks that clients have: this one. `NetworkPerClient` has several."""
+        return (self,)
+
+    def kind_of(self, client: int) -> int:
+        """Return the number of a client's network in `kinds`."""
+        return 0
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle for worker processes of the same user, with the user's consent to run a file's code."""
-        return _unpickled, (self.name, dict(self.options), trusted_code.hashes(self.name))
+        """Pickle for worker processes of the same user, with the user's consent to run a file's code.
+
+        A network that was passed as an object is pickled too.
+        """
+        own = MODELS.get(self.name) if self.name.startswith(OBJECT) else None
+        return _unpickled, (self.name, dict(self.options), trusted_code.hashes(self.name), own)
 
     def __call__(self, shape: Shape, classes: int) -> SplitModel:
         """Build the network for images of a shape, with the weights of `options["weights"]` if they are given.
@@ -64,10 +87,15 @@ class Factory:
         options = check(self.name, self.options)
         common = {name: options.pop(name) for name in COMMON if name in options}
         model = self._network(shape, classes, options)
+        disable_fast_attention(model)
+        if lora := common.get("lora"):
+            add_adapters(model, lora, common.get("freeze", ()), shape)
         notes = []
         on_meta = any(tensor.is_meta for tensor in model.parameters())  # only the size of the network is wanted
         if (file := common.get("weights")) and not on_meta:
             notes.append(load_weights(model, file))
+        if width := common.get("project"):
+            project(model, width, classes)
         freeze(model, common.get("freeze", ()))
         return model, notes
 
@@ -91,8 +119,10 @@ class Factory:
         return build_plain(network, self.name, shape, classes, options, head)
 
 
-def _unpickled(name: str, options: Mapping[str, Any], allowed: Mapping[str, str]) -> Factory:
+def _unpickled(name: str, options: Mapping[str, Any], allowed: Mapping[str, str], own: Network | None) -> Factory:
     trusted_code.allow_hashes(allowed)
+    if own is not None:
+        MODELS[name] = own
     return Factory(name, options)
 
 
@@ -132,6 +162,11 @@ def check(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: The name or an option is unknown, or a value is invalid.
     """
+    if name.startswith("object-") and MODELS.look_up(name) is None:
+        raise UserError(
+            f"model.name = '{name}': the network was passed as a Python object, which is not stored with a run; pass "
+            "the same object again, for example fedloom.resume(RUN, model=net)"
+        )
     return validated(_declared(MODELS.find(name)), options, "model", name)
 
 

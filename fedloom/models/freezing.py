@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from fedloom.core.errors import UserError, nearest
-from fedloom.core.state import as_buffers
+from fedloom.core.frozen import fix_part
+from fedloom.core.state import under
 from fedloom.models.base import SplitModel
 
 
@@ -25,7 +26,8 @@ def freeze(model: SplitModel, names: Sequence[str]) -> None:
         if not name or name not in modules:
             choices = [known for known in modules if known and known.count(".") < 2]
             raise UserError(f"model.freeze = '{name}': the network has no such part: {nearest(name, choices)}")
-        as_buffers(modules[name])
-        modules[name].stays_fixed = True
+        fix_part(modules[name])
+    if under("extractor", names):
+        model.extractor.__dict__["takes_inputs"] = True  # so its features can be cached, see core/features.py
     if names and not any(True for _ in model.parameters()):
         raise UserError(f"model.freeze = {list(names)}: nothing of the network is left to train; freeze less")

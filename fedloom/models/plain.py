@@ -38,6 +38,15 @@ class PlainModel(SplitModel):
         return f"{self.place}.{rest}" if part == "head" else rest
 
 
+def disable_fast_attention(module: nn.Module) -> None:
+    """Turn off torch's fast path of attention in this process, if a network has attention layers.
+
+    It is taken in evaluation only, rounds differently, and ignores low-rank adapters.
+    """
+    if any(isinstance(inner, nn.MultiheadAttention) for inner in module.modules()):
+        torch.backends.mha.set_fastpath_enabled(False)
+
+
 def split_model(
     module: nn.Module,
     head: str | None = None,
@@ -80,9 +89,7 @@ def split_model(
         run.refuse_other_outputs(classes)
     place = _last_layer(module, run) if head is None else head
     _refuse_missing(module, [place, *taps])
-    if any(isinstance(inner, nn.MultiheadAttention) for inner in module.modules()):
-        # The fast path rounds differently and is not taken while a step is recorded, so engines would not agree.
-        torch.backends.mha.set_fastpath_enabled(False)
+    disable_fast_attention(module)
     extractor = deepcopy(module)
     last = keyed(extractor.get_submodule(place))
     parent, _, name = place.rpartition(".")
@@ -136,7 +143,15 @@ def build_plain(
                 f"model.{parameter.name}: {name} needs it; set it in the recipe, or name the parameter shape, classes, "
                 "num_classes or in_channels"
             )
-    module = network(**given, **options)
+    try:
+        module = network(**given, **options)
+    except UserError:
+        raise
+    except Exception as error:
+        called = ", ".join(f"{key}={value!r}" for key, value in {**given, **options}.items())
+        raise UserError(
+            f"model.name = '{name}': the call with {called or 'no arguments'} failed: {brief(error)}"
+        ) from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model.name = '{name}': it returned a {type(module).__name__}, but must return an nn.Module")
     if isinstance(module, SplitModel):
@@ -161,9 +176,7 @@ class _Run:
         """Modules without children, in the order in which they ran."""
         self.children: list[str] = []
         """Names of direct children that returned a tensor [B, …]."""
-        # Made without a generator, which would need a seed and does not work on torch's meta device.
-        count = 2 * math.prod(shape)
-        self.x = torch.linspace(-1, 1, count, device=_device(module)).reshape(2, *shape)
+        self.x = made_up_inputs(module, shape)
         names = {child: name for name, child in module.named_children()}
 
         def note(inner: nn.Module, inputs: Any, output: Any) -> None:
@@ -180,14 +193,14 @@ class _Run:
                 hook.remove()
 
     def _forward(self, module: nn.Module) -> Any:
-        with _mode(module, training=False), torch.no_grad():
+        with in_mode(module, training=False), torch.no_grad():
             try:
                 return module(self.x)
             except UserError:
                 raise
             except Exception as error:
                 raise UserError(
-                    f"model: {self.kind} cannot process images of shape {tuple(self.shape)}: {brief(error)}"
+                    f"model: {self.kind} cannot process inputs of shape {tuple(self.shape)}: {brief(error)}"
                 ) from error
 
     def refuse_other_outputs(self, classes: int | None) -> None:
@@ -198,7 +211,7 @@ class _Run:
         if len(got) != 2 or classes not in (None, got[1]):
             wanted = "classes" if classes is None else str(classes)
             raise UserError(
-                f"model: {self.kind} returns a tensor of shape {list(got)} for 2 images, but must return logits "
+                f"model: {self.kind} returns a tensor of shape {list(got)} for 2 inputs, but must return logits "
                 f"[2, {wanted}]; give its constructor a parameter num_classes"
             )
 
@@ -225,7 +238,7 @@ class _Run:
         if self.x.is_meta:
             return
         trial = deepcopy(split)
-        with torch.random.fork_rng(devices=[]), _mode(trial, training=True), torch.no_grad():
+        with torch.random.fork_rng(devices=[]), in_mode(trial, training=True), torch.no_grad():
             # Keyed dropout without a key draws from torch's generator.
             for inner in trial.modules():
                 if isinstance(inner, Dropout):
@@ -235,7 +248,7 @@ class _Run:
                 trial(self.x)
             except Exception as error:
                 raise UserError(
-                    f"model: {self.kind} cannot process 2 images of shape {tuple(self.shape)} in train mode: "
+                    f"model: {self.kind} cannot process 2 inputs of shape {tuple(self.shape)} in train mode: "
                     f"{brief(error)}"
                 ) from error
             if not torch.equal(before, torch.get_rng_state()):
@@ -281,12 +294,17 @@ def _width(head: nn.Module) -> int:
     return next((m.in_features for m in head.modules() if isinstance(m, nn.Linear)), 0)
 
 
-def _device(module: nn.Module) -> torch.device | None:
-    return next((tensor.device for tensor in module.parameters()), None)
+def made_up_inputs(module: nn.Module, shape: Shape) -> Tensor:
+    """Return two samples on the device of a module.
+
+    They are made without a generator, which would need a seed and does not work on torch's meta device.
+    """
+    device = next((tensor.device for tensor in module.parameters()), None)
+    return torch.linspace(-1, 1, 2 * math.prod(shape), device=device).reshape(2, *shape)
 
 
 @contextmanager
-def _mode(module: nn.Module, *, training: bool) -> Iterator[None]:
+def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
     """Set the mode of all modules, and restore it afterwards."""
     before = [(inner, inner.training) for inner in module.modules()]
     module.train(training)

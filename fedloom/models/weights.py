@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import UserError
+from fedloom.core.state import under
 from fedloom.core.tensor_files import read_state_dict
 from fedloom.models.base import SplitModel
 
@@ -66,11 +67,13 @@ def load_weights(model: SplitModel, file: str) -> str:
         for name in pairs
         if name not in loaded
     ]
-    missing = [name for name in own if name not in pairs and not name.endswith("num_batches_tracked")]
+    # Adapters are added to networks whose files have none.
+    wanted = [name for name in own if name in pairs or not under(name, ("extractor.adapters",))]
+    missing = [name for name in wanted if name not in pairs and not name.endswith("num_batches_tracked")]
     unused = [name for name in found if name not in pairs.values()]
     lists = {"skipped because of their shapes": apart, "not in the file": missing, "not in the network": unused}
     remarks = [f"{what}: {_listed(names)}" for what, names in lists.items() if names]
-    return "; ".join([f"{where}: loaded {len(loaded)} of {len(own)} tensors", *remarks])
+    return "; ".join([f"{where}: loaded {len(loaded)} of {len(wanted)} tensors", *remarks])
 
 
 def _prefix(found: Iterable[str], known: Mapping[str, str]) -> str:

@@ -5,6 +5,11 @@ replaces the network's head in `equip`: by a classifier or by a projector. A sel
 `encode` computes the representations of two views, `project` their projections, `compare` the loss between these;
 `contrast` is the last two. Methods can change the values between the steps: FedStyle changes representations, APFL
 projections.
+
+An objective decides four things about a task, and another kind of target (a number, a survival time) has to decide the
+same four: how many outputs a head has (`outputs`), the loss (`__call__`, `classify`), how outputs become predictions
+(`class_logits`), and what is counted as a score (`core.scores`: classes, or the labels of `multilabel`). Targets that
+are not classes also need a type in `core.dataset` and figures in `core.metrics`.
 """
 
 from collections.abc import Mapping
@@ -52,6 +57,8 @@ class Objective:
 
     supervised: ClassVar[bool] = False
     """Whether the objective reads labels."""
+    multilabel: ClassVar[bool] = False
+    """Whether a sample can have several labels, given as [N, L] of 0 and 1."""
     name: ClassVar[str] = "objective"
     """Name in recipes; set from the class name."""
 
@@ -61,6 +68,30 @@ class Objective:
         cls.name = cls.__name__.lower()
         if not abstract:
             OBJECTIVES.add(cls.name, cls)
+
+    @classmethod
+    def kind(cls) -> str:
+        """Return what the objective learns from, as methods name it in `learns_from`."""
+        return "views" if not cls.supervised else "multilabel" if cls.multilabel else "labels"
+
+    def outputs(self, classes: int) -> int:
+        """Return the number of outputs of a head. The default is one per class or label.
+
+        Args:
+            classes: Number of classes, or of labels if a sample can have several.
+        """
+        return classes
+
+    def class_logits(self, outputs: Tensor) -> Tensor:
+        """Return one logit per class or label, for predictions. The default returns the outputs unchanged.
+
+        Args:
+            outputs: Outputs of a head or of a method's `predict`.
+
+        Returns:
+            Logits [B, classes]: the softmax gives the probabilities of classes, the sigmoid those of several labels.
+        """
+        return outputs
 
     def equip(self, model: SplitModel) -> SplitModel:
         """Give a network the head that this objective trains.
@@ -89,8 +120,8 @@ class Objective:
         """Compute the loss of logits, for supervised methods that compute the logits themselves.
 
         Args:
-            logits: Outputs of the classifier [B, classes].
-            labels: Classes [B].
+            logits: Outputs of the classifier [B, outputs].
+            labels: `batch.y`: classes [B], or labels [B, L].
 
         Returns:
             The loss, as `__call__` returns it. The default is the cross-entropy.

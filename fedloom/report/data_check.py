@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.core.errors import printable
-from fedloom.data.check import SEVERITIES, DataCheck
+from fedloom.data.findings import SEVERITIES, DataCheck
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
@@ -33,6 +33,7 @@ def check_json(found: DataCheck) -> dict[str, Any]:
     return {
         "folder": str(found.folder),
         "files": found.files,
+        "what": found.what,
         **{f"{severity}s" if severity != "info" else severity: found.number(severity) for severity in SEVERITIES},
         "classes": found.classes,
         "clients": found.clients,

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core.task import Dataset, Federation
+from fedloom.core.dataset import Dataset
+from fedloom.core.federation import Federation
 from fedloom.data.federation import counts
 
 INK, GREY, PALE, PAPER = "#22303c", "#9aa7b2", "#d9dfe4", "#ffffff"
@@ -46,7 +47,7 @@ def plot_federation(dataset: Dataset, federation: Federation, path: Path | str) 
     )
     colours = np.array([COLOURS[g] for g in groups] if groups is not None else [COLOURS[0]] * clients)
     new = np.isin(shown, federation.newcomers)
-    _draw_totals(bars, held.sum(1), colours, new)
+    _draw_totals(bars, np.array([len(federation.train[client]) for client in shown]), colours, new)
     _draw_dots(dots, held, colours, new, _room(figure, clients, classes))
     _label_axes(dots, dataset, [_tick(federation.names[c]) if federation.names else str(c) for c in shown])
     _draw_legend(figure, dataset, groups, held, new)

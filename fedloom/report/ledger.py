@@ -9,7 +9,11 @@ TITLES = {
     ("up", "evaluation"): "left a client, for evaluation",
     ("down", "evaluation"): "sent to a client, for evaluation",
     ("up", "error"): "left a client, as error and refusal messages",
+    ("up", "secure"): "left a client, as keys and encrypted shares of secure aggregation",
+    ("down", "secure"): "sent to a client, as keys and encrypted shares of secure aggregation",
 }
+WITHOUT_TENSORS = ("error", "secure")
+"""Purposes of messages that have no tensors."""
 
 
 def ledger_lines(ledger: dict[str, Any]) -> Iterator[str]:
@@ -29,8 +33,10 @@ def ledger_lines(ledger: dict[str, Any]) -> Iterator[str]:
         if kind[1] == "training" and not any(entry["tensors"] for entry in entries):
             yield f"{title}: no tensors"
         for entry in entries:
-            if entry["tensors"] or kind[1] == "error":
+            if entry["tensors"] or kind[1] in WITHOUT_TENSORS:
                 yield from _entry(title, entry)
+    if (secure := ledger.get("secure")) is not None:
+        yield from _secure(secure)
     if ledger["reveals"]:
         yield "what these reveal about a client's data, beyond what model weights always reveal:"
         yield from _aligned(list(ledger["reveals"].items()))
@@ -51,14 +57,29 @@ def ledger_lines(ledger: dict[str, Any]) -> Iterator[str]:
     yield from _aligned(rows)
     if "counts" in ledger["reveals"]:
         yield "  (labels left only as counts per class: see above)"
-    if (privacy := ledger["privacy"]) is not None:
+    if (privacy := ledger["privacy"]) is not None and privacy.get("distributed"):
+        yield (
+            f"each client clipped its update to {privacy['clip']:g} and added its share of noise of "
+            f"{privacy['noise']:g} × that to the masked sum: the sum that the server received is private"
+        )
+    elif privacy is not None:
         yield (
             f"the server clipped each update to {privacy['clip']:g} and added noise of {privacy['noise']:g} × that to "
             "their sum: the result is private (docs/explanation/trust.md), the messages that the server received are "
             "not"
         )
-        if privacy["simulated"]:
-            yield "this was a simulation: the noise follows from the seed, so anyone who knows the seed can subtract it"
+    if privacy is not None and privacy["simulated"]:
+        yield ("this was a simulation: the noise follows from the seed, so anyone who knows the seed can subtract it")
+
+
+def _secure(secure: dict[str, Any]) -> Iterator[str]:
+    """Yield lines about masked messages, and the tensors whose sum the server got."""
+    yield (
+        f"'masked' is a contribution to a sum, of {secure['bits']} bits per number: alone it looks random, and the "
+        "server got only the sum over at least three clients, and at least "
+        f"{secure['threshold']:.0%} of a round's clients. In the sum:"
+    )
+    yield from (f"  {name}" for name in secure["tensors"])
 
 
 def _entry(title: str, entry: dict[str, Any]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from fedloom.core.errors import UserError
-from fedloom.experiment.run_folder import RECIPE
+from fedloom.experiment.run_folder import RECIPE, run_state
 from fedloom.report.page.figure import Page
 from fedloom.report.page.insight import Insights
 from fedloom.report.page.page import as_json, html, page_of
@@ -111,6 +111,7 @@ class Live:
                     except OSError:
                         continue
                     found.append((str(recipe.parent / name), status.st_mtime_ns, status.st_size))
+                found.append((run_state(recipe.parent), 0, 0))  # a process that is killed changes no file
         return found
 
     def _show(self, page: Page) -> None:

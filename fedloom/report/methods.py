@@ -6,6 +6,7 @@ from typing import Any
 from fedloom import methods
 from fedloom.trust.privacy import uncovered
 from fedloom.trust.robust import unprotected
+from fedloom.trust.secure.settings import unsummable
 
 
 def method_info(name: str) -> dict[str, Any]:
@@ -26,13 +27,16 @@ def method_info(name: str) -> dict[str, Any]:
         "shares": list(method.shares),
         "sends": list(method.sends),
         "receives": list(method.receives),
-        "keeps": list(method.keeps),
+        "keeps": [*method.keeps, *(f"{layer.__name__.lstrip('_')} layers" for layer in method.keeps_layers)],
+        "server_keeps": list(method.server_keeps),
         "leaves": [] if method.pooled else list(method.up),
         "reveals": {part: text for part, text in method.reveals.items() if part in method.up},
         "robust": unprotected(method) is None,
         "not_robust": unprotected(method),
         "private": uncovered(method) is None,
         "not_private": uncovered(method),
+        "secure": unsummable(method) is None,
+        "not_secure": unsummable(method),
         "global": method.has_global,
         "paper": _paper(type(method)),
         "parameters": [

@@ -12,6 +12,7 @@ from fedloom.config.loading import SHORT
 from fedloom.experiment.records import Summary, measure
 from fedloom.experiment.selection import best_of, field_of
 from fedloom.report.federation_plot import COLOURS, GREY, INK, PAPER
+from fedloom.report.significance import sample_std
 from fedloom.report.table import percent
 
 SCORES = {"personal_accuracy": "clients %", "global_accuracy": "global %"}
@@ -114,12 +115,12 @@ def choice(runs: Sequence[Summary], best: Best | None) -> str:
 
 
 def sweep_table(runs: Sequence[Summary]) -> Table:
-    """Return the table of a sweep, one row per setting; accuracies in percent, ± over seeds.
+    """Return the table of a sweep, one row per setting; accuracies in percent, ±: sample deviation over seeds.
 
     With validation samples there is a column of validation results, and the best setting is marked with an asterisk.
     """
     seeds = len({run["seed"] for run in runs})
-    caption = f"clients: mean accuracy over clients · spread: std over clients · ±: std over {seeds} seeds"
+    caption = f"clients: mean accuracy over clients · spread: std over clients · ±: sample std over {seeds} seeds"
     table = Table(caption=caption if seeds > 1 else caption.rpartition(" · ")[0])
     for name in short_names(runs[0]["setting"]).values():
         table.add_column(name, style="bold", overflow="fold")
@@ -188,7 +189,8 @@ Found = list[tuple[Setting, float, float]]
 
 
 def _mean_std(values: list[float]) -> tuple[float, float]:
-    return (float(np.mean(values)), float(np.std(values))) if values else (float("nan"), 0.0)
+    """Return the mean and the sample standard deviation, 0 for a single value."""
+    return (float(np.mean(values)), sample_std(values)) if values else (float("nan"), 0.0)
 
 
 def _draw_curve(axes: Any, found: Found, field: str, name: str, label: str, *, line: bool) -> None:

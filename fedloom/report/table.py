@@ -1,11 +1,13 @@
-"""Table of a comparison: one row per method, means over seeds."""
+"""Tables of a comparison: one row per method, means over seeds."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from rich.table import Table
 
 from fedloom.experiment.records import Summary, measure
+from fedloom.report.significance import sample_std
 
 
 def comparison_table(summaries: Iterable[Summary], title: str = "") -> Table:
@@ -13,7 +15,7 @@ def comparison_table(summaries: Iterable[Summary], title: str = "") -> Table:
 
     Columns: the mean accuracy over clients, its standard deviation over clients, the mean of the worst 10% of the
     clients, the accuracy of the global model (all in percent), MB that a client sends per round, and seconds per run.
-    Values are means over runs with the same label or method; ± is the standard deviation over these runs (seeds).
+    Values are means over runs with the same label or method; ± is the sample standard deviation over them (seeds).
 
     Args:
         summaries: Summaries of runs, as `run` and `compare` return them.
@@ -28,10 +30,13 @@ def comparison_table(summaries: Iterable[Summary], title: str = "") -> Table:
         >>> summaries = fedloom.compare("recipe.yaml", methods=["local", "fedavg"], seeds=[0, 1])
         >>> Console().print(comparison_table(summaries, title="Digits"))
     """
-    caption = "clients: mean accuracy over clients · spread: std over clients · MB up: per client and round"
+    summaries = list(summaries)
+    caption = "accuracies in % · clients: mean over clients · spread: std over clients · MB up: per client and round"
+    if len({summary.get("seed") for summary in summaries}) > 1:
+        caption += " · ±: sample std over seeds"
     table = Table(title=title or None, caption=caption)
     table.add_column("method", style="bold", overflow="fold")
-    for name in ("clients %", "spread", "worst 10%", "global %", "MB up", "seconds"):
+    for name in ("clients", "spread", "worst 10%", "global", "MB up", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
@@ -49,14 +54,58 @@ def comparison_table(summaries: Iterable[Summary], title: str = "") -> Table:
     return table
 
 
+def newcomers_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
+    """Return a table of the models that newcomers get: mean accuracy over newcomers, and that of the worst.
+
+    Args:
+        rows: Rows of newcomers.json: `label`, `seed`, `labelled`, `mean`, `worst`.
+        title: Title above the table; empty for none.
+    """
+    counts = sorted({row["labelled"] for row in rows})
+    several = len({row["seed"] for row in rows}) > 1
+    caption = "mean accuracy over newcomers (and of the worst), in %"
+    table = Table(title=title or None, caption=caption + (" · ±: sample std over seeds" if several else ""))
+    table.add_column("representation", style="bold", overflow="fold")
+    for count in counts:
+        table.add_column(f"{count} labelled" if count else "global model as it is", justify="right")
+    for label in dict.fromkeys(row["label"] for row in rows):
+        cells = []
+        for count in counts:
+            found = [row for row in rows if (row["label"], row["labelled"]) == (label, count)]
+            worst = percent([row["worst"] for row in found], spread=False)
+            cells.append(f"{percent([row['mean'] for row in found])} ({worst})" if found else "–")
+        table.add_row("none: trained alone" if label == "alone" else label, *cells)
+    return table
+
+
 FIGURES = {
-    "balanced_accuracy": "bal. acc.", "macro_f1": "macro F1", "auc": "AUC", "ece": "ECE", "loss": "loss",
+    "accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "f1": "F1", "macro_f1": "macro F1",
+    "micro_f1": "micro F1", "exact_match": "exact match", "auc": "AUC", "ece": "ECE", "loss": "loss",
 }  # fmt: skip
+"""Names of figures for people."""
+STATISTICS = ("mean", "weighted", "std", "worst")
 MODELS = {"personal": "clients", "global_mean": "global"}
 
 
+def field_of(figure: str, which: str, models: str = "personal") -> str:
+    """Return the field of a record or summary that holds a statistic of a figure over clients.
+
+    Args:
+        figure: `accuracy`, `loss`, or one of `evaluation.metrics`.
+        which: `mean`, `weighted`, `std`, `worst` or `clients`, their number.
+        models: `personal`, `global_mean` or `validation_personal`.
+    """
+    if figure == "accuracy":
+        return f"{models}_{'accuracy' if which == 'mean' else which}"
+    ending = {"mean": "_unweighted" if figure == "loss" else ""}.get(which, f"_{which}")
+    return f"{models}_{figure}{ending}"
+
+
 def figures_table(summaries: Iterable[Summary]) -> Table | None:
-    """Return a table of the figures that `evaluation.metrics` asks for, means over seeds; None without any."""
+    """Return a table of accuracy and the figures that `evaluation.metrics` asks for, means over seeds.
+
+    Without any such figures, return None.
+    """
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
         groups.setdefault(summary.get("label", summary["method"]), []).append(summary)
@@ -68,12 +117,11 @@ def figures_table(summaries: Iterable[Summary]) -> Table | None:
         table.add_column(column, justify="right", no_wrap=True)
     for method, runs in groups.items():
         for prefix, models in MODELS.items():
-            for name, title in FIGURES.items():
-                field = f"{prefix}_{name}"
-                if any(measure(run, f"{field}_clients") for run in runs):
-                    mean = "_unweighted" if name == "loss" else ""
-                    shown = [_decimals(runs, field + ending) for ending in (mean, "_weighted", "_std", "_worst")]
-                    table.add_row(method, models, title, *shown, _decimals(runs, f"{field}_clients", ".0f"))
+            asked = [f for f in FIGURES if any(measure(run, field_of(f, "clients", prefix)) for run in runs)]
+            for figure in ["accuracy", *asked] if asked and prefix == "personal" else asked:
+                shown = [_decimals(runs, field_of(figure, which, prefix)) for which in STATISTICS]
+                number = _decimals(runs, field_of(figure, "clients", prefix), ".0f")
+                table.add_row(method, models, FIGURES[figure], *shown, number)
     return table if table.rows else None
 
 
@@ -83,9 +131,9 @@ def _decimals(runs: Iterable[Summary], field: str, form: str = ".4f") -> str:
 
 
 def percent(values: list[float | None], *, spread: bool = True) -> str:
-    """Format fractions as percent, such as `87.3 ± 0.4`; return a dash if no value is known."""
+    """Format fractions as percent, such as `87.3 ± 0.4` with the sample deviation; return a dash if none is known."""
     known = [100 * value for value in values if value is not None]
     if not known:
         return "–"
     mean = f"{np.mean(known):.1f}"
-    return f"{mean} ± {np.std(known):.1f}" if spread and len(known) > 1 else mean
+    return f"{mean} ± {sample_std(known):.1f}" if spread and len(known) > 1 else mean

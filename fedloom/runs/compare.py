@@ -1,37 +1,27 @@
 """Comparisons of several methods and seeds on one federation."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from io import StringIO
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-from rich.console import Console
-
-from fedloom.config.loading import read_recipe, section_name
+from fedloom.config.loading import read_recipe, read_yaml, section_name
+from fedloom.config.local_objects import local_object
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
-from fedloom.core.checking import Section, checked
 from fedloom.core.errors import UserError
 from fedloom.core.registry import short
 from fedloom.experiment.records import RoundRecord, Summary
 from fedloom.experiment.run_folder import RunFolder, write_json
-from fedloom.report.table import comparison_table
+from fedloom.report.progress import showing
+from fedloom.runs.comparison import labels_of, read_comparison, recipe_of, refuse_equal_methods
+from fedloom.runs.newcomers import NEWCOMERS, compare_newcomers
 from fedloom.runs.objects import method_section, named
-from fedloom.runs.series import run_series
+from fedloom.runs.result import Runs
+from fedloom.runs.series import Tasks, run_series
+from fedloom.runs.watching import on_run_of
 
 COMPARISON = "comparison.yaml"
 """The file in a comparison's folder that describes all its runs. Their summaries are in comparison.json."""
-
-
-class Comparison(Section):
-    """The recipe section `compare`: methods and seeds that share the rest of the recipe."""
-
-    methods: tuple[str | dict[str, Any], ...] = Field(
-        ("local", "fedavg"), min_length=1, description="methods, each a name or a section {name: fedprox, mu: 0.1}"
-    )
-    seeds: tuple[int, ...] = Field((0,), min_length=1, description="seeds; every method is run with each of them")
 
 
 def compare(
@@ -40,20 +30,32 @@ def compare(
     methods: Iterable[Any] | None = None,
     seeds: Iterable[int] | None = None,
     on_run: Callable[[Recipe], Callable[[RoundRecord], None]] | None = None,
+    callbacks: Sequence[object] = (),
+    progress: bool | None = None,
     resume: bool = False,
+    parallel: int = 1,
+    report: bool | None = None,
     trust_code: bool = False,
     **fields: Any,
-) -> list[Summary]:
+) -> Runs:
     """Run several methods with several seeds on the same federation.
 
     Args:
         recipe: Path of a recipe file, the name of a shipped recipe, a mapping of values, or None for the defaults.
-        methods: Methods, each a name, a section `{"name": "fedprox", "mu": 0.1}`, a class or an instance. Default:
-            those of the recipe's `compare` section, else the recipe's method, else `local` and `fedavg`.
+        methods: Methods, each a name, a section `{"name": "fedprox", "mu": 0.1}`, a class or an instance. In a
+            section, `with` sets recipe fields for this method only: `{"name": "repper", "with":
+            {"training.batch_size": 256}}`. Default: those of the recipe's `compare` section, else the recipe's method,
+            else `local` and `fedavg`.
         seeds: Seeds for every method. Default: those of the recipe's `compare` section, else the recipe's seed.
         on_run: Called with each run's recipe before the run starts; must return a function that is called with the
             record of every round.
+        callbacks: Objects with functions such as `on_round`, called in all runs, see `fedloom.Callback`. Not with
+            `parallel`.
+        progress: Show a progress bar. Default: in notebooks only.
         resume: Resume the comparison in `out`, or start it if the folder has none. Finished runs are not repeated.
+        parallel: Number of runs at a time, each in a single-threaded process. `on_run`'s function is then called once
+            per run, with the last record.
+        report: Write report.html in the comparison's folder at the end. Default: the recipe's `compare.report`.
         trust_code: Allow the Python files that the recipe file names to be imported, see `run`.
         **fields: Recipe fields by short name (`rounds=5`) or path (`**{"training.rounds": 5}`).
 
@@ -62,7 +64,7 @@ def compare(
 
     Raises:
         UserError: The recipe is invalid, or `out` holds runs that cannot be resumed with it.
-        RunError: A run cannot continue, for example because too few clients responded.
+        RunError: A run cannot continue, for example because too few clients responded, or a callback failed.
         Interrupted: Ctrl-C or SIGTERM stopped the comparison after a checkpoint; a KeyboardInterrupt.
 
     Example:
@@ -70,13 +72,15 @@ def compare(
         >>> print(fedloom.table(runs))   # doctest: +SKIP
     """
     fields = named(fields)
+    if isinstance(methods, str):
+        raise UserError(f"methods = '{methods}': must be a list, such as methods=['local', '{methods}']")
     methods = None if methods is None else [method_section(method) for method in methods]
     trusted_code.allow(methods)
     values = read_recipe(recipe, fields, trust_code=trust_code)
     values.pop("sweep", None)  # a recipe may describe both a comparison and a sweep
     methods = [fields["method"]] if methods is None and "method" in fields else methods
     seeds = [fields["seed"]] if seeds is None and "seed" in fields else seeds
-    comparison = _comparison(values, methods, seeds)
+    comparison = read_comparison(values, methods, seeds, report)
     if stray := [name for name in fields if name.startswith("method.")]:
         raise UserError(
             f"{stray[0]} = {fields[stray[0]]!r}: a comparison has several methods; set hyperparameters method by "
@@ -92,25 +96,49 @@ def compare(
     for method in comparison.methods:
         for seed in comparison.seeds:
             place = folder / f"{len(recipes):02d}-{short(str(section_name(method)))}-s{seed}"
-            recipes.append(Recipe.parse(values | {"method": method, "seed": seed, "out": str(place)}))
-    labels = [label for label in _labels(comparison.methods) for _ in comparison.seeds]
+            recipes.append(recipe_of(values, method, seed, place))
+    common = Recipe.parse(values | {"method": recipes[0].method.model_dump(), "seed": comparison.seeds[0]})
+    refuse_equal_methods(recipes, comparison)
+    if comparison.newcomers is not None and not common.data.newcomers:
+        raise UserError(
+            "compare.newcomers: the federation holds no clients out of training; set their number, for example "
+            "data.newcomers: 5"
+        )
+    if parallel < 1:
+        raise UserError(f"parallel = {parallel}: must be at least 1")
+    if parallel > 1 and (field := next(filter(None, map(local_object, recipes)), None)):
+        raise UserError(
+            f"parallel = {parallel}: each run is another process, which does not have the Python object {field}; leave "
+            "parallel out (engine='processes' trains clients in parallel), or name a file of yours"
+        )
+    labels = [label for label in labels_of(comparison.methods) for _ in comparison.seeds]
 
     def labelled(summaries: list[Summary]) -> list[Summary]:
         for label, summary in zip(labels, summaries, strict=False):
             summary["label"] = label
         return summaries
 
-    common = recipes[0].model_dump(mode="json", exclude={"method", "seed", "out"})
-    return labelled(
-        run_series(
+    shared = common.model_dump(mode="json", exclude={"method", "seed", "out"})
+    tasks = Tasks()
+    with showing(progress) as start:
+        found = run_series(
             folder / COMPARISON,
-            common | {"compare": comparison.model_dump(mode="json")},
+            shared | {"compare": comparison.model_dump(mode="json", exclude_none=True)},
             recipes,
+            tasks=tasks,
             resume=resume,
-            on_run=on_run,
+            parallel=parallel,
+            on_run=on_run_of(start, on_run),
+            callbacks=callbacks,
             on_end=lambda so_far: write_json(folder / "comparison.json", {"runs": labelled(so_far)}),
         )
-    )
+    runs = Runs(labelled(found), folder)
+    if comparison.newcomers is not None:
+        tested = compare_newcomers(runs, comparison.newcomers, common, [tasks[recipe] for recipe in recipes])
+        write_json(folder / NEWCOMERS, tested)
+    if comparison.report:
+        runs.report()
+    return runs
 
 
 def holds_comparison(folder: str | Path) -> bool:
@@ -118,19 +146,29 @@ def holds_comparison(folder: str | Path) -> bool:
     return (Path(folder) / COMPARISON).exists()
 
 
+def about(folder: Path) -> str | None:
+    """Return the text about the comparison in a folder, its recipe's `compare.about`."""
+    return (read_yaml(folder / COMPARISON).get("compare") or {}).get("about")
+
+
 def resume_comparison(
     folder: str | Path,
     *,
     on_run: Callable[[Recipe], Callable[[RoundRecord], None]] | None = None,
+    callbacks: Sequence[object] = (),
+    progress: bool | None = None,
     trust_code: bool = False,
     **fields: Any,
-) -> list[Summary]:
+) -> Runs:
     """Resume an interrupted comparison; finished runs are not repeated.
 
     Args:
         folder: Folder of the comparison.
         on_run: Called with each run's recipe before the run starts; must return a function that is called with the
             record of every round.
+        callbacks: Objects with functions such as `on_round`, called in all runs, see `fedloom.Callback`. Not with
+            `parallel`.
+        progress: Show a progress bar. Default: in notebooks only.
         trust_code: Allow the Python files that the comparison's recipe names to be imported.
         **fields: Recipe fields to change: only `engine`, `storage`, `log` and `data.dir` may differ.
 
@@ -139,57 +177,13 @@ def resume_comparison(
 
     Raises:
         UserError: The folder holds no comparison, or a changed field affects results.
-        RunError: A run cannot continue, for example because too few clients responded.
+        RunError: A run cannot continue, for example because too few clients responded, or a callback failed.
         Interrupted: Ctrl-C or SIGTERM stopped the comparison after a checkpoint; a KeyboardInterrupt.
 
     Example:
         >>> fedloom.resume_comparison("runs/demo", engine="processes")   # doctest: +SKIP
     """
     return compare(
-        Path(folder) / COMPARISON, on_run=on_run, resume=True, trust_code=trust_code, **fields | {"out": folder}
-    )
-
-
-def table(summaries: list[Summary]) -> str:
-    """Format the summaries of a comparison as a text table.
-
-    Args:
-        summaries: Summaries as `compare` returns them.
-
-    Returns:
-        The table, at most 100 columns wide.
-
-    Example:
-        >>> print(fedloom.table(fedloom.compare("demo")))   # doctest: +SKIP
-    """
-    console = Console(width=100, file=StringIO())
-    # Not read from the file: in a notebook, rich displays output instead of writing it there.
-    with console.capture() as captured:
-        console.print(comparison_table(summaries))
-    return captured.get()
-
-
-def _comparison(values: dict[str, Any], methods: Iterable[Any] | None, seeds: Iterable[int] | None) -> Comparison:
-    """Remove the `compare` section from a recipe's values and return it, overridden by `methods` and `seeds`."""
-    given = values.pop("compare", None) or {}
-    if not isinstance(given, Mapping):
-        raise UserError(f"compare = {given!r}: must be a section with the fields {', '.join(Comparison.model_fields)}")
-    own: dict[str, Any] = {"methods": [values["method"]]} if "method" in values else {}
-    own |= {"seeds": [values["seed"]]} if "seed" in values else {}
-    chosen = {"methods": methods and list(methods), "seeds": seeds and list(seeds)}
-    return checked(
-        Comparison, own | dict(given) | {name: what for name, what in chosen.items() if what is not None}, "compare"
-    )
-
-
-def _labels(methods: Iterable[str | dict[str, Any]]) -> list[str]:
-    """Return distinct labels: a method's name, and its hyperparameters if the name occurs more than once."""
-    methods = list(methods)
-    names = [str(section_name(method)) for method in methods]
-    times, files = Counter(names), Counter(map(short, set(names)))
-    labels = []
-    for method, name in zip(methods, names, strict=True):
-        settings = method if isinstance(method, Mapping) and times[name] > 1 else {}
-        title = short(name) if files[short(name)] == 1 else name
-        labels.append(" ".join([title, *(f"{n}={v}" for n, v in settings.items() if n != "name")]))
-    return labels
+        Path(folder) / COMPARISON, on_run=on_run, callbacks=callbacks, progress=progress, resume=True,
+        trust_code=trust_code, **fields | {"out": folder},
+    )  # fmt: skip

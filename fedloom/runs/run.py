@@ -1,6 +1,6 @@
 """Single runs: starting and resuming them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,28 +8,36 @@ from fedloom.config.loading import SHORT, read_recipe
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.experiment.loop import Experiment
-from fedloom.experiment.records import RoundRecord, Summary
+from fedloom.experiment.records import RoundRecord
 from fedloom.experiment.resume import finished_summary
 from fedloom.experiment.run_folder import RECIPE, stored_values
+from fedloom.report.progress import showing
 from fedloom.runs.compare import holds_comparison
 from fedloom.runs.objects import named
+from fedloom.runs.result import Run
 from fedloom.runs.sweep import holds_sweep
+from fedloom.runs.watching import on_round_of
 
 
 def run(
     recipe: str | Path | Mapping[str, Any] | Recipe | None = None,
     *,
     on_round: Callable[[RoundRecord], None] | None = None,
+    callbacks: Sequence[object] = (),
+    progress: bool | None = None,
     resume: bool = False,
     trust_code: bool = False,
     **fields: Any,
-) -> Summary:
+) -> Run:
     """Run one experiment.
 
     Args:
         recipe: Path of a recipe file, the name of a shipped recipe, a mapping of values, a `Recipe`, or None for the
             defaults.
         on_round: Called with the record of every round.
+        callbacks: Objects with functions such as `on_round` and `on_evaluation`, see `fedloom.Callback`. They may end
+            the run early by raising `fedloom.StopRun`.
+        progress: Show a progress bar. Default: in notebooks only.
         resume: Resume the run in `out`, or start it if the folder has none. A finished run is not repeated.
         trust_code: Allow the Python files that the recipe file names to be imported. Files that the arguments name
             (`method="mine.py:Mine"`) are always allowed.
@@ -39,16 +47,17 @@ def run(
             or Hugging Face dataset.
 
     Returns:
-        The summary of the run: accuracies, costs and its folder, `run_dir`.
+        The run: its summary (`run["personal_accuracy"]`), frames of rounds and clients (`run.history`, `run.clients`),
+        models (`run.personal(3)`), report and folder.
 
     Raises:
         UserError: The recipe is invalid, or `out` holds a run that cannot be resumed with it.
-        RunError: The run cannot continue, for example because too few clients responded.
+        RunError: The run cannot continue, for example because too few clients responded, or a callback failed.
         Interrupted: Ctrl-C or SIGTERM stopped the run after a checkpoint; a KeyboardInterrupt.
 
     Example:
-        >>> summary = fedloom.run(method="fedprox", rounds=5, **{"method.mu": 0.01})   # doctest: +SKIP
-        >>> summary["personal_accuracy"]   # doctest: +SKIP
+        >>> run = fedloom.run(method="fedprox", rounds=5, **{"method.mu": 0.01})   # doctest: +SKIP
+        >>> run["personal_accuracy"], run.history["loss"]   # doctest: +SKIP
     """
     fields = named(fields)
     if isinstance(recipe, Recipe):
@@ -57,18 +66,22 @@ def run(
         recipe = Recipe.parse(read_recipe(recipe, fields, trust_code=trust_code))
     if resume and recipe.out is None:
         raise UserError("--resume: out is missing; name the run's folder: --out FOLDER, or `fedloom resume FOLDER`")
-    if resume and (summary := finished_summary(recipe)):
-        return summary
-    return Experiment(recipe, on_round=on_round).run(resume=resume)
+    if resume and recipe.out is not None and finished_summary(recipe):
+        return Run(recipe.out)
+    with showing(progress) as start:
+        experiment = Experiment(recipe, on_round=on_round_of(recipe, start, on_round), callbacks=callbacks)
+        return Run(experiment.run(resume=resume)["run_dir"])
 
 
 def resume(
     run_dir: str | Path,
     *,
     on_round: Callable[[RoundRecord], None] | None = None,
+    callbacks: Sequence[object] = (),
+    progress: bool | None = None,
     trust_code: bool = False,
     **fields: Any,
-) -> Summary:
+) -> Run:
     """Resume an interrupted run from its last checkpoint, or extend a run to more rounds.
 
     The result is bit-identical to that of an uninterrupted run with this number of rounds.
@@ -76,17 +89,20 @@ def resume(
     Args:
         run_dir: Folder of the run.
         on_round: Called with the record of every round.
+        callbacks: Objects with functions such as `on_round` and `on_evaluation`, see `fedloom.Callback`. They may end
+            the run early by raising `fedloom.StopRun`.
+        progress: Show a progress bar. Default: in notebooks only.
         trust_code: Allow the Python files that the run's recipe names to be imported.
         **fields: Recipe fields to change: `engine`, `storage`, `log`, `data.dir`, and the total number of rounds
             (`rounds=300`), also of a finished run. Rounds cannot change if learning rates depend on their number. A run
             whose data were passed as an object needs the same object again: `data=(x, y)`.
 
     Returns:
-        The summary of the run, as `run` returns it. A finished run is not repeated.
+        The run, as `run` returns it. A finished run is not repeated.
 
     Raises:
         UserError: The folder holds no run, its checkpoints cannot be used, or a field cannot be changed.
-        RunError: The run cannot continue, for example because too few clients responded.
+        RunError: The run cannot continue, for example because too few clients responded, or a callback failed.
         Interrupted: Ctrl-C or SIGTERM stopped the run after a checkpoint; a KeyboardInterrupt.
 
     Example:
@@ -95,14 +111,19 @@ def resume(
     """
     if holds_comparison(run_dir):
         raise UserError(f"'{run_dir}' holds a comparison: resume it with fedloom.resume_comparison('{run_dir}')")
-    return resume_run(recipe_of(run_dir, fields, trust_code=trust_code), on_round)
+    recipe = recipe_of(run_dir, fields, trust_code=trust_code)
+    with showing(progress) as start:
+        return resume_run(recipe, on_round_of(recipe, start, on_round), callbacks)
 
 
-def resume_run(recipe: Recipe, on_round: Callable[[RoundRecord], None] | None = None) -> Summary:
+def resume_run(
+    recipe: Recipe, on_round: Callable[[RoundRecord], None] | None = None, callbacks: Sequence[object] = ()
+) -> Run:
     """Resume the run in `recipe.out`, as `resume` does, to the recipe's number of rounds."""
-    if summary := finished_summary(recipe, extend=True):
-        return summary
-    return Experiment(recipe, on_round=on_round).run(resume=True, extend=True)
+    if recipe.out is not None and finished_summary(recipe, extend=True):
+        return Run(recipe.out)
+    experiment = Experiment(recipe, on_round=on_round, callbacks=callbacks)
+    return Run(experiment.run(resume=True, extend=True)["run_dir"])
 
 
 def recipe_of(run_dir: str | Path, fields: Mapping[str, Any], *, trust_code: bool = False) -> Recipe:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import AfterValidator
 
 from fedloom.config.loading import read_yaml
 from fedloom.config.recipe import Recipe
@@ -32,14 +33,26 @@ from fedloom.runs.parallel import run_parallel
 log = logging.getLogger("fedloom")
 
 
+def _distinct(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if repeated := [seed for number, seed in enumerate(seeds) if seed in seeds[:number]]:
+        raise ValueError(f"{repeated[0]} is given twice; remove one of them")
+    return seeds
+
+
+Seeds = Annotated[tuple[int, ...], AfterValidator(_distinct)]
+"""Distinct seeds: equal ones would repeat a run and count as two."""
+
+
 def run_series(
     description_file: Path,
     description: Mapping[str, Any],
     recipes: Sequence[Recipe],
     *,
+    tasks: "Tasks | None" = None,
     resume: bool = False,
     parallel: int = 1,
     on_run: Callable[[Recipe], Callable[[RoundRecord], None]] | None = None,
+    callbacks: Sequence[object] = (),
     on_end: Callable[[list[Summary]], None] | None = None,
 ) -> list[Summary]:
     """Run recipes and return their summaries, in the order of the recipes.
@@ -48,10 +61,12 @@ def run_series(
         description_file: Path of the description, in the folder of the series.
         description: Values that the series is started with. They must agree with an existing description file.
         recipes: Recipes to run; the `out` of each is a folder inside the folder of the series.
+        tasks: Tasks that are already built, and to which others are added.
         resume: Accept a folder that already has a description file.
         parallel: Number of runs at a time; if more than one, each run is a separate process.
         on_run: Called with each run's recipe; must return a function that is called with the record of every round
             (of parallel runs: with the last record, when the run has finished).
+        callbacks: Callbacks of all runs; not possible with parallel runs, which are other processes.
         on_end: Called after each run with the summaries so far.
 
     Raises:
@@ -59,9 +74,14 @@ def run_series(
         Interrupted: A signal stopped the series; the interrupted run has a checkpoint.
     """
     folder = description_file.parent
+    if callbacks and parallel > 1:
+        raise UserError(
+            f"callbacks: with parallel = {parallel} each run is another process, which cannot call Python objects of "
+            "this one; leave parallel out (engine='processes' trains clients in parallel)"
+        )
     _refuse(description_file, description, resume)
     recipes = [recipe.with_(**{"storage.final_checkpoint": False}) for recipe in recipes]  # they are not extended
-    tasks = Tasks()
+    tasks = Tasks() if tasks is None else tasks
     left = [recipe for recipe in recipes if finished_summary(recipe, warn=False) is None]
     if not left:
         log.warning("all %d runs in '%s' are finished: there is nothing to resume", len(recipes), folder)
@@ -84,7 +104,8 @@ def run_series(
                 when = f"stopped after run {number - 1} of {len(recipes)}"
                 raise Interrupted(when, trusted_code.resume_command(folder, description), interrupts.asked)
             if summary is None:
-                experiment = Experiment(recipe, task=tasks[recipe], on_round=on_run(recipe) if on_run else None)
+                on_round = on_run(recipe) if on_run else None
+                experiment = Experiment(recipe, task=tasks[recipe], on_round=on_round, callbacks=callbacks)
                 try:
                     summary = experiment.run(resume=True)
                 except Interrupted as stopped:

@@ -6,7 +6,7 @@ samples, the setting that is best on them is marked; otherwise none is.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import exp, log
@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import Field
 
 from fedloom.config.loading import raw_recipe, read_list, read_recipe
+from fedloom.config.local_objects import local_object
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.checking import Section, checked
@@ -24,9 +25,12 @@ from fedloom.core.registry import short
 from fedloom.core.rng import key, numpy_generator
 from fedloom.experiment.records import RoundRecord, Summary
 from fedloom.experiment.run_folder import RunFolder, write_json
+from fedloom.report.progress import showing
 from fedloom.report.sweep import Setting, best_setting, short_names
 from fedloom.runs.objects import named
-from fedloom.runs.series import run_series
+from fedloom.runs.result import Runs
+from fedloom.runs.series import Seeds, run_series
+from fedloom.runs.watching import on_run_of
 
 SWEEP, RESULTS = "sweep.yaml", "sweep.json"
 
@@ -38,7 +42,7 @@ class Sweep(Section):
         min_length=1,
         description="values by field path: a list, or with random a range such as 0.001..0.1 (log-uniform)",
     )
-    seeds: tuple[int, ...] = Field((0,), min_length=1, description="seeds; every setting is run with each of them")
+    seeds: Seeds = Field((0,), min_length=1, description="seeds; every setting is run with each of them")
     random: int | None = Field(
         None, ge=1, description="number of settings to draw at random; default: all combinations of the values"
     )
@@ -68,11 +72,13 @@ def sweep(
     seeds: Iterable[int] | None = None,
     random: int | None = None,
     parallel: int | None = None,
+    progress: bool | None = None,
     resume: bool = False,
     on_run: Callable[[Recipe], Callable[[RoundRecord], None]] | None = None,
+    callbacks: Sequence[object] = (),
     trust_code: bool = False,
     **fields: Any,
-) -> list[Summary]:
+) -> Runs:
     """Run a recipe with every setting and seed.
 
     Arguments that are not given are taken from the recipe's `sweep` section.
@@ -83,6 +89,9 @@ def sweep(
         seeds: Seeds for every setting. Default: the recipe's seed.
         random: Number of settings to draw at random. Default: all combinations of the values.
         parallel: Number of runs at a time, each in a single-threaded process. Default: 1.
+        callbacks: Objects with functions such as `on_round`, called in all runs, see `fedloom.Callback`. Not with
+            `parallel`.
+        progress: Show a progress bar. Default: in notebooks only.
         resume: Resume the sweep in `out`, or start it if the folder has none. Finished runs are not repeated.
         on_run: Called with each run's recipe; must return a function that is called with the record of every round
             (of parallel runs: with the last record, when the run has finished).
@@ -95,7 +104,7 @@ def sweep(
 
     Raises:
         UserError: The recipe or the sweep is invalid, or `out` holds runs that cannot be resumed with it.
-        RunError: A run cannot continue, for example because too few clients responded.
+        RunError: A run cannot continue, for example because too few clients responded, or a callback failed.
         Interrupted: Ctrl-C or SIGTERM stopped the sweep after a checkpoint; a KeyboardInterrupt.
 
     Example:
@@ -121,22 +130,29 @@ def sweep(
             recipes.append(Recipe.parse(raw_recipe(values, setting) | {"seed": seed, "out": str(place)}))
             ran.append(setting)
 
+    if chosen.parallel > 1 and (field := next(filter(None, map(local_object, recipes)), None)):
+        raise UserError(
+            f"sweep.parallel = {chosen.parallel}: each run is another process, which does not have the Python object "
+            f"{field}; leave parallel out (engine='processes' trains clients in parallel), or name a file of yours"
+        )
+
     def labelled(summaries: list[Summary]) -> list[Summary]:
         for summary, setting in zip(summaries, ran, strict=False):
             summary["setting"], summary["label"] = setting, label(setting, found)
         return summaries
 
-    return labelled(
-        run_series(
+    with showing(progress) as start:
+        summaries = run_series(
             folder / SWEEP,
             json.loads(json.dumps(values | {"sweep": chosen.model_dump(mode="json")}, default=str)),
             recipes,
             resume=resume,
             parallel=chosen.parallel,
-            on_run=on_run,
+            on_run=on_run_of(start, on_run),
+            callbacks=callbacks,
             on_end=lambda so_far: _write_results(folder / RESULTS, labelled(so_far)),
         )
-    )
+    return Runs(labelled(summaries), folder)
 
 
 def _write_results(path: Path, runs: list[Summary]) -> None:

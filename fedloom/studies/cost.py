@@ -1,9 +1,7 @@
-"""Cost of a run: image-steps, and seconds if stored runs show how fast a machine is with the network."""
+"""Counting of the passes of a run through its network, and measurement of a machine's speed."""
 
 import os
 import tempfile
-from collections.abc import Iterable
-from statistics import median
 
 import numpy as np
 import torch
@@ -13,16 +11,17 @@ from fedloom import objectives
 from fedloom.config.recipe import Recipe
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
+from fedloom.core.setup import Setup
 from fedloom.core.task import Task
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.workspace import Workspace
 from fedloom.data import Dataset, Federation
 from fedloom.data.federation import parse_split
 from fedloom.engines import engine_class
+from fedloom.experiment.build import load_dataset
 from fedloom.experiment.loop import Experiment
 from fedloom.methods import Method
 from fedloom.models import Factory, SplitModel
 from fedloom.objectives import Objective
-from fedloom.studies.results import CellResult, machine
 
 SIZES = {
     "mnist": (60_000, 10_000), "fashion-mnist": (60_000, 10_000), "cifar10": (50_000, 10_000),
@@ -84,7 +83,7 @@ def image_steps(recipe: Recipe) -> float:
     kind, kept = parse_split(data.split)
     sizes = []
     for name in data.name.split("+"):
-        train, test = (min(n, data.limit or n) for n in SIZES[name])
+        train, test = (min(n, data.limit or n) for n in SIZES.get(name) or _counted_size(recipe, name))
         sizes.append(kept * (train + test if kind in ("pooled", "domain") else train))
     held_out = data.newcomers if data.newcomers < 1 else data.newcomers / data.clients
     forward, backward = passes(recipe)
@@ -93,44 +92,10 @@ def image_steps(recipe: Recipe) -> float:
     return a_round * training.rounds
 
 
-Workload = tuple[str, str, int | None]
-"""A machine, a network, and the size to which images are resized."""
-
-
-def kind(recipe: Recipe, where: str | None = None) -> Workload:
-    """Return what determines a run's speed, on this machine or on another."""
-    return where or machine(recipe), recipe.model.name, recipe.data.size
-
-
-def speeds(results: Iterable[CellResult], shared: bool = False) -> dict[Workload, float]:
-    """Return image-steps per second for each workload: the median of stored runs that had the machine to themselves.
-
-    Args:
-        results: Stored runs.
-        shared: Also use runs that shared the machine, multiplied by the number of concurrent runs. The speeds are then
-            those of a machine that is kept busy with several runs.
-    """
-    found: dict[Workload, list[float]] = {}
-    for result in results:
-        recipe = Recipe.parse(result.recipe)
-        if result.seconds and (shared or result.beside == 1):
-            speed = image_steps(recipe) * result.beside / result.seconds
-            found.setdefault(kind(recipe, result.machine), []).append(speed)
-    return {key: median(values) for key, values in found.items()}
-
-
-def seconds(recipe: Recipe, known: dict[Workload, float], where: str | None = None) -> float | None:
-    """Estimate the seconds of a run on this machine or on another; None if the speed is unknown."""
-    speed = known.get(kind(recipe, where))
-    return image_steps(recipe) / speed if speed else None
-
-
-def in_words(seconds: float) -> str:
-    """Format a duration: `40 s`, `12 min`, `3.5 h`, `21 days`."""
-    for unit, length in (("days", 172_800), ("h", 7_200), ("min", 120)):
-        if seconds >= length:
-            return f"{seconds / (length / 2):.{int(unit == 'h')}f} {unit}"
-    return f"{seconds:.0f} s"
+def _counted_size(recipe: Recipe, name: str) -> tuple[int, int]:
+    """Return the numbers of training and test samples of a dataset that is not in `SIZES`."""
+    test = load_dataset(recipe.with_(**{"data.name": name})).test
+    return len(test) - int(test.sum()), int(test.sum())
 
 
 SHAPES = {"mnist": (1, 28), "fashion-mnist": (1, 28), "emnist": (1, 28), "usps": (1, 16), "digits": (1, 8)}

@@ -7,8 +7,6 @@ from math import sqrt
 from statistics import variance
 from typing import Literal
 
-from scipy.special import stdtrit  # scipy.stats takes seconds to import
-
 from fedloom.studies.comparison import Line
 
 LEVEL = 0.95
@@ -68,6 +66,8 @@ def welch(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float]
     squared = sum(part for part, _ in parts)
     if squared == 0:
         return difference, difference
+    from scipy.special import stdtrit  # here, since most commands need no interval; scipy.stats takes seconds
+
     freedom = squared**2 / sum(part**2 / n for part, n in parts)
     reach = float(stdtrit(freedom, (1 + LEVEL) / 2)) * sqrt(squared)
     return difference - reach, difference + reach

@@ -19,7 +19,8 @@ from fedloom.core.checking import Section, checked
 from fedloom.core.errors import UserError, nearest, shown
 from fedloom.experiment.lock import NAME as LOCK
 from fedloom.experiment.lock import alive
-from fedloom.studies.running import RUNS, StudyPlan, recipe_of, result_path, runs_of
+from fedloom.studies.plan import RUNS, StudyPlan, recipe_of, result_path, runs_of
+from fedloom.studies.results import find
 from fedloom.studies.selection import Selection
 from fedloom.studies.table import Cell, load_table
 
@@ -44,6 +45,7 @@ class Entry(Section):
 
     name: str
     what: str = Field("", description="the question that the runs answer")
+    verdict: str = Field("", description="the answer according to the runs so far: confirmed, refuted or open, and why")
     table: Texts = Field(description="a table such as fedcrc/table1, a paper, or a list of them")
     only: Texts | None = Field(None, description="columns with one of these values: [cifar10, mnist]")
     at: dict[str, Texts] = Field(
@@ -80,7 +82,7 @@ class QueuedRun:
 
     @cached_property
     def result(self) -> Path:
-        """The file of the run's result; two runs with the same path are the same run."""
+        """The file that the run stores its result in; two runs with the same path are the same run."""
         return result_path(self.cells[0], self.plan)
 
     @property
@@ -103,7 +105,7 @@ class QueuedRun:
     @property
     def state(self) -> State:
         """The state of the run, according to the files that it wrote."""
-        if self.result.exists():
+        if find(self.result) is not None:
             return "done"
         if self._is_running():
             return "running"

@@ -9,12 +9,14 @@ from time import monotonic
 from fedloom.config.recipe import Recipe
 from fedloom.core.signals import Interrupted, Interrupts
 from fedloom.runs.parallel import Process, fedloom_process, keep_busy
-from fedloom.studies import cost
+from fedloom.studies.outcome import machine
+from fedloom.studies.plan import StudyPlan, values_of
 from fedloom.studies.queue import Entry, QueuedRun, State
 from fedloom.studies.report import command
-from fedloom.studies.results import BESIDE, machine, stored
-from fedloom.studies.running import SAME, StudyPlan
-from fedloom.studies.table import PAPERS, Cell
+from fedloom.studies.results import BESIDE, stored
+from fedloom.studies.running import SAME
+from fedloom.studies.table import BOARDS, PAPERS, Cell
+from fedloom.studies.workload import Cost, Workload, cost_of, in_words, speeds
 
 LAST_LINES = 5
 """Number of lines of a failed run's log that are shown."""
@@ -87,7 +89,7 @@ def run_queue(
     def end(process: Process) -> None:
         nonlocal ended
         run, began = busy.pop(process.pid)
-        words = f"{described(run)} after {cost.in_words(monotonic() - began)}"
+        words = f"{described(run)} after {in_words(monotonic() - began)}"
         ended += 1
         if process.returncode and interrupts.asked is None:
             run.log.replace(run.failure)
@@ -128,9 +130,14 @@ class EntryStatus:
         return sum(other == state for _, other in self.runs)
 
 
-def _machine(left: Sequence[QueuedRun], known: dict[cost.Workload, float]) -> str:
+def _cost(run: QueuedRun) -> Cost:
+    return cost_of(values_of(run.cells[0], run.plan))
+
+
+def _machine(left: Sequence[QueuedRun], known: dict[Workload, float]) -> str:
     here = machine(Recipe.parse({"method": "fedavg"}))
-    of = {name: sum(cost.kind(run.recipe, name) in known for run in left) for name in {name for name, _, _ in known}}
+    workloads = [(cost.network, cost.size) for cost in map(_cost, left)]
+    of = {name: sum((name, *one) in known for one in workloads) for name in {name for name, _, _ in known}}
     return max([here, *sorted(of)], key=lambda name: of.get(name, 0))  # in a tie, the first: this machine
 
 
@@ -141,7 +148,7 @@ def status(entries: Sequence[tuple[Entry, list[QueuedRun]]], results: Path) -> t
     that is kept busy with several runs. A run that two entries share is listed in both; its cost is counted in the
     first.
     """
-    known = cost.speeds((result for paper in PAPERS for result in stored(results, paper)), shared=True)
+    known = speeds((result for paper in (*PAPERS, *BOARDS) for result in stored(results, paper)), shared=True)
     where = _machine([run for _, runs in entries for run in runs if run.state != "done"], known)
     counted: set[Path] = set()
     found = []
@@ -150,12 +157,12 @@ def status(entries: Sequence[tuple[Entry, list[QueuedRun]]], results: Path) -> t
         left = [run for run, state in states if state != "done" and run.result not in counted]
         counted |= {run.result for run in left}
         shares = {run.result: 1 - run.round / run.recipe.training.rounds for run in left}
-        times = [(run, cost.seconds(run.recipe, known, where)) for run in left]
+        times = [(run, _cost(run).seconds(known, where)) for run in left]
         found.append(
             EntryStatus(
                 entry,
                 states,
-                steps=sum(cost.image_steps(run.recipe) * shares[run.result] for run in left),
+                steps=sum(_cost(run).steps * shares[run.result] for run in left),
                 seconds=sum(time * shares[run.result] for run, time in times if time is not None),
                 unknown=sum(time is None for _, time in times),
             )

@@ -3,66 +3,28 @@
 import shlex
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
-from fedloom.config.loading import assign
+from fedloom.config.loading import is_free
 from fedloom.config.recipe import Recipe
 from fedloom.core.signals import Interrupted, Interrupts
 from fedloom.experiment.records import RoundRecord
-from fedloom.experiment.resume import is_free
 from fedloom.experiment.run_folder import finished
 from fedloom.runs.parallel import Process, fedloom_process, keep_busy
 from fedloom.runs.run import run
-from fedloom.studies.results import BESIDE, RESULTS, CellResult, note_machine, read, result_of, store
-from fedloom.studies.table import Cell, cells_of, load_table, recipe_key, run_name, table_names
-
-RUNS = Path("runs") / "reproduce"
-KEPT: dict[str, Any] = {
-    "storage.personal_models": False, "storage.checkpoint_every": 25, "storage.final_checkpoint": False,
-}  # fmt: skip
-"""Personal models are not needed, and runs are not extended. Few checkpoints suffice, since stopping a run always
-writes one."""
+from fedloom.studies.outcome import note_machine, reset_gpu_memory, result_of
+from fedloom.studies.plan import StudyPlan, recipe_of, result_path
+from fedloom.studies.results import BESIDE, CellResult, find, read, store
+from fedloom.studies.table import SUFFIX, Cell, cells_of, load_table, table_names
 
 SAME = "the same command"
 """How to resume a stopped run, for messages."""
 
 Watch = Callable[[Recipe], Callable[[RoundRecord], None]]
-
-
-@dataclass(frozen=True)
-class StudyPlan:
-    """How cells are run: seed, shortening, deadline and where results are stored."""
-
-    seed: int = 0
-    shortened: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of a smaller setting, by path; stored with the results."""
-    scale: float = 1.0
-    """Fraction of the rounds."""
-    trial: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of a trial, by path. Results of a trial are not stored if these fields affect the figures."""
-    results: Path = RESULTS
-    deadline: float | None = None
-    """Value of `time.monotonic()` after which no run is started or continued."""
-    again: bool = False
-    """Whether to run cells again whose result is stored; a finished run folder is renamed first."""
-
-    def changes(self, cell: Cell) -> dict[str, Any]:
-        """Return the fields that differ from the cell's recipe."""
-        changes = dict(self.shortened)
-        if self.scale != 1:
-            rounds = changes.get("training.rounds", cell.rounds)
-            changes["training.rounds"] = max(1, round(rounds * self.scale))
-        return {path: value for path, value in changes.items() if value != _field(cell.values, path)}
-
-    @property
-    def left(self) -> float:
-        """Seconds until the deadline."""
-        return float("inf") if self.deadline is None else self.deadline - monotonic()
 
 
 @dataclass(frozen=True)
@@ -74,14 +36,6 @@ class Outcome:
     rounds: int
     is_trial: bool = False
     stored_before: bool = False
-
-
-def runs_of(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """Group cells by the run that provides their figures."""
-    runs: dict[str, list[Cell]] = {}
-    for cell in cells:
-        runs.setdefault(cell.key, []).append(cell)
-    return list(runs.values())
 
 
 def run_cells(cells: list[Cell], plan: StudyPlan, watch: Watch | None = None) -> Outcome:
@@ -101,12 +55,13 @@ def run_cells(cells: list[Cell], plan: StudyPlan, watch: Watch | None = None) ->
     cell = cells[0]
     recipe, is_trial = recipe_of(cell, plan)
     kept = result_path(cell, plan)
-    if kept.exists() and not is_trial and not plan.again:
-        result = read(kept)
+    if (known := find(kept)) is not None and not is_trial and not plan.again:
+        result = read(known)
         return Outcome(result, result.rounds, result.rounds, stored_before=True)
     assert recipe.out is not None
     if plan.again and finished(recipe.out):
         _set_aside(recipe.out)
+    reset_gpu_memory()
     rounds = _Rounds(plan, recipe, watch(recipe) if watch else None)
     try:
         run(recipe, on_round=rounds, resume=True)
@@ -120,25 +75,6 @@ def run_cells(cells: list[Cell], plan: StudyPlan, watch: Watch | None = None) ->
     else:
         store(result, kept)
     return Outcome(result, result.rounds, result.rounds, is_trial)
-
-
-def result_path(cell: Cell, plan: StudyPlan) -> Path:
-    """Return the file that the result of a cell's run is stored in."""
-    return plan.results / cell.paper / f"{run_name(cell.changed(plan.changes(cell)), plan.seed)}.json"
-
-
-def recipe_of(cell: Cell, plan: StudyPlan) -> tuple[Recipe, bool]:
-    """Return the recipe of a cell with its run folder, and whether it is a trial.
-
-    It is a trial if the plan sets fields that the cell's figures depend on.
-    """
-    values = cell.changed(plan.changes(cell))
-    key = recipe_key(values)
-    for path, value in (KEPT | dict(plan.trial)).items():
-        assign(values, path, value)
-    is_trial = recipe_key(values) != key
-    folder = RUNS / cell.paper / ("trial" if is_trial else "") / run_name(values, plan.seed)
-    return Recipe.parse(values | {"seed": plan.seed, "out": str(folder)}), is_trial
 
 
 def _set_aside(folder: Path) -> None:
@@ -168,7 +104,7 @@ class _Rounds:
 
 def _sharing(cell: Cell) -> list[Cell]:
     """Return the cells of all the paper's tables that share a cell's run, this cell first."""
-    tables = (name for name in table_names() if name.startswith(f"{cell.paper}/"))
+    tables = [cell.table] if cell.table.endswith(SUFFIX) else table_names([cell.paper])
     others = [other for name in tables for other in cells_of(name, load_table(name)) if other.key == cell.key]
     return [cell, *others]
 
@@ -213,10 +149,3 @@ def run_side_by_side(
         raise Interrupted("stopped", SAME, interrupts.asked)
     failed = next(filter(None, ended), 0)
     return failed if failed >= 0 else 128 - failed  # ended by a signal: the exit code that a shell reports
-
-
-def _field(values: Mapping[str, Any], path: str) -> Any:
-    found: Any = values
-    for name in path.split("."):
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedloom.core.errors import UserError, nearest
-from fedloom.studies.table import PAPERS, Cell, Table, cells_of, load_table, table_names
+from fedloom.studies.table import BOARDS, PAPERS, SUFFIX, Cell, Table, cells_of, load_table, table_names
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class Selection:
     """Conditions that select cells; all must hold, and None means no condition."""
 
     tables: Sequence[str]
-    """Names of tables; a paper's name selects all its tables, `all` selects all papers."""
+    """Names of tables, or files of boards; a paper's name selects all its tables, `all` selects all papers."""
     only: Collection[str] | None = None
     """Values of which a column must have one, on any axis."""
     at: Mapping[str, Collection[str]] = field(default_factory=dict)
@@ -30,12 +30,13 @@ class Selection:
         Raises:
             UserError: If a table is unknown.
         """
-        known = table_names()
+        known = table_names((*PAPERS, *BOARDS))
         found: dict[str, Table] = {}
         for name in self.tables:
-            of_it = known if name == "all" else [k for k in known if k == name or k.startswith(f"{name}/")]
+            of_it = [k for k in known if k == name or k.startswith(f"{name}/")]
+            of_it = table_names() if name == "all" else [name] if name.endswith(SUFFIX) else of_it
             if not of_it:
-                raise UserError(f"table '{name}' is unknown: {nearest(name, [*PAPERS, *known])}")
+                raise UserError(f"table '{name}' is unknown: {nearest(name, [*PAPERS, *BOARDS, *known])}")
             found |= {k: load_table(k) for k in of_it}
         return found
 

@@ -1,32 +1,40 @@
-"""Tables of papers as data: a setting, columns, rows of methods and the paper's figures; each cell is a recipe.
+"""Tables as data: a setting, columns, rows of methods and published figures; each cell is a recipe.
 
 The files are `fedloom/studies/recipes/<paper>/<table>.yaml`. The file `setting.yaml` in the same folder is the recipe
-that all tables of the paper have in common.
+that all tables of the paper have in common. Leaderboards are tables, too; a board of one's own is a single file.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache, cached_property
 from hashlib import sha256
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Any, Literal
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedloom.config.loading import assign, parse_yaml, read_assignment, read_yaml
-from fedloom.config.recipe import Recipe
+from fedloom.config.loading import assign, flat, is_free, parse_yaml, read_assignment, read_yaml, section_name
 from fedloom.core.checking import Section, checked, refusal
 from fedloom.core.errors import UserError, nearest
-from fedloom.experiment.resume import flat, is_free
+
+if TYPE_CHECKING:
+    from fedloom.config.recipe import Recipe
 
 PAPERS = ("fedintr", "fedcrc", "fedcrl", "repper", "fedstyle")
 """The papers in the order in which they are run: the cheapest first."""
+BOARDS = ("pfllib",)
+"""Leaderboards, which `fedloom board` shows."""
+BEST = "@best"
+"""Ending of a metric that is taken at its best evaluated round, by test accuracy, as leaderboards do."""
 NO_CELL = "-"
 """Placeholder in a row's figures for a cell that the paper's table does not have."""
 
+SUFFIX = ".yaml"
 Axis = str | list[str] | dict[str, dict[str, Any]]
 Figure = float | Literal["-"] | None
 
@@ -64,12 +72,14 @@ class Table(Section):
     ours: bool = Field(False, description="the setting differs from the paper's; figures are still compared with it")
     reduced: dict[str, Any] = Field({}, description="a smaller, faster setting, by path; named in the report")
     axes: dict[str, Axis] = Field(description="what a value on an axis sets: a template, or fields for each value")
-    measure: str = "global_accuracy"
+    measure: str = Field("global_accuracy", description=f"the metric to compare; with {BEST}, at its best round")
     unit: Literal["percent", "share"] = "percent"
     columns: list[Column] = Field(min_length=1)
     rows: dict[str, Row] = Field(min_length=1, description="rows by key, or the name of a table with the same rows")
     deviations: list[str] = Field([], description="what the paper does not state or is not available, and what is done")
     notes: list[str] = Field([], description="findings, shown in the report")
+    source: str = Field("", description="address of the page that the published figures come from")
+    seeds: tuple[int, ...] = Field((0,), min_length=1, description="seeds of a board that is run without a queue")
 
     @model_validator(mode="after")
     def _whole(self) -> "Table":
@@ -103,7 +113,7 @@ class Cell:
     @property
     def paper(self) -> str:
         """The paper's name, such as `fedintr`."""
-        return self.table.partition("/")[0]
+        return study_of(self.table)
 
     @property
     def place(self) -> str:
@@ -130,8 +140,10 @@ class Cell:
             training["schedule"] = _scaled(training["schedule"], training["rounds"] / self.rounds)
         return values
 
-    def recipe(self, changes: Mapping[str, Any] | None = None) -> Recipe:
+    def recipe(self, changes: Mapping[str, Any] | None = None) -> "Recipe":
         """Return the validated recipe, with fields changed by path."""
+        from fedloom.config.recipe import Recipe  # imports torch, which listing tables does not need
+
         return Recipe.parse(self.changed(changes or {}))
 
 
@@ -163,10 +175,15 @@ def _scaled(schedule: str, factor: float) -> str:
     return "step:" + ",".join(f"{max(1, round(int(start) * factor))}={value}" for start, value in pairs)
 
 
-def table_names() -> list[str]:
-    """Return the names of all tables (`fedintr/table1`, …), with a paper's figures after its tables."""
+def study_of(table: str) -> str:
+    """Return the paper or board that a table belongs to; for a file, its name without `.yaml`."""
+    return Path(table).stem if table.endswith(SUFFIX) else table.partition("/")[0]
+
+
+def table_names(studies: Sequence[str] = PAPERS) -> list[str]:
+    """Return the names of all tables of some papers (`fedintr/table1`, …), with a paper's figures after its tables."""
     in_order = lambda name: (not name.startswith("table"), name)  # noqa: E731
-    return [f"{paper}/{name}" for paper in PAPERS for name in sorted(_files(paper), key=in_order)]
+    return [f"{paper}/{name}" for paper in studies for name in sorted(_files(paper), key=in_order)]
 
 
 @cache
@@ -174,19 +191,45 @@ def load_table(name: str) -> Table:
     """Load a table.
 
     Args:
-        name: Name of the table, such as `fedintr/table1`.
+        name: Name of the table, such as `fedintr/table1`, or the path of a board, a YAML file.
 
     Raises:
         UserError: If the table is unknown or invalid.
     """
-    known = table_names()
+    if name.endswith(SUFFIX):
+        try:
+            return checked(Table, expanded({"measure": f"personal_weighted{BEST}"} | read_yaml(Path(name))))
+        except UserError as error:
+            raise UserError(f"board '{name}': {error}") from None
+    known = table_names((*PAPERS, *BOARDS))
     if name not in known:
         raise UserError(f"table '{name}' is unknown: {nearest(name, known)}; `fedloom reproduce --list` shows all")
     paper, _, table = name.partition("/")
     try:
-        return checked(Table, _with_rows(parse_yaml(_files(paper)[table].read_text(encoding="utf-8"))))
+        return checked(Table, _with_rows(expanded(parse_yaml(_files(paper)[table].read_text(encoding="utf-8")))))
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
+
+
+def expanded(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Expand the short forms of a board.
+
+    `columns: {dataset: [a, b], division: [c]}` means every combination of the values. `methods: [fedavg, {name: ditto,
+    lam: 1}]` means rows with these methods. A row without `figures` has none in any column.
+    """
+    found = dict(values)
+    if isinstance(columns := found.get("columns"), Mapping):
+        found["columns"] = [{"at": dict(zip(columns, at, strict=True))} for at in product(*columns.values())]
+    for method in found.pop("methods", ()):
+        name = section_name(method)
+        rows = found.setdefault("rows", {})
+        if name in rows:
+            raise UserError(f"methods: {name} is given twice; write rows with different keys instead")
+        rows[name] = {"name": name, "method": method}
+    if isinstance(rows := found.get("rows"), Mapping) and isinstance(found.get("columns"), list):
+        empty: dict[str, Any] = {"figures": [None] * len(found["columns"])}
+        found["rows"] = {key: empty | dict(row) if isinstance(row, Mapping) else row for key, row in rows.items()}
+    return found
 
 
 def _with_rows(values: dict[str, Any]) -> dict[str, Any]:
@@ -206,7 +249,7 @@ def _with_rows(values: dict[str, Any]) -> dict[str, Any]:
 
 def cells_of(name: str, table: Table) -> list[Cell]:
     """Return the cells of a table, column by column."""
-    setting = read_yaml(f"{name.partition('/')[0]}/setting")
+    setting = {} if name.endswith(SUFFIX) else _setting(study_of(name))
     return [
         Cell(
             table=name,
@@ -223,6 +266,11 @@ def cells_of(name: str, table: Table) -> list[Cell]:
         for key, row in table.rows.items()
         if row.figures[index] != NO_CELL
     ]
+
+
+@cache
+def _setting(paper: str) -> dict[str, Any]:
+    return parse_yaml((_folder(paper) / "setting.yaml").read_text(encoding="utf-8"))
 
 
 def _values(setting: Mapping[str, Any], table: Table, column: Column, row: Row, index: int) -> dict[str, Any]:
@@ -247,13 +295,21 @@ def _fields(axis: str, rule: Axis, at: str | float) -> dict[str, Any]:
             raise UserError(f"axes.{axis}: has no entry for '{at}'; {nearest(str(at), rule)}")
         return rule[str(at)]
     templates = [rule] if isinstance(rule, str) else rule
-    return dict(read_assignment(template.format(at)) for template in templates)
+    return dict(_assignment(template.format(at)) for template in templates)
+
+
+_assignment = cache(read_assignment)  # the values are copied before they are used
 
 
 def _files(paper: str) -> dict[str, Traversable]:
-    folder = files("fedloom") / "studies" / "recipes" / paper
-    found = (entry for entry in folder.iterdir() if entry.name.endswith(".yaml") and entry.name != "setting.yaml")
+    found = (
+        entry for entry in _folder(paper).iterdir() if entry.name.endswith(".yaml") and entry.name != "setting.yaml"
+    )
     return {entry.name.removesuffix(".yaml"): entry for entry in found}
+
+
+def _folder(paper: str) -> Traversable:
+    return files("fedloom") / "studies" / "recipes" / paper
 
 
 def _percent(figure: Figure, unit: str) -> float | None:

@@ -7,19 +7,24 @@ errors, and the server and each client write a ledger each.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from fedloom.core.frozen import frozen_part
 from fedloom.core.limits import refuse_without_room
-from fedloom.core.message import Contents, Message
+from fedloom.core.message import Contents, Message, signature
+from fedloom.core.method import Method
 from fedloom.core.reading import conforming
 from fedloom.core.scores import Scores
 from fedloom.core.state import nbytes, under
 from fedloom.core.workspace import Workspace
+from fedloom.trust.access import averaging_of
 from fedloom.trust.ledger_file import FILE, Direction, EntryRow, Purpose
 from fedloom.trust.privacy import PrivacySettings
+from fedloom.trust.secure.settings import SecureSettings
+from fedloom.trust.secure.weighted import WeightedSum
 
 SIMULATED_NUMBERS = [
     "with every message: the number of training samples, the mean training loss, the training time in seconds",
@@ -73,6 +78,7 @@ class Ledger:
         *,
         models: bool,
         privacy: PrivacySettings | None,
+        secure: SecureSettings | None = None,
         simulated: bool = True,
         numbers: list[str] | None = None,
     ) -> None:
@@ -82,26 +88,31 @@ class Ledger:
             workspace: Workspace of the server or a client; its method determines which parts are sent.
             models: Whether clients' personal models are stored with the run.
             privacy: The recipe section `privacy`.
+            secure: The recipe section `secure`.
             simulated: Whether clients are simulated in one place, in contrast to organisations with separate data.
             numbers: Numbers that clients report in addition to tensors; default: those of a simulation.
         """
         method, task = workspace.setup.method, workspace.setup.task
-        sent = set() if method.pooled else set(workspace.sent)
         held = sum(map(len, (*task.federation.train, *task.federation.test)))
         count = held if task.elsewhere else len(task.dataset)
-        image, label = (nbytes({"": tensor[:1]}) for tensor in (task.dataset.images, task.dataset.labels))
+        image, label = (nbytes({"": tensor[:1]}) for tensor in (task.dataset.inputs, task.dataset.labels))
         self._about = {
             "method": method.name,
             "pooled": method.pooled,
             "never": [
-                *_stays({name: t for name, t in workspace.tensors.items() if name not in sent}, workspace),
+                *(row for variant in workspace.variants for row in _stays(variant)),
                 {"part": "images", "tensors": count, "bytes": count * image, "why": "data"},
                 {"part": "labels", "tensors": count, "bytes": count * label, "why": "data"},
             ],
             "reveals": {part: says for part, says in method.reveals.items() if part in method.up},
             "numbers": [*(numbers or SIMULATED_NUMBERS), *([STATISTICS] if task.normalisation == "federated" else [])],
             "models": models,
-            "privacy": None if privacy is None else privacy.model_dump(mode="json") | {"simulated": simulated},
+            "privacy": None
+            if privacy is None
+            else privacy.model_dump(mode="json") | {"simulated": simulated, "distributed": secure is not None},
+            "secure": None
+            if secure is None
+            else secure.model_dump(mode="json") | {"range": secure.limit, "tensors": _summed(workspace)},
         }
 
     def add(
@@ -124,16 +135,20 @@ class Ledger:
         entry.count(round, client, message.nbytes)
 
     def add_scores(self, round: int, scores: Scores) -> None:
-        """Record one transmitted evaluation result: counts, and the loss if it is included."""
+        """Record one transmitted evaluation result: counts, and the loss and further figures that it includes."""
         counts = {"right": torch.tensor(scores.right), "tested": torch.tensor(scores.total)}
-        loss = {} if scores.loss is None else {"loss": torch.tensor(scores.loss, dtype=torch.float64)}
-        self.add("up", round, scores.client, Message(counts | loss), "evaluation")
+        figures = scores.metrics if scores.loss is None else scores.metrics | {"loss": scores.loss}
+        known = {name: torch.tensor(value, dtype=torch.float64) for name, value in figures.items() if value is not None}
+        self.add("up", round, scores.client, Message(counts | known), "evaluation")
 
     def add_error(self, round: int, client: int, text: str) -> None:
         """Record the transmitted text of an error or a refusal."""
-        key: tuple[Direction, Purpose, Contents] = ("up", "error", frozenset())
-        entry = self._entries.setdefault(key, Entry("up", "error", []))
-        entry.count(round, client, len(text.encode()))
+        self.add_bytes("up", "error", round, client, len(text.encode()))
+
+    def add_bytes(self, direction: Direction, purpose: Purpose, round: int, client: int, size: int) -> None:
+        """Record a transmitted text of `size` bytes: an error, or keys and shares of secure aggregation."""
+        key: tuple[Direction, Purpose, Contents] = (direction, purpose, frozenset())
+        self._entries.setdefault(key, Entry(direction, purpose, [])).count(round, client, size)
 
     def to_json(self) -> dict[str, Any]:
         """Return the contents of ledger.json, see `LedgerFile`."""
@@ -173,6 +188,13 @@ def ranges(numbers: Iterable[int]) -> list[list[int]]:
     return found
 
 
+def _summed(workspace: Workspace) -> list[str]:
+    """Return the names of the tensors whose sum secure aggregation reveals."""
+    averaging = averaging_of(cast(Method, workspace.setup.method))
+    addends = [] if averaging is None else WeightedSum(averaging, signature(workspace.sent)).addends
+    return list(dict.fromkeys(addend.name for addend in addends))
+
+
 def _members(found: Iterable[tuple[int, int]]) -> set[int]:
     found = list(found)
     count = sum(max(0, last - first + 1) for first, last in found)
@@ -180,11 +202,13 @@ def _members(found: Iterable[tuple[int, int]]) -> set[int]:
     return {number for first, last in found for number in range(first, last + 1)}
 
 
-def _stays(tensors: Mapping[str, Tensor], workspace: Workspace) -> list[dict[str, Any]]:
+def _stays(workspace: Workspace) -> list[dict[str, Any]]:
     """Return the parts that are not sent, grouped by the longest path that the method or the model declares."""
+    sent = set() if workspace.setup.method.pooled else set(workspace.sent)
     groups: dict[tuple[str, str], dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        groups.setdefault(_why(name, workspace), {})[name] = tensor
+    for name, tensor in workspace.tensors.items():
+        if name not in sent:
+            groups.setdefault(_why(name, workspace), {})[name] = tensor
     return [
         {"part": part, "tensors": len(found), "bytes": nbytes(found), "why": why}
         for (part, why), found in groups.items()
@@ -193,11 +217,13 @@ def _stays(tensors: Mapping[str, Tensor], workspace: Workspace) -> list[dict[str
 
 def _why(name: str, workspace: Workspace) -> tuple[str, str]:
     method = workspace.setup.method
+    if frozen := frozen_part(name, workspace.fixed):
+        return frozen, "frozen: the initial values, everywhere"
     for paths, why in (
-        (workspace.fixed, "frozen: the initial values, everywhere"),
         (workspace.private, "private module"),
         (method.keeps, "kept by the client"),
         (method.down, "received, never sent"),
+        (method.server_keeps, "held by the server, never sent"),
     ):
         if owner := next((path for path in sorted(paths, key=len, reverse=True) if under(name, (path,))), None):
             return owner, why

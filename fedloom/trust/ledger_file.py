@@ -1,7 +1,7 @@
 """The format of ledger.json, and reading it. Does not import torch, so that `fedloom ledger` starts fast."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 from fedloom.core.reading import CHECKED, Count, read_json
 
 Direction = Literal["up", "down"]
-Purpose = Literal["training", "evaluation", "error"]
+Purpose = Literal["training", "evaluation", "error", "secure"]
 FILE = "ledger.json"
 DType = Literal[
     "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64",
@@ -61,6 +61,19 @@ class PrivacyRow(TypedDict):
     clip: float
     noise: float
     simulated: bool
+    distributed: NotRequired[bool]
+    """Whether clients clip and add noise themselves, under secure aggregation."""
+
+
+@with_config(CHECKED)
+class SecureRow(TypedDict):
+    """The recipe's settings of secure aggregation."""
+
+    threshold: float
+    bits: int
+    range: float
+    tensors: list[str]
+    """Names of the tensors that are in the sum."""
 
 
 @with_config(CHECKED)
@@ -79,6 +92,7 @@ class LedgerFile(TypedDict):
     models: bool
     """Whether clients' personal models are stored with the run."""
     privacy: PrivacyRow | None
+    secure: NotRequired[SecureRow | None]
     messages: list[EntryRow]
 
 

@@ -102,10 +102,16 @@ class PrivateAverage:
     def _released(self, name: str, old: Tensor, total: Tensor, normal: "Draw") -> Tensor:
         std = self.settings.noise * self.settings.clip
         noise = std * normal(total.shape).to(total.device)
-        new = (old + (total + noise) / self.participants).to(old.dtype)
-        if name.endswith("running_var"):  # noise can make a variance negative; post-processing costs no privacy
-            new = torch.where(new > 0, new, old)
-        return new
+        return repaired(name, old, old + (total + noise) / self.participants)
+
+
+def repaired(name: str, old: Tensor, new: Tensor) -> Tensor:
+    """Return a noisy tensor in the type of the old one, with the old values of variances that noise made negative.
+
+    This is post-processing, which costs no privacy.
+    """
+    new = new.to(old.dtype)
+    return torch.where(new > 0, new, old) if name.endswith("running_var") else new
 
 
 Draw = Callable[[torch.Size], Tensor]
@@ -144,6 +150,7 @@ _READS = "reads single clients' messages, which clipping and noise do not cover"
 _ADDS_UP = (
     "adds up or weighs by values that clients send (class counts, control variates), which clipping does not cover"
 )
+_NOT_HELD = "sends parts that the server does not hold, so that there is no old value to which noisy updates are added"
 
 
 def uncovered(method: Method) -> str | None:
@@ -154,7 +161,9 @@ def uncovered(method: Method) -> str | None:
     """
     if method.pooled:
         return "pools all data in one place, so that there are no clients to protect"
-    return {"reads": _READS, "adds up": _ADDS_UP}.get(use_of_messages(method))
+    if (use := use_of_messages(method)) in ("reads", "adds up"):
+        return _READS if use == "reads" else _ADDS_UP
+    return None if all(under(part, method.down) for part in method.up) else _NOT_HELD
 
 
 class Spending:

@@ -8,8 +8,11 @@ All rules have in common:
 - Integers take the maximum, as without a rule (Krum: of the chosen clients; median and trimmed mean: the median).
 - A message with a number that is not finite is left out.
 
-`clip` streams messages and needs the memory of one message. All other rules hold all messages of a round at once
-(clients × bytes up).
+Before a rule, updates can be replaced by each client's momentum (`momentum.py`) and averaged in random buckets
+(`buckets.py`).
+
+`clip` and `centred` stream messages and need the memory of one message. All other rules hold all messages of a round at
+once (clients × bytes up).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,6 +29,7 @@ from fedloom.core.method import Method
 from fedloom.core.server import Server, WeightedMean
 from fedloom.core.state import State, under
 from fedloom.trust.access import opened, use_of_messages
+from fedloom.trust.buckets import Orders, bucketed, system_orders
 from fedloom.trust.centres import (
     clip_factor,
     geometric_weights,
@@ -36,11 +40,12 @@ from fedloom.trust.centres import (
     squared_distances,
     trimmed_mean,
 )
+from fedloom.trust.momentum import last_centre, store_centre, with_momentum
 
-Rule = Literal["clip", "median", "trimmed", "krum", "multikrum", "geometric"]
+Rule = Literal["clip", "centred", "median", "trimmed", "krum", "multikrum", "geometric"]
 NEEDS: dict[Rule, tuple[str, ...]] = {
-    "clip": ("clip",), "median": (), "trimmed": ("trim",), "krum": ("attackers",), "multikrum": ("attackers",),
-    "geometric": (),
+    "clip": ("clip",), "centred": ("clip",), "median": (), "trimmed": ("trim",), "krum": ("attackers",),
+    "multikrum": ("attackers",), "geometric": (),
 }  # fmt: skip
 """All robust rules, with the fields of the recipe section `robust` that each requires."""
 
@@ -49,15 +54,34 @@ class RobustSettings(Section):
     """The recipe section `robust`: the rule that replaces the weighted mean."""
 
     rule: Rule = Field(
-        description="clip (mean of clipped updates), median or trimmed (per coordinate), krum (the message closest to "
-        "its neighbours), multikrum (mean of the n − f closest), geometric (geometric median)"
+        description="clip (mean of clipped updates), centred (updates clipped around the last round's update), median "
+        "or trimmed (per coordinate), krum (the message closest to its neighbours), multikrum (mean of the n − f "
+        "closest), geometric (geometric median)"
     )
-    clip: float | None = Field(None, gt=0, description="rule clip: maximum L2 norm of a client's whole update")
+    clip: float | None = Field(
+        None,
+        gt=0,
+        description="rule clip: maximum L2 norm of a client's whole update; rule centred: maximum L2 distance of an "
+        "update from the combined update of the last round",
+    )
     trim: float | None = Field(
         None, gt=0, lt=0.5, description="rule trimmed: share of the values that is removed at each end"
     )
     attackers: int | None = Field(
         None, ge=0, description="rules krum and multikrum: maximum number f of hostile clients in a round"
+    )
+    momentum: float = Field(
+        0,
+        ge=0,
+        lt=1,
+        description="client momentum β: the rule combines (1 − β)·update + β·momentum of each client instead of its "
+        "update, which averages out the noise behind which attackers hide; 0: no momentum",
+    )
+    bucket: int = Field(
+        1,
+        ge=1,
+        description="bucket size: the rule combines the means of random buckets of this number of clients, for clients "
+        "with different data; 1: no buckets",
     )
 
     @model_validator(mode="after")
@@ -82,32 +106,37 @@ class RobustAverage:
         settings: The recipe section `robust`.
         method: The method whose messages are combined.
         expected: Planned number of clients per round.
+        orders: Returns the source of a round's random buckets.
 
     Raises:
         UserError: The rule cannot protect the method, or needs more clients.
     """
 
-    def __init__(self, settings: RobustSettings, method: Method, expected: int):
-        self.settings = settings
+    def __init__(self, settings: RobustSettings, method: Method, expected: int, orders: Orders = system_orders):
+        self.settings, self._orders = settings, orders
         self.refusal = refusal_of(settings, method, READS)
         if reason := unprotected(method):
             raise UserError(refusal_of(settings, method, reason))
         self._check(expected, "take part in a round")
 
-    def _check(self, n: int, what: str) -> None:
-        """Raise a UserError if `n` messages are too few for this rule."""
+    def _check(self, clients: int, what: str) -> None:
+        """Raise a UserError if the messages of this number of clients are too few for this rule."""
+        n, things, more = -(-clients // self.settings.bucket), "clients", "use more clients"
+        if self.settings.bucket > 1:
+            what = f"are formed from the {clients} clients that {what} (robust.bucket = {self.settings.bucket})"
+            things, more = "buckets", "use smaller buckets or more clients"
         rule, attackers, trim = self.settings.rule, self.settings.attackers, self.settings.trim
         if attackers is not None and n < krum_needs(attackers):
             most = (n - 3) // 2
-            remedy = f"set it to at most {most}, or use more clients" if most >= 0 else "use more clients"
+            remedy = f"set it to at most {most}, or {more}" if most >= 0 else more
             raise UserError(
-                f"robust.attackers = {attackers}: {rule} needs {krum_needs(attackers)} clients (2f + 3), "
+                f"robust.attackers = {attackers}: {rule} needs {krum_needs(attackers)} {things} (2f + 3), "
                 f"but {n} {what}; {remedy} (training.fraction, data.clients)"
             )
         if trim is not None and _cut(trim, n) == 0:
             raise UserError(
-                f"robust.trim = {trim:g}: removes no value when {n} clients {what}; "
-                + (f"set it to {1 / n:.3g} or more" if n > 2 else "use more clients (training.fraction, data.clients)")
+                f"robust.trim = {trim:g}: removes no value when {n} {things} {what}; "
+                + (f"set it to {1 / n:.3g} or more" if n > 2 else f"{more} (training.fraction, data.clients)")
             )
 
     def average(
@@ -134,20 +163,44 @@ class RobustAverage:
             UserError: Too few messages are usable.
         """
         sent = _levelled(opened(messages), paths, rows)
+        if self.settings.momentum:
+            sent = (with_momentum(message, server, rows, sums, self.settings.momentum) for message in sent)
         mean = WeightedMean(server.state, paths, rows, sums)
+        if self.settings.bucket > 1:
+            kept = list(sent)
+            self._check(len(kept), f"sent a usable message in round {server.round}")
+            sent = bucketed(kept, self.settings.bucket, self._orders(server.round), rows, sums)
         if self.settings.clip is not None:
-            bound = self.settings.clip
-            clipped = (_clipped(message, server.state, rows, sums, bound) for message in sent)
-            return mean.of((message, 1.0) for message in clipped)
+            return self._clipped_mean(server, sent, mean, rows, sums, self.settings.clip)
         kept = list(sent)
         if not kept or not kept[0]:
             return {}
-        self._check(len(kept), f"sent a usable message in round {server.round}")
+        if self.settings.bucket == 1:
+            self._check(len(kept), f"sent a usable message in round {server.round}")
         if self.settings.rule in ("median", "trimmed"):
             found = self._by_coordinate(server.state, kept, rows, sums)
             return {name: value for name, value in found.items() if paths is None or under(name, paths)}
         weights = self._weights(kept, server.state, rows)
         return mean.of(_weighed(kept, weights, rows, sums))
+
+    def _clipped_mean(
+        self,
+        server: Server,
+        sent: Iterable[Message],
+        mean: WeightedMean,
+        rows: Mapping[str, str],
+        sums: tuple[str, ...],
+        bound: float,
+    ) -> State:
+        """Return the mean of messages clipped around the server's state, which `centred` moves by the last update."""
+        start = {name: value for name, value in server.state.items() if not under(name, sums)}  # sums start at zero
+        centred = self.settings.rule == "centred"
+        if centred:
+            start |= {name: start[name] + value for name, value in last_centre(server).items() if name in start}
+        found = mean.of((_clipped(message, start, rows, bound), 1.0) for message in sent)
+        if centred:
+            store_centre(server, found, sums)
+        return found
 
     def _weights(self, kept: list[Message], old: State, rows: Mapping[str, str]) -> list[float]:
         """Return a weight for every message; the weights add up to the number of messages."""
@@ -228,18 +281,17 @@ def _update(message: Message, name: str, old: State, rows: Mapping[str, str]) ->
     value = message[name].double()
     update = value - old[name].double() if name in old else value
     if name in rows:
-        update = update * _as_rows(message[rows[name]], update)
+        update = update * _as_rows(message[rows[name]] > 0, update)
     return update
 
 
 def _as_rows(weight: Tensor, like: Tensor) -> Tensor:
-    return weight.double().reshape(-1, *[1] * (like.dim() - 1))
+    return weight.double().reshape(*weight.shape, *[1] * (like.dim() - weight.dim()))
 
 
-def _clipped(message: Message, old: State, rows: Mapping[str, str], sums: tuple[str, ...], bound: float) -> Message:
-    """Scale a message's whole update (all combined floats, as one vector) to a norm of at most `bound`."""
+def _clipped(message: Message, start: State, rows: Mapping[str, str], bound: float) -> Message:
+    """Scale a message's distance from `start` (all combined floats, as one vector) to a norm of at most `bound`."""
     names = [n for n, v in message.items() if v.is_floating_point() and n not in rows.values()]
-    start = {name: value for name, value in old.items() if not under(name, sums)}  # sums start at zero
     updates = {name: _update(message, name, start, rows) for name in names}
     factor = clip_factor(joint_norm(list(updates.values())), bound)
     if factor == 1.0:
@@ -263,7 +315,12 @@ def _weighed(
 
 
 def _row_by_row(values: Tensor, held: Tensor, centre: Callable[[Tensor], Tensor], old: Tensor | None) -> Tensor:
-    """Return the centre of every row over the clients that hold it; the old row if no client holds it."""
+    """Return the centre of every row over the clients that hold it; the old row if no client holds it.
+
+    `held` has a value per client and row, or per client.
+    """
+    if held.dim() == 1:
+        return centre(values[held]) if old is None or held.any() else old
     result = values.new_zeros(values.shape[1:]) if old is None else old.to(values.dtype).clone()
     for row in held.any(0).nonzero()[:, 0].tolist():
         result[row] = centre(values[held[:, row], row]).to(result.dtype)

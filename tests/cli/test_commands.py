@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 from typer.testing import CliRunner, Result
 from using import last_line, refused
 
@@ -204,6 +205,17 @@ def test_data_plot_writes_a_picture() -> None:
     result = invoke("data", "plot", "--clients", "5", "--partition", "dirichlet:0.5", "--to", "[who].png", "--json")
     assert last_line(result) == {"picture": "[who].png", "clients": 5, "classes": 10}
     assert Path("[who].png").read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_data_plot_takes_images_of_several_sizes() -> None:
+    for label in ("cat", "dog"):
+        Path("shop", label).mkdir(parents=True)
+        for number in range(12):
+            Image.new("L", (8 + number, 30 - number)).save(f"shop/{label}/{number}.png")
+    arguments = ["--data", "shop", "--clients", "2", "--partition", "iid", "--to", "who.png", "--json"]
+    assert last_line(invoke("data", "plot", *arguments)) == {"picture": "who.png", "clients": 2, "classes": 2}
+    with pytest.raises(UserError, match=r"the images differ in size: .*set data\.size"):
+        invoke("run", "--data", "shop", "--clients", "2", "--partition", "iid")
 
 
 MISTAKES = [

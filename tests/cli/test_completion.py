@@ -17,7 +17,6 @@ from fedloom.inference.adapt import HEADS, STEPS
 from fedloom.inference.export import SUFFIXES
 from fedloom.methods import METHODS
 from fedloom.report.page.insight import POINTS
-from fedloom.studies.results import RESULTS
 
 HEAVY = {"torch", "numpy", "scipy", "pandas", "sklearn", "matplotlib", "pydantic", "yaml"}
 COMMANDS = {
@@ -189,7 +188,6 @@ def test_literals_of_the_command_line_are_the_constants_of_the_package():
     assert default("use", "newcomers", "heads") == ",".join(HEADS) == ",".join(offers.heads(""))
     assert default("use", "newcomers", "steps") == STEPS
     assert default("report", "report", "points") == default("report", "watch", "points") == POINTS
-    assert default("reproduce", "reproduce", "results") == RESULTS
     assert offers.formats("") == list(SUFFIXES)
 
 

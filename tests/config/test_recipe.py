@@ -11,6 +11,7 @@ from fedloom.config.recipe import Recipe
 from fedloom.core.checking import checked
 from fedloom.core.errors import UserError
 from fedloom.runs.compare import compare
+from fedloom.runs.comparison import recipe_of
 from fedloom.runs.run import run
 from fedloom.runs.sweep import Sweep, settings
 
@@ -247,7 +248,7 @@ def test_all_mistakes_are_told_at_once_a_line_each() -> None:
     [
         (b"caf\xe9: 1", ["cannot be read", "not UTF-8"]),
         (b"- a\n- b\n", ["must be a mapping", "list"]),
-        (b"", ["must be a mapping", "NoneType"]),
+        (b"", ["is empty", "method: fedavg", "fedloom recipe demo"]),
         (b"data: [", ["is not YAML"]),
         (b"!!python/object:os.system {}", ["is not YAML"]),
     ],
@@ -274,7 +275,7 @@ def test_a_shipped_recipe_is_known_by_its_name_and_valid(name: str) -> None:
         Recipe.parse(raw_recipe(values, setting))
     compared = values.pop("compare", {}).get("methods", [values.get("method", "fedavg")])
     for method in compared:
-        Recipe.parse(values | {"method": method})
+        recipe_of(values, method, 0, Path("run"))
 
 
 def test_the_demo_is_shipped() -> None:
@@ -312,3 +313,21 @@ def test_a_wrong_comparison_is_refused_before_anything_runs(section: Any, words:
 def test_a_comparison_refuses_hyperparameters_without_a_method() -> None:
     with pytest.raises(UserError, match=r"method\.mu = 0\.5: a comparison has several methods"):
         compare(methods=["fedprox", "fedavg"], **{"method.mu": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("values", "path"),
+    [
+        ({"method": "fedprox", "mu": 1}, "method.mu"),
+        ({"rounds": 5}, "training.rounds"),
+        ({"momentum": 0.9}, "training.optimizer.momentum"),
+    ],
+)
+def test_a_field_outside_its_section_is_named_with_the_section(values: dict[str, Any], path: str) -> None:
+    with pytest.raises(UserError, match=rf"there is no such field; did you mean '{path}'\?"):
+        Recipe.parse(values)
+
+
+def test_a_choice_that_is_not_similar_is_not_suggested() -> None:
+    with pytest.raises(UserError, match=r"augmentation 'rotate' is unknown: \(choices: crop, "):
+        Recipe.parse({"data": {"augment": ["rotate"]}})

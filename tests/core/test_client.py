@@ -6,9 +6,11 @@ from torch.nn.functional import cross_entropy
 
 from fedloom.core.batches import shuffled
 from fedloom.core.client import Client, StaleValueError
-from fedloom.core.optimizers import OptimizerSettings, Training
+from fedloom.core.optimizers import OptimizerSettings
+from fedloom.core.setup import Setup
 from fedloom.core.state import copy_, snapshot
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.methods import get
 
 
@@ -45,7 +47,7 @@ def test_fit_equals_a_plain_pytorch_loop():
     client.fit("model", spying, epochs=2)
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
     for index in order:
-        x = (task.dataset.images[index].float() / 255 - 0.5) / 0.5
+        x = (task.dataset.inputs[index].float() / 255 - 0.5) / 0.5
         optimizer.zero_grad()
         cross_entropy(reference(x), task.dataset.labels[index]).backward()
         optimizer.step()
@@ -112,7 +114,7 @@ def test_python_values_cannot_be_read_inside_a_step(name):
         "first": lambda client, batch: plain(client, batch) * client.first,
     }
     getattr(client, name)
-    with pytest.raises(StaleValueError, match="Python values"):
+    with pytest.raises(StaleValueError, match="cannot be read inside a training step"):
         client.fit("model", reads[name])
 
 
@@ -136,9 +138,9 @@ def test_features_are_those_of_the_extractor_in_eval_mode():
     z, y = client.features()
     samples = torch.from_numpy(client._samples)
     client.parts.eval()
-    x = (client._workspace.pixels.images[samples].float() / 255 - 0.5) / 0.5
+    x = (client._workspace.stored.inputs[samples].float() / 255 - 0.5) / 0.5
     torch.testing.assert_close(z, client.model.extractor(x).detach())
-    assert torch.equal(y, client._workspace.pixels.labels[samples])
+    assert torch.equal(y, client._workspace.stored.labels[samples])
 
 
 def test_fit_on_features_sees_features():

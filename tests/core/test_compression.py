@@ -18,8 +18,8 @@ from tiny import same_state, tiny_experiment, tiny_run, tiny_task, without_times
 from fedloom.core.compression import RESIDUAL, Codec, WireSettings, parse_encoding
 from fedloom.core.errors import UserError
 from fedloom.core.message import Message, MessageError
-from fedloom.core.optimizers import Training
-from fedloom.core.workspace import Setup
+from fedloom.core.setup import Setup
+from fedloom.core.training import Training
 from fedloom.experiment.loop import Experiment
 from fedloom.methods import get
 

@@ -12,8 +12,9 @@ from torch import nn
 from fedloom.core.job import Job, handle
 from fedloom.core.message import Message
 from fedloom.core.server import WeightedMean
+from fedloom.core.setup import Precision
 from fedloom.core.state import FlatState, Layout, Parts, nbytes, snapshot, under
-from fedloom.core.workspace import Precision, Workspace
+from fedloom.core.workspace import Workspace
 from fedloom.methods import METHODS as REGISTRY
 
 LAST = torch.channels_last

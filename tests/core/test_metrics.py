@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, roc_auc_score
 
-from fedloom.core.metrics import METRICS, Predictions
+from fedloom.core.metrics import CLASS_METRICS, LABEL_METRICS, LabelPredictions, Predictions
 
 
 def predictions(samples: int, classes: int, present: int, seed: int = 0, digits: int = 16) -> Predictions:
@@ -71,9 +71,56 @@ def test_a_perfectly_confident_classifier_has_its_error_rate_as_calibration_erro
     assert Predictions(labels, np.array([0, 1, 0, 0]), sure).figure("ece") == 0.25
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", CLASS_METRICS)
 def test_nothing_is_said_about_no_samples_or_answers_that_are_not_finite(name):
     nothing = np.empty(0, np.int64)
     assert Predictions(nothing, nothing, nothing.astype(float), np.empty((0, 3))).figure(name) is None
     shares = np.full((2, 3), np.nan)
     assert Predictions(np.array([0, 1]), np.array([0, 0]), shares[:, 0], shares).figure(name) is None
+
+
+def test_two_classes_have_the_f1_of_the_second():
+    found = predictions(60, 2, 2)
+    assert found.figure("f1") == pytest.approx(f1_score(found.labels, found.predicted))
+    nobody = np.zeros(3, np.int64)
+    assert Predictions(nobody, nobody, np.ones(3)).figure("f1") is None
+    assert Predictions(nobody, np.array([0, 1, 0]), np.ones(3)).figure("f1") == 0
+
+
+def labelled(samples: int, labels: int, seed: int = 0) -> LabelPredictions:
+    rng = np.random.default_rng(seed)
+    true = rng.random((samples, labels)) < np.linspace(0.1, 0.7, labels)
+    return LabelPredictions(true, np.clip(0.6 * true + rng.normal(0.2, 0.25, true.shape), 0, 1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_figures_of_several_labels_are_those_of_scikit_learn(seed):
+    found = labelled(83, 5, seed)
+    for average in ("macro", "micro"):
+        expected = f1_score(found.labels, found.predicted, average=average)
+        assert found.figure(f"{average}_f1") == pytest.approx(expected)
+    assert found.figure("auc") == pytest.approx(roc_auc_score(found.labels, found.probabilities, average="macro"))
+    assert found.figure("exact_match") == pytest.approx(accuracy_score(found.labels, found.predicted))
+    flat = found.labels.ravel().astype(int), found.predicted.ravel().astype(int)
+    confidence = np.maximum(found.probabilities, 1 - found.probabilities).ravel()
+    assert found.figure("ece") == pytest.approx(Predictions(*flat, confidence).figure("ece"))
+
+
+def test_labels_that_nobody_has_or_everybody_has():
+    whole = labelled(40, 4)
+    labels, shares = whole.labels.copy(), whole.probabilities.copy()
+    labels[:, 0], shares[:, 0] = False, 0.1
+    labels[:, 1], shares[:, 1] = True, 0.9
+    found = LabelPredictions(labels, shares)
+    expected = f1_score(labels, found.predicted, average="macro", zero_division=np.nan)
+    assert found.figure("macro_f1") == pytest.approx(expected)
+    assert found.figure("auc") == pytest.approx(roc_auc_score(labels[:, 2:], shares[:, 2:]))
+    empty = LabelPredictions(labels[:, :1], shares[:, :1])
+    assert empty.figure("auc") is empty.figure("macro_f1") is empty.figure("micro_f1") is None
+    assert empty.figure("exact_match") == 1
+
+
+@pytest.mark.parametrize("name", LABEL_METRICS)
+def test_nothing_is_said_about_no_samples_with_labels(name):
+    assert LabelPredictions(np.zeros((0, 3), bool), np.zeros((0, 3))).figure(name) is None
+    assert LabelPredictions(np.zeros((2, 3), bool), np.full((2, 3), np.nan)).figure(name) is None

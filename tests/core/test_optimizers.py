@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.core.optimizers import Optimizer, OptimizerSettings, Training
+from fedloom.core.optimizers import Optimizer, OptimizerSettings
+from fedloom.core.training import Training
 
 SETTINGS = [
     OptimizerSettings(name="sgd", lr=0.1),

@@ -7,9 +7,10 @@ import torch
 from tiny import tiny_run, tiny_task
 
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
 from fedloom.core.server import Server
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.setup import Setup
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.data import Federation
 from fedloom.methods import get
 

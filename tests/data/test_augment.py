@@ -9,7 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedloom.core.errors import UserError
 from fedloom.core.rng import Random
-from fedloom.data.augment import Augment, crop, flip, grayscale, jitter, noise, parse_augment, resized_crop, sobel
+from fedloom.data.augment import Augment, parse_augment
+from fedloom.data.augment.images import crop, flip, grayscale, jitter, noise, resized_crop, sobel
 
 torch.set_num_threads(1)
 

@@ -7,7 +7,8 @@ import pytest
 from PIL import ExifTags, Image
 from using import DIGITS, PIXELS, invoke, last_line, refused, write_pictures
 
-from fedloom.data.check import DataCheck, Finding, check_folder
+from fedloom.data.check import check_folder
+from fedloom.data.findings import DataCheck, Finding
 from fedloom.data.near_duplicates import hashes, near_duplicates
 from fedloom.data.scan import bit_depth, scan, thumbnail
 
@@ -66,10 +67,9 @@ def test_every_problem_is_found_at_once(tmp_path: Path) -> None:
         "misplaced files": ("error", 1),
         "classes that differ by case": ("error", 1),
         "unreadable": ("error", 2),
-        "float or 32-bit pixels": ("error", 1),
+        "mixed depths": ("error", 2),
         "empty folders": ("warning", 2),
         "classes in several Unicode forms": ("warning", 1),
-        "bit depth": ("warning", 1),
         "sizes": ("warning", 0),
         "clients with a single class": ("warning", 1),
         "near-duplicates across clients": ("warning", 2),
@@ -84,7 +84,17 @@ def test_every_problem_is_found_at_once(tmp_path: Path) -> None:
     assert found["empty folders"].examples == ("east", "south/hat")
     assert found["clients with a single class"].examples == ("west",)
     assert found["near-duplicates across clients"].examples == ("north/shirt/00.png = south/shirt/copy.jpg",)
-    assert "1 with 16 bits" in found["bit depth"].text
+    assert "1 with floats, 1 with 16 bits" in found["mixed depths"].text
+
+
+def test_deep_grey_values_are_kept_and_deep_colours_are_not(tmp_path: Path) -> None:
+    for number, kind in enumerate(("a", "b")):
+        (tmp_path / "grey" / kind).mkdir(parents=True)
+        deep = np.asarray(photo(number).convert("L")).astype(np.uint16) << 8
+        Image.fromarray(deep).save(tmp_path / "grey" / kind / "1.png")
+    found = by_check(check_folder(tmp_path / "grey"))["bit depth"]
+    assert (found.severity, found.count) == ("info", 2)
+    assert "kept as floats" in found.text
 
 
 def test_near_duplicates_of_train_and_test_and_of_two_classes(tmp_path: Path) -> None:
@@ -112,7 +122,7 @@ def test_uneven_classes_are_a_warning(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     root = shops(tmp_path / "shops")
-    assert "12 pictures: 0 kinds of errors, 0 kinds of warnings" in invoke("data", "check", root).stdout
+    assert "12 pictures: kinds of errors: 0, kinds of warnings: 0" in invoke("data", "check", root).stdout
     (root / "north/shirt/a\tb.png").write_text("hello")
     photo(0).save(root / "south/shirt/copy.png")
     result = invoke("data", "check", root, "--json", "--fix-list", tmp_path / "todo.tsv", code=1)
@@ -127,7 +137,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
             for path in ("north/shirt/00.png", "south/shirt/copy.png")
         ),
     ]  # fmt: skip
-    assert "no such folder" in refused(capsys, monkeypatch, "data", "check", str(tmp_path / "nowhere"))
+    assert "no such file or folder" in refused(capsys, monkeypatch, "data", "check", str(tmp_path / "nowhere"))
 
 
 def test_the_hash_compares_neighbours() -> None:

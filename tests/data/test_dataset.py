@@ -13,7 +13,7 @@ def make(
     name: str = "toy", count: int = 12, classes: int = 3, channels: int = 1, size: int = 4, **fields: Any
 ) -> Dataset:
     given: dict[str, Any] = {
-        "images": torch.full((count, channels, size, size), 7, dtype=torch.uint8),
+        "inputs": torch.full((count, channels, size, size), 7, dtype=torch.uint8),
         "labels": torch.arange(count) % classes,
         "test": torch.arange(count) >= count * 3 // 4,
         "classes": tuple(map(str, range(classes))),
@@ -24,9 +24,9 @@ def make(
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"images": torch.zeros(12, 1, 4, 4).double()}, "inputs must be uint8 images .* or float32"),
-        ({"images": torch.zeros(12, 4, 4, dtype=torch.uint8)}, r"shape \(12, 4, 4\)"),
-        ({"images": torch.zeros(0, 1, 4, 4, dtype=torch.uint8)}, "no samples"),
+        ({"inputs": torch.zeros(12, 1, 4, 4).double()}, "inputs must be uint8 images .* or float32"),
+        ({"inputs": torch.zeros(12, 4, 4, dtype=torch.uint8)}, r"shape \(12, 4, 4\)"),
+        ({"inputs": torch.zeros(0, 1, 4, 4, dtype=torch.uint8)}, "no samples"),
         ({"labels": torch.zeros(12, dtype=torch.int32)}, "labels must be torch.int64"),
         ({"labels": torch.zeros(11, dtype=torch.int64)}, "11 labels for 12 samples"),
         ({"labels": torch.tensor([0] * 11 + [3])}, r"label 3 of sample 11 is out of range \(0 to 2"),
@@ -62,15 +62,15 @@ def test_combined_datasets_become_styles_of_one_size_and_three_channels() -> Non
     colour = make("colour", count=8, channels=3, size=6)
     both = combine([grey, colour])
     assert both.name == "grey+colour"
-    assert both.images.shape == (12, 3, 6, 6)
-    assert bool((both.images == 7).all())
+    assert both.inputs.shape == (12, 3, 6, 6)
+    assert bool((both.inputs == 7).all())
     assert both.groups is not None
     assert both.groups.tolist() == [0] * 4 + [1] * 8
     assert both.group_names == ("grey", "colour")
     assert both.labels.tolist() == grey.labels.tolist() + colour.labels.tolist()
     assert int(both.test.sum()) == 1 + 2
-    assert combine([grey, colour], size=5).images.shape == (12, 3, 5, 5)
-    assert combine([grey, grey]).images.shape == (8, 1, 4, 4)
+    assert combine([grey, colour], size=5).inputs.shape == (12, 3, 5, 5)
+    assert combine([grey, grey]).inputs.shape == (8, 1, 4, 4)
 
 
 def test_datasets_with_different_numbers_of_classes_cannot_be_combined() -> None:
@@ -80,18 +80,18 @@ def test_datasets_with_different_numbers_of_classes_cannot_be_combined() -> None
 
 def test_limit_keeps_n_training_and_n_test_images_of_each_group() -> None:
     groups = torch.arange(400) % 2
-    dataset = make(count=400, images=_numbered(400), groups=groups, group_names=("even", "odd"))
+    dataset = make(count=400, inputs=_numbered(400), groups=groups, group_names=("even", "odd"))
     small = limit(dataset, 30, seed=1)
     assert small.groups is not None
     for group in (0, 1):
         for is_test in (False, True):
             assert int(((small.groups == group) & (small.test == is_test)).sum()) == 30
     # a sample keeps its own label and group
-    index = small.images[:, 0, 0, 0].long() * 256 + small.images[:, 0, 0, 1].long()
+    index = small.inputs[:, 0, 0, 0].long() * 256 + small.inputs[:, 0, 0, 1].long()
     assert torch.equal(small.labels, dataset.labels[index])
     assert torch.equal(small.groups, groups[index])
-    assert torch.equal(limit(dataset, 30, seed=1).images, small.images)
-    assert not torch.equal(limit(dataset, 30, seed=2).images, small.images)
+    assert torch.equal(limit(dataset, 30, seed=1).inputs, small.inputs)
+    assert not torch.equal(limit(dataset, 30, seed=2).inputs, small.inputs)
     assert len(limit(dataset, 1000, seed=1)) == 400
     assert len(limit(make(count=400), 30, seed=1)) == 60
 
@@ -105,5 +105,5 @@ def _numbered(count: int) -> torch.Tensor:
 
 def test_grey_images_are_repeated_to_three_channels_where_asked_for() -> None:
     grey, colour = (load_dataset(Recipe.parse({"data": {"channels": channels}})) for channels in (None, 3))
-    assert (grey.images.shape[1], colour.images.shape[1]) == (1, 3)
-    assert all(torch.equal(colour.images[:, [channel]], grey.images) for channel in range(3))
+    assert (grey.inputs.shape[1], colour.inputs.shape[1]) == (1, 3)
+    assert all(torch.equal(colour.inputs[:, [channel]], grey.inputs) for channel in range(3))

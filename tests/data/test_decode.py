@@ -33,13 +33,13 @@ def save(path: Path, pixels: np.ndarray, orientation: int) -> Path:
 def test_training_and_prediction_read_images_upright(tmp_path: Path, orientation: int, ending: str) -> None:
     path = save(tmp_path / f"x/a/1.{ending}", ARROW, orientation)
     expected = TURNED[orientation]
-    assert np.array_equal(load(str(tmp_path / "x")).images[0, 0].numpy(), expected)
+    assert np.array_equal(load(str(tmp_path / "x")).inputs[0, 0].numpy(), expected)
     assert np.array_equal(read_pictures([path], (1, *expected.shape)).images[0, 0].numpy(), expected)
 
 
 def test_sixteen_bit_images_are_turned_too(tmp_path: Path) -> None:
     save(tmp_path / "x/a/1.png", ARROW.astype(np.uint16) << 8, 6)
-    assert np.array_equal(load(str(tmp_path / "x")).images[0, 0].numpy(), TURNED[6])
+    assert np.allclose(load(str(tmp_path / "x")).inputs[0, 0].numpy(), TURNED[6] / TURNED[6].max())
 
 
 def test_a_large_jpeg_is_turned_and_decoded_at_a_smaller_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_a_large_jpeg_is_turned_and_decoded_at_a_smaller_scale(tmp_path: Path, m
 def test_sizes_are_compared_upright(tmp_path: Path) -> None:
     save(tmp_path / "x/a/1.png", ARROW, 8)
     save(tmp_path / "x/a/2.png", np.ascontiguousarray(ARROW.T), 1)
-    assert load(str(tmp_path / "x")).images.shape == (2, 1, 9, 6)
+    assert load(str(tmp_path / "x")).inputs.shape == (2, 1, 9, 6)
 
 
 def test_damaged_exif_data_are_ignored(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_damaged_exif_data_are_ignored(tmp_path: Path) -> None:
     damaged = (b"Exif\0\0garbage", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff")
     for number, exif in enumerate(damaged):
         Image.fromarray(ARROW).save(tmp_path / f"x/a/{number}.png", exif=exif)
-    assert (load(str(tmp_path / "x")).images[:, 0].numpy() == ARROW).all()
+    assert (load(str(tmp_path / "x")).inputs[:, 0].numpy() == ARROW).all()
 
 
 def damaged_folder(root: Path, bad: int) -> Path:
@@ -105,7 +105,7 @@ def test_at_most_twenty_files_are_named(tmp_path: Path) -> None:
 def test_files_that_cannot_be_read_may_be_left_out(tmp_path: Path) -> None:
     dataset = load(str(damaged_folder(tmp_path / "x", 2)), on_bad="skip")
     order = [0, 2, 4, 6, 8, 1, 3, 5, 7]
-    assert dataset.images[:, 0, 0, 0].tolist() == [10 * number for number in order]
+    assert dataset.inputs[:, 0, 0, 0].tolist() == [10 * number for number in order]
     assert dataset.labels.tolist() == [number % 2 for number in order]
     (note,) = dataset.notes
     assert note.startswith("2 of 11 files cannot be read and are left out (data.on_bad = skip): ")

@@ -20,7 +20,7 @@ def make(per_class: int = 240, classes: int = 10, tested: float = 0.25, groups: 
     )
     return Dataset(
         name="toy",
-        images=torch.zeros(count, 1, 2, 2, dtype=torch.uint8),
+        inputs=torch.zeros(count, 1, 2, 2, dtype=torch.uint8),
         labels=torch.from_numpy(rng.permutation(np.arange(count) % classes)),
         test=torch.from_numpy(rng.random(count) < tested),
         classes=tuple(map(str, range(classes))),

@@ -1,13 +1,15 @@
 """Datasets from arrays, frames, PyTorch datasets and arrays per client."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
 from fedloom.core.errors import UserError
-from fedloom.data import Dataset, from_arrays, from_clients, from_torch
-from fedloom.data.from_arrays import as_dataset
+from fedloom.data import Dataset, from_arrays, from_clients, from_frame, from_splits, from_torch
+from fedloom.data.from_objects import as_dataset
 
 X = np.arange(24, dtype=np.float64).reshape(8, 3)
 Y = np.array([0, 1] * 4)
@@ -16,9 +18,9 @@ Y = np.array([0, 1] * 4)
 def test_numbers_become_float32_and_keep_their_shape():
     for x in (X, X.astype(np.int16), X.astype(np.uint16), torch.from_numpy(X), X.tolist()):
         dataset = from_arrays(x, Y)
-        assert dataset.images.dtype == torch.float32
-        assert np.array_equal(dataset.images.numpy(), X)
-    assert tuple(from_arrays(np.zeros((8, 2, 5)), Y).images.shape) == (8, 2, 5)
+        assert dataset.inputs.dtype == torch.float32
+        assert np.array_equal(dataset.inputs.numpy(), X)
+    assert tuple(from_arrays(np.zeros((8, 2, 5)), Y).inputs.shape) == (8, 2, 5)
 
 
 @pytest.mark.parametrize(
@@ -33,10 +35,10 @@ def test_numbers_become_float32_and_keep_their_shape():
 def test_bytes_are_images_with_channels_first(shape, expected):
     x = np.arange(np.prod(shape)).reshape(shape).astype(np.uint8)
     dataset = from_arrays(x, Y)
-    assert dataset.images.dtype == torch.uint8
-    assert tuple(dataset.images.shape) == expected
+    assert dataset.inputs.dtype == torch.uint8
+    assert tuple(dataset.inputs.shape) == expected
     if shape == (8, 4, 5, 3):
-        assert np.array_equal(dataset.images.numpy(), x.transpose(0, 3, 1, 2))
+        assert np.array_equal(dataset.inputs.numpy(), x.transpose(0, 3, 1, 2))
 
 
 def test_labels_are_coded_by_their_distinct_values():
@@ -52,7 +54,7 @@ def test_arrays_of_clients_are_one_dataset_with_groups():
     dataset = from_clients({"north": (X[:3], Y[:3]), "south": (X[3:], Y[3:])})
     assert dataset.group_names == ("north", "south")
     assert dataset.groups.tolist() == [0] * 3 + [1] * 5
-    assert np.array_equal(dataset.images.numpy(), X)
+    assert np.array_equal(dataset.inputs.numpy(), X)
     assert from_clients([(X[:3], Y[:3]), (X[3:], Y[3:])]).group_names == ("0", "1")
 
 
@@ -69,7 +71,7 @@ class Rows:
 def test_datasets_of_other_libraries():
     pairs = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
     for dataset in (from_torch(pairs), as_dataset(pairs), as_dataset(Rows())):
-        assert np.array_equal(dataset.images.numpy(), X)
+        assert np.array_equal(dataset.inputs.numpy(), X)
         assert dataset.labels.tolist() == Y.tolist()
 
 
@@ -97,7 +99,7 @@ class Series:
 
 def test_frames_have_numeric_columns_without_missing_values():
     good = {"age": X[:, 0], "dose": X[:, 1]}
-    assert np.array_equal(from_arrays(Frame(good), Y).images.numpy(), X[:, :2])
+    assert np.array_equal(from_arrays(Frame(good), Y).inputs.numpy(), X[:, :2])
     with pytest.raises(UserError, match="columns sex are not numeric; encode them"):
         from_arrays(Frame(good | {"sex": np.array(list("mfmfmfmf"), object)}), Y)
     holes = X[:, 1].copy()
@@ -130,3 +132,55 @@ def test_clients_of_other_shapes_and_other_objects_are_refused():
     with pytest.raises(UserError, match="data: a set cannot be used; give a name"):
         as_dataset({1, 2})
     assert isinstance(as_dataset(from_arrays(X, Y)), Dataset)
+
+
+class ClassLabel:
+    names = ("cat", "dog", "emu")
+
+
+class Hugging(Rows):
+    """A Hugging Face dataset with class names; its last sample may have no label."""
+
+    features: ClassVar = {"x": None, "label": ClassLabel()}
+
+    def __init__(self, samples=range(8), unlabelled=False):
+        self.samples, self.unlabelled = list(samples), unlabelled
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, i):
+        label = -1 if self.unlabelled and i == len(self) - 1 else int(Y[self.samples[i]])
+        return {"x": X[self.samples[i]].tolist(), "label": label}
+
+
+def test_hugging_face_datasets_keep_their_class_names_and_splits():
+    assert as_dataset(Hugging()).classes == ("cat", "dog", "emu")
+    dataset = as_dataset({"train": Hugging(range(5)), "test": Hugging(range(5, 8))})
+    assert dataset.classes == ("cat", "dog", "emu")
+    assert dataset.test.tolist() == [False] * 5 + [True] * 3
+    assert np.array_equal(dataset.inputs.numpy(), X) and dataset.labels.tolist() == Y.tolist()
+    with pytest.raises(UserError, match="1 of 8 samples have no label"):
+        as_dataset(Hugging(unlabelled=True))
+    with pytest.raises(UserError, match="the splits train, validation cannot be used together; give one of them"):
+        from_splits({"train": Hugging(), "validation": Hugging()})
+
+
+def test_items_of_other_shapes_are_refused():
+    pairs = [(X[i, : 3 - i // 7], int(Y[i])) for i in range(8)]
+    with pytest.raises(UserError, match=r"samples differ in shape: \(3,\) of sample 0 and \(2,\) of sample 7"):
+        from_torch(pairs)
+
+
+def test_a_pandas_frame_with_labels_is_a_dataset():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X, columns=["age", "dose", "weight"]).assign(target=np.where(Y, "ill", "well"))
+    for dataset in (as_dataset(frame), from_frame(frame, label="target")):
+        assert dataset.classes == ("ill", "well")
+        assert np.array_equal(dataset.inputs.numpy(), X)
+    with pytest.raises(UserError, match="the column of labels is not clear among age, dose, weight; use"):
+        as_dataset(frame.drop(columns="target"))
+    with pytest.raises(UserError, match="the column of labels is not clear"):
+        from_frame(frame, label="diagnosis")
+    with pytest.raises(UserError, match="labels are missing"):
+        as_dataset(frame.assign(target=["a", None] * 4))

@@ -66,13 +66,13 @@ def test_an_npz_that_would_not_fit_into_memory_is_refused_unread(
     zeros = {"x": npy((2000, 32, 32), bytes(2_048_000)), "y": npy((2000,), bytes(2000))}
     packed = write_npz(tmp_path / "own.npz", zipfile.ZIP_DEFLATED, **zeros)
     assert len(packed) < 10_000
-    refused(tmp_path / "own.npz", "own.npz: x of shape [2000, 1, 32, 32]", "0.0 GB are free", "leave out images")
+    refused(tmp_path / "own.npz", "own.npz: x of shape [2000, 1, 32, 32]", "0.0 GB are free", "leave out samples")
 
 
 def test_an_npz_takes_the_memory_of_its_images_once(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "own.npz", x=np.zeros((4000, 32, 32, 3), np.uint8), y=np.zeros(4000, np.int64))
     tracemalloc.start()
-    assert load(str(tmp_path / "own.npz")).images.nbytes == 12_288_000
+    assert load(str(tmp_path / "own.npz")).inputs.nbytes == 12_288_000
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 16_000_000, peak

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from fedloom.core.errors import UserError
-from fedloom.data import load
+from fedloom.data import from_arrays, load
 from fedloom.inference.pictures import labelled_pictures
 
 Picture = Callable[..., None]
@@ -23,9 +24,9 @@ def test_classes_are_folders(tmp_path: Path, write_picture: Picture) -> None:
     write_picture(tmp_path / "shop/.trash/x.png", (0, 0, 0))
     dataset = load(str(tmp_path / "shop"))
     assert (dataset.name, dataset.classes) == ("shop", ("apple", "pear"))
-    assert dataset.images.shape == (3, 3, 4, 6)
+    assert dataset.inputs.shape == (3, 3, 4, 6)
     assert dataset.labels.tolist() == [0, 0, 1]
-    assert dataset.images[1:, :, 0, 0].tolist() == [[200, 0, 0], [0, 90, 0]]
+    assert dataset.inputs[1:, :, 0, 0].tolist() == [[200, 0, 0], [0, 90, 0]]
     assert dataset.groups is None
     assert not bool(dataset.test.any())
 
@@ -92,16 +93,46 @@ def test_images_are_grey_only_if_all_are(tmp_path: Path, write_picture: Picture)
     write_picture(tmp_path / "x/a/2.png", 1, mode="1")
     write_picture(tmp_path / "x/a/3.png", (90, 128), mode="LA")
     dataset = load(str(tmp_path / "x"))
-    assert dataset.images[:, :, 0, 0].tolist() == [[80], [255], [90]]
+    assert dataset.inputs[:, :, 0, 0].tolist() == [[80], [255], [90]]
     write_picture(tmp_path / "x/a/4.png", (10, 20, 30, 255), mode="RGBA")
     dataset = load(str(tmp_path / "x"))
-    assert dataset.images[:, :, 0, 0].tolist() == [[80] * 3, [255] * 3, [90] * 3, [10, 20, 30]]
+    assert dataset.inputs[:, :, 0, 0].tolist() == [[80] * 3, [255] * 3, [90] * 3, [10, 20, 30]]
 
 
 def test_sixteen_bit_greys_are_scaled_not_clipped(tmp_path: Path) -> None:
     (tmp_path / "x/a").mkdir(parents=True)
     Image.fromarray(np.full((4, 4), 0x8012, np.uint16)).save(tmp_path / "x/a/1.png")
-    assert load(str(tmp_path / "x")).images.unique().tolist() == [0x80]
+    Image.fromarray(np.full((4, 4), 0x0012, np.uint16)).save(tmp_path / "x/a/2.png")
+    Image.fromarray(np.full((4, 4), 0x4012, np.uint16)).save(tmp_path / "x/a/3.png")
+    dataset = load(str(tmp_path / "x"))
+    assert dataset.inputs.dtype == torch.float32 and dataset.inputs.shape == (3, 1, 4, 4)
+    assert dataset.inputs[:, 0, 0, 0].tolist() == [1, 0, 0.5]
+    assert dataset.notes == ("grey values of more than 8 bits, 18 to 32786 in all images, were scaled to 0 to 1",)
+    assert load(str(tmp_path / "x"), size=2).inputs.shape == (3, 1, 2, 2)
+
+
+def test_sixteen_bit_and_float_tiffs_keep_their_depth(tmp_path: Path) -> None:
+    for kind in ("a", "b"):
+        (tmp_path / "x" / kind).mkdir(parents=True)
+        (tmp_path / "y" / kind).mkdir(parents=True)
+    Image.fromarray(np.arange(16, dtype=np.uint16).reshape(4, 4)).save(tmp_path / "x/a/1.tif")
+    Image.fromarray(np.full((4, 4), 1515, np.uint16)).save(tmp_path / "x/b/1.tif")
+    assert load(str(tmp_path / "x")).inputs[0].flatten().tolist() == pytest.approx([i / 1515 for i in range(16)])
+    Image.fromarray(np.full((4, 4), -0.5, np.float32)).save(tmp_path / "y/a/1.tif")
+    Image.fromarray(np.full((4, 4), 1.5, np.float32)).save(tmp_path / "y/b/1.tif")
+    assert load(str(tmp_path / "y")).inputs.unique().tolist() == [0, 1]
+    Image.fromarray(np.full((4, 4), np.nan, np.float32)).save(tmp_path / "y/b/2.tif")
+    with pytest.raises(UserError, match=r"b/2\.tif: cannot be read .*NaN"):
+        load(str(tmp_path / "y"))
+
+
+def test_images_of_mixed_depth_are_refused(tmp_path: Path, write_picture: Picture) -> None:
+    write_picture(tmp_path / "x/a/1.png", 80, size=(4, 4), mode="L")
+    Image.fromarray(np.full((4, 4), 900, np.uint16)).save(tmp_path / "x/a/2.png")
+    with pytest.raises(
+        UserError, match=r"2\.png has grey values of more than 8 bits, .*1\.png has 8 bits .1 and 1 files"
+    ):
+        load(str(tmp_path / "x"))
 
 
 def test_mixed_sizes_name_two_files_and_the_remedy(tmp_path: Path, write_picture: Picture) -> None:
@@ -110,8 +141,8 @@ def test_mixed_sizes_name_two_files_and_the_remedy(tmp_path: Path, write_picture
     with pytest.raises(UserError, match=r"a/1\.png is 6×4, .*b/2\.png is 5×4; set data\.size"):
         load(str(tmp_path / "x"))
     dataset = load(str(tmp_path / "x"), size=3)
-    assert dataset.images.shape == (2, 3, 3, 3)
-    assert dataset.images.unique().tolist() == [9]
+    assert dataset.inputs.shape == (2, 3, 3, 3)
+    assert dataset.inputs.unique().tolist() == [9]
 
 
 def test_truncated_and_fake_pictures_are_named(tmp_path: Path) -> None:
@@ -139,9 +170,9 @@ def test_an_empty_folder_and_a_wrong_path_are_refused(tmp_path: Path) -> None:
         load(str(tmp_path))
     with pytest.raises(UserError, match="no such folder or file"):
         load(str(tmp_path / "nowhere"))
-    (tmp_path / "x.csv").write_text("1,2")
-    with pytest.raises(UserError, match=r"a file must be an \.npz"):
-        load(str(tmp_path / "x.csv"))
+    (tmp_path / "x.txt").write_text("1,2")
+    with pytest.raises(UserError, match=r"a file must be an \.npz, \.csv, \.parquet"):
+        load(str(tmp_path / "x.txt"))
 
 
 X = np.random.default_rng(1).integers(0, 256, (6, 5, 4, 3), dtype=np.uint8)
@@ -152,7 +183,7 @@ Y = np.array([0, 1, 2, 0, 1, 2])
 def test_npz_channels_are_found_first_or_last(tmp_path: Path, x: np.ndarray) -> None:
     np.savez(tmp_path / "own.npz", x=x, y=Y)
     dataset = load(str(tmp_path / "own.npz"))
-    assert np.array_equal(dataset.images.numpy(), X.transpose(0, 3, 1, 2))
+    assert np.array_equal(dataset.inputs.numpy(), X.transpose(0, 3, 1, 2))
     assert dataset.labels.tolist() == Y.tolist()
     assert (dataset.name, dataset.classes) == ("own", ("0", "1", "2"))
 
@@ -169,7 +200,7 @@ def test_npz_may_have_a_test_set_groups_and_names(tmp_path: Path) -> None:
         classes=np.array(["a", "b", "c", "d"]),
     )
     dataset = load("own.npz", folder=tmp_path)
-    assert dataset.images.shape == (6, 1, 5, 4)
+    assert dataset.inputs.shape == (6, 1, 5, 4)
     assert dataset.test.tolist() == [False] * 4 + [True] * 2
     assert dataset.group_names == ("bern", "oslo")
     assert dataset.groups is not None
@@ -181,13 +212,22 @@ def test_npz_may_have_a_test_set_groups_and_names(tmp_path: Path) -> None:
     ("arrays", "words"),
     [
         ({"x": X}, r"has no 'y' \(it has: x\)"),
-        ({"x": X / 255, "y": Y}, "x must be uint8 .* not float64"),
-        ({"x": X[..., None], "y": Y}, "x has shape"),
-        ({"x": X, "y": Y[:5]}, "y must be 6 whole numbers"),
-        ({"x": X, "y": Y / 2}, "y must be 6 whole numbers"),
-        ({"x": X, "y": Y - 1}, "label -1 of sample 0"),
+        ({"x": np.array(["a"] * 6), "y": Y}, "x must be numbers, not <U1"),
+        ({"x": np.arange(6), "y": Y}, r"x has shape \[6\]; expected"),
+        ({"x": X.reshape(6, 5, 2, 6), "y": Y}, "x has shape .* with 1 or 3 channels"),
+        ({"x": np.where(X > 9, X, np.nan), "y": Y}, "6 of 6 samples contain NaN or infinity"),
+        ({"x": np.full((6, 2), 1e300), "y": Y}, "6 of 6 samples contain NaN or infinity"),
+        ({"x_train": X, "y_train": Y, "x_test": X / 255, "y_test": Y}, "differ in shape"),
+        (
+            {"x_train": X[..., 0] / 1, "y_train": Y, "x_test": X[..., 0] > 9, "y_test": Y},
+            "is float64, but x_test is bool",
+        ),
+        ({"x": X, "y": Y[:5]}, "y must be 6 labels"),
+        ({"x": X, "y": Y / 2}, "labels must be whole numbers or texts"),
+        ({"x": X, "y": np.array([0, 1, np.nan] * 2)}, "labels must be whole numbers or texts, without missing"),
+        ({"x": X, "y": Y - 1, "classes": np.array(["a", "b", "c"])}, "label -1 of sample 0"),
         ({"x": X, "y": Y, "classes": np.array(["a", "b"])}, "label 2 of sample 2"),
-        ({"x": X, "y": Y, "groups": np.zeros(2)}, "2 groups for 6 images"),
+        ({"x": X, "y": Y, "groups": np.zeros(2)}, "2 groups for 6 samples"),
         ({"x": np.array([print], dtype=object), "y": Y}, "plain arrays"),
     ],
 )
@@ -195,6 +235,31 @@ def test_npz_files_that_do_not_fit_are_named(tmp_path: Path, arrays: dict[str, A
     np.savez(tmp_path / "own.npz", **arrays)
     with pytest.raises(UserError, match=words):
         load(str(tmp_path / "own.npz"))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int16, bool])
+def test_an_npz_may_hold_inputs_of_any_shape(tmp_path: Path, kind: type) -> None:
+    x = (X[..., 0] % 7).astype(kind)
+    np.savez(tmp_path / "own.npz", x=x, y=np.array(["b", "a", "b", "a", "b", "c"]), clients=["n", "s"] * 3)
+    dataset = load(str(tmp_path / "own.npz"))
+    assert dataset.inputs.dtype == torch.float32
+    assert np.array_equal(dataset.inputs.numpy(), x.astype(np.float32))
+    assert (dataset.classes, dataset.labels.tolist()) == (("a", "b", "c"), [1, 0, 1, 0, 1, 2])
+    assert dataset.group_names == ("n", "s")
+
+
+def test_sixteen_bit_images_in_an_npz_keep_their_values(tmp_path: Path) -> None:
+    x = X.astype(np.uint16) * 200
+    np.savez(tmp_path / "own.npz", x=x, y=Y)
+    dataset = load(str(tmp_path / "own.npz"))
+    assert np.array_equal(dataset.inputs.numpy(), x.transpose(0, 3, 1, 2).astype(np.float32))
+    assert torch.equal(dataset.inputs, from_arrays(x, Y).inputs)
+
+
+def test_labels_with_gaps_make_no_classes_without_samples(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=X, y=Y * 1000)
+    dataset = load(str(tmp_path / "own.npz"))
+    assert (dataset.classes, dataset.labels.tolist()) == (("0", "1000", "2000"), Y.tolist())
 
 
 def test_a_truncated_npz_is_named(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from fedloom.core.errors import UserError
 from fedloom.data import Pool, parse_partition
-from fedloom.data.partition import PARTITIONS
+from fedloom.data.partitions import PARTITIONS
 
 LABELS = np.random.default_rng(7).permutation(np.repeat(np.arange(10), 300))
 GROUPS = np.random.default_rng(8).permutation(np.repeat(np.arange(4), [300, 600, 900, 1200]))

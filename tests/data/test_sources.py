@@ -30,11 +30,11 @@ def test_digits_are_scaled_from_16_to_255() -> None:
     from sklearn.datasets import load_digits
 
     dataset = load("digits")
-    assert dataset.images.shape == (1797, 1, 8, 8)
+    assert dataset.inputs.shape == (1797, 1, 8, 8)
     assert not bool(dataset.test.any())
     original = load_digits().images[5]
-    assert torch.equal(dataset.images[5, 0], torch.tensor(original * 255 / 16).round().to(torch.uint8))
-    assert int(dataset.images.max()) == 255
+    assert torch.equal(dataset.inputs[5, 0], torch.tensor(original * 255 / 16).round().to(torch.uint8))
+    assert int(dataset.inputs.max()) == 255
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
@@ -48,10 +48,10 @@ def test_idx_files_are_read_gzipped_or_not(
     write_idx(tmp_path / name / f"t10k-images-idx3-ubyte{ending}", test)
     write_idx(tmp_path / name / f"t10k-labels-idx1-ubyte{ending}", np.array([9, 2]))
     dataset = load(name, folder=tmp_path)
-    assert np.array_equal(dataset.images.numpy()[:, 0], np.concatenate([train, test]))
+    assert np.array_equal(dataset.inputs.numpy()[:, 0], np.concatenate([train, test]))
     assert labels_of(dataset, test=False) == [3, 1, 4, 1, 5]
     assert labels_of(dataset, test=True) == [9, 2]
-    assert load(name, folder=tmp_path, size=14).images.shape == (7, 1, 14, 14)
+    assert load(name, folder=tmp_path, size=14).inputs.shape == (7, 1, 14, 14)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_emnist_images_are_turned_upright_and_letters_count_from_zero(
         last = classes - 1 + first
         write_idx(tmp_path / f"emnist/emnist-{part}-{split}-labels-idx1-ubyte.gz", np.array([first, last, first]))
     dataset = load(name, folder=tmp_path)
-    assert np.array_equal(dataset.images[1, 0].numpy(), train[1].T)
+    assert np.array_equal(dataset.inputs[1, 0].numpy(), train[1].T)
     assert labels_of(dataset, test=False) == [0, classes - 1, 0]
     assert len(dataset.classes) == classes
     assert dataset.classes[:2] == (("0", "1") if first == 0 else ("a", "b"))
@@ -113,7 +113,7 @@ def test_cifar10_batches_are_read_whatever_pickled_them(
 ) -> None:
     data = write_cifar10(tmp_path, protocol, key)
     dataset = load("cifar10", folder=tmp_path)
-    assert np.array_equal(dataset.images.numpy(), data.reshape(12, 3, 32, 32))
+    assert np.array_equal(dataset.inputs.numpy(), data.reshape(12, 3, 32, 32))
     assert labels_of(dataset, test=False) == [0, 9, 1, 9, 2, 9, 3, 9, 4, 9]
     assert labels_of(dataset, test=True) == [5, 9]
     assert dataset.classes[3] == "class3"
@@ -132,7 +132,7 @@ def test_a_batch_that_python_2_pickled_is_read(tmp_path: Path) -> None:
     batch = b"\x80\x02}(U\x04data" + array + b"U\x06labels](K\x07eu."
     (tmp_path / "cifar-10-batches-py/test_batch").write_bytes(batch)
     dataset = load("cifar10", folder=tmp_path)
-    assert dataset.images[-1].flatten().tolist() == list(raw)
+    assert dataset.inputs[-1].flatten().tolist() == list(raw)
     assert labels_of(dataset, test=True) == [7]
 
 
@@ -146,7 +146,7 @@ def test_cifar100_has_the_fine_labels(tmp_path: Path) -> None:
         (folder / name).write_bytes(pickle.dumps(batch))
     (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": [f"fine{i}" for i in range(100)]}))
     dataset = load("cifar100", folder=tmp_path)
-    assert np.array_equal(dataset.images.numpy(), data.reshape(5, 3, 32, 32))
+    assert np.array_equal(dataset.inputs.numpy(), data.reshape(5, 3, 32, 32))
     assert dataset.labels.tolist() == [99] * 5
     assert (len(dataset.classes), dataset.classes[99]) == (100, "fine99")
 
@@ -222,7 +222,7 @@ def test_svhn_is_read_from_matlab_files_with_ten_as_zero(tmp_path: Path) -> None
     savemat(tmp_path / "svhn/train_32x32.mat", {"X": x[..., :3], "y": np.array([[10], [1], [9]], np.uint8)})
     savemat(tmp_path / "svhn/test_32x32.mat", {"X": x[..., 3:], "y": np.array([[2], [10]], np.uint8)})
     dataset = load("svhn", folder=tmp_path)
-    assert np.array_equal(dataset.images[4].numpy(), x[..., 4].transpose(2, 0, 1))
+    assert np.array_equal(dataset.inputs[4].numpy(), x[..., 4].transpose(2, 0, 1))
     assert labels_of(dataset, test=False) == [0, 1, 9]
     assert labels_of(dataset, test=True) == [2, 0]
     (tmp_path / "svhn/test_32x32.mat").write_bytes(b"MATLAB 5.0 MAT-file" + bytes(200))
@@ -238,7 +238,7 @@ def test_svhn_and_mnist_m_are_read_from_a_pair_of_npz(tmp_path: Path, name: str)
     np.savez(folder / "train.npz", x=x[:3], y=np.array([0, 1, 9]))
     np.savez(folder / "test.npz", x=x[3:], y=np.array([2, 0], np.uint8))
     dataset = load(name, folder=tmp_path)
-    assert np.array_equal(dataset.images.numpy(), x.transpose(0, 3, 1, 2))
+    assert np.array_equal(dataset.inputs.numpy(), x.transpose(0, 3, 1, 2))
     assert labels_of(dataset, test=False) == [0, 1, 9]
     assert labels_of(dataset, test=True) == [2, 0]
     assert len(dataset.classes) == 10
@@ -257,7 +257,7 @@ def write_usps_h5(root: Path) -> np.ndarray:
 def test_usps_is_read_from_hdf5(tmp_path: Path) -> None:
     values = write_usps_h5(tmp_path)
     dataset = load("usps", folder=tmp_path)
-    assert np.array_equal(dataset.images.numpy(), np.rint(values * 255).astype(np.uint8).reshape(5, 1, 16, 16))
+    assert np.array_equal(dataset.inputs.numpy(), np.rint(values * 255).astype(np.uint8).reshape(5, 1, 16, 16))
     assert labels_of(dataset, test=False) == [0, 1, 2]
     assert labels_of(dataset, test=True) == [3, 4]
 
@@ -274,10 +274,10 @@ def test_usps_is_read_from_libsvm_files_and_pixels_left_out_are_mid_grey(tmp_pat
     (tmp_path / "usps/usps.bz2").write_bytes(bz2.compress(b"7 1:-1 2:1 256:0.5\n10 1:0.25\n"))
     (tmp_path / "usps/usps.t.bz2").write_bytes(bz2.compress(b"1 16:-0.5\n"))
     dataset = load("usps", folder=tmp_path)
-    assert dataset.images.shape == (3, 1, 16, 16)
-    assert dataset.images[0, 0, 0, :3].tolist() == [0, 255, 128]
-    assert int(dataset.images[0, 0, 15, 15]) == 191
-    assert int(dataset.images[2, 0, 0, 15]) == 64
+    assert dataset.inputs.shape == (3, 1, 16, 16)
+    assert dataset.inputs[0, 0, 0, :3].tolist() == [0, 255, 128]
+    assert int(dataset.inputs[0, 0, 15, 15]) == 191
+    assert int(dataset.inputs[2, 0, 0, 15]) == 64
     assert labels_of(dataset, test=False) == [6, 9]
     assert labels_of(dataset, test=True) == [0]
     (tmp_path / "usps/usps.t.bz2").write_bytes(bz2.compress(b"1 16:-0.5\n3 zwei\n"))
@@ -292,9 +292,9 @@ def test_styles_are_joined_by_plus(tmp_path: Path) -> None:
             np.savez(tmp_path / f"{name}-subset/{part}.npz", x=pixels(4, 32, 32, 3), y=np.arange(4))
     write_usps_h5(tmp_path)
     dataset = load("svhn+usps+mnist-m", folder=tmp_path)
-    assert dataset.images.shape == (8 + 5 + 8, 3, 32, 32)
+    assert dataset.inputs.shape == (8 + 5 + 8, 3, 32, 32)
     assert dataset.group_names == ("svhn", "usps", "mnist-m")
-    assert load("svhn+usps", folder=tmp_path, size=16).images.shape == (13, 3, 16, 16)
+    assert load("svhn+usps", folder=tmp_path, size=16).inputs.shape == (13, 3, 16, 16)
 
 
 def test_cinic10_counts_validation_as_training(tmp_path: Path, write_picture: Callable[..., None]) -> None:
@@ -302,7 +302,7 @@ def test_cinic10_counts_validation_as_training(tmp_path: Path, write_picture: Ca
         for name in ("cat", "dog"):
             write_picture(tmp_path / f"cinic10/{split}/{name}/1.png", (1, 2, 3), size=(32, 32))
     dataset = load("cinic10", folder=tmp_path)
-    assert dataset.images.shape == (6, 3, 32, 32)
+    assert dataset.inputs.shape == (6, 3, 32, 32)
     assert labels_of(dataset, test=False) == [0, 1, 0, 1]
     assert labels_of(dataset, test=True) == [0, 1]
     assert dataset.name == "cinic10"
@@ -322,11 +322,11 @@ def test_styles_of_office_home_and_adaptiope_are_groups(
         for thing in ("Bed", "Mug"):
             write_picture(tmp_path / root / style / thing / "0001.jpg", (50 * i, 0, 0), size=(20 + i, 30))
     dataset = load(name, folder=tmp_path, size=8)
-    assert dataset.images.shape == (2 * len(styles), 3, 8, 8)
+    assert dataset.inputs.shape == (2 * len(styles), 3, 8, 8)
     assert dataset.group_names == styles
     assert dataset.groups is not None
     assert dataset.groups.tolist() == [g for g in range(len(styles)) for _ in range(2)]
     assert dataset.classes == ("Bed", "Mug")
-    assert abs(int(dataset.images[2, 0, 4, 4]) - 50) <= 3
+    assert abs(int(dataset.inputs[2, 0, 4, 4]) - 50) <= 3
     with pytest.raises(UserError, match=r"set data\.size"):
         load(name, folder=tmp_path)

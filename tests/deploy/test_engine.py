@@ -30,9 +30,10 @@ from fedloom.core.registry import Registry
 from fedloom.deploy import fleet as fleet_module
 from fedloom.deploy.certificates import new_key
 from fedloom.deploy.consent import RefusalError
+from fedloom.deploy.deployable import deployable
 from fedloom.deploy.sealing import RECORD, opened, sealed
 from fedloom.deploy.tasks import task_elsewhere
-from fedloom.deploy.terms import FederationTerms, deployable, fingerprint, protocol_versions
+from fedloom.deploy.terms import FederationTerms, fingerprint, protocol_versions
 from fedloom.deploy.worker import reply_to
 from fedloom.experiment.loop import Experiment
 
@@ -359,8 +360,7 @@ def test_the_hash_covers_what_is_computed_and_not_where(tmp_path):
         ("attack={kind: noise, share: 0.3}", "attack: is only for simulations"),
         ("faults.drop=0.3", "faults: are only for simulations"),
         ("data.split=pooled:0.6:0.2", "data.split = 'pooled:0.6:0.2': organisations do not evaluate on validation"),
-        ("evaluation.metrics=[auc]", "evaluation.metrics = auc: organisations answer with noisy numbers"),
-        ("evaluation.measure=ece", "evaluation.metrics = ece: organisations answer with noisy numbers"),
+        ("objective.name=multilabel", "objective.name = 'multilabel': organisations have images of one class each"),
         ("training.patience=3", "training.patience = 3: organisations do not evaluate on validation"),
         ("model.weights=net.pth", "model.weights = 'net.pth': is a file on one machine"),
     ],

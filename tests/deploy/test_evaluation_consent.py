@@ -245,6 +245,7 @@ def test_what_a_client_keeps_is_its_owners_alone(tmp_path):
     files = [path for path in asking.place.rglob("*") if path.is_file()]
     shown = {path.name for path in files if stat.S_IMODE(path.stat().st_mode) & 0o077}
     public = {"federation.yaml", "recipe.yaml", "ca.pem", "coordinator.pub", "node.pub", "organisation", "start.sh"}
+    public |= {f"{name}.pub" for name in NAMES}  # the other members' public keys
     assert shown <= public
     assert {"round-000001.safetensors", "personal.safetensors", "ledger.json", "evaluations.jsonl"} <= {
         path.name for path in files

@@ -2,15 +2,19 @@
 
 import json
 import os
+import re
 import signal
+import ssl
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from time import monotonic, sleep
 
 import httpx
 import pytest
+from cryptography.x509 import load_pem_x509_certificate
 from federated import NAMES, make_federation, small_recipe, without_losses
 from safetensors.torch import load_file
 from tiny import same_state, without_times
@@ -19,7 +23,9 @@ from fedloom.config.recipe import Recipe
 from fedloom.core.errors import RunError
 from fedloom.deploy.certificates import new_key, write_key_pair
 from fedloom.deploy.control import controlling
+from fedloom.deploy.events import read_events
 from fedloom.deploy.launch import end, free_port, process
+from fedloom.deploy.lifecycle import add_organisation, renew_certificates, revoke_organisation
 from fedloom.deploy.serving import await_run, begin
 from fedloom.experiment.loop import Experiment
 from fedloom.experiment.run_folder import finished
@@ -150,6 +156,7 @@ def test_organisations_reach_the_fleet_api_alone_and_control_asks_for_its_token(
 def test_an_unregistered_key_is_refused(site, tmp_path):
     write_key_pair(tmp_path, "stranger", new_key())
     arguments = (
+        str(tmp_path / "contact"), "stranger",
         "--superlink", f"127.0.0.1:{site.port}", "--root-certificates", str(site.server / "ca.pem"),
         "--auth-supernode-private-key", str(tmp_path / "stranger.key"), "--isolation", "process",
         "--host", "127.0.0.1", "--port", str(free_port()),
@@ -157,6 +164,18 @@ def test_an_unregistered_key_is_refused(site, tmp_path):
     with process("supernode", *arguments, folder=tmp_path) as node:
         assert node.wait(PATIENCE) != 0
     assert "Failed to initialize the connection" in (tmp_path / "supernode.log").read_text()
+    assert any(event.get("reason") == "key" for event in read_events(site.server / "events.jsonl"))
+
+
+@pytest.mark.slow
+def test_superlink_log_has_times_and_no_line_per_second(site):
+    log = site.server / "superlink.log"
+    for _ in range(5):
+        with controlling(site.server) as flower:
+            flower.runs()
+    lines = log.read_text().splitlines()
+    assert not any("ListRuns" in line or "ListNodes" in line for line in lines)
+    assert any(re.match(r"(INFO )?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", line) for line in lines)
 
 
 @pytest.mark.slow
@@ -169,3 +188,32 @@ def test_fedcrl_with_a_client_that_is_killed_in_a_round_and_restarted(site, tmp_
     site.join("west")
     await_run(site.server, number, PATIENCE)
     _same_as_simulated(site, "killed", small_recipe("fedcrl", **fields), tmp_path)
+
+
+@pytest.mark.slow
+def test_add_revoke_and_renew_during_a_run(tmp_path):
+    recipe = small_recipe("repper", training__rounds=12, training__min_clients=2)
+    with running(tmp_path / "fed", recipe, NAMES) as site:
+        number = begin(site.server, recipe, "first", wait=PATIENCE)
+        site.until(lambda: site.rounds("first"))
+        end = renew_certificates(site.server, site.folder / "ca.key")
+        site.until(lambda: _served(site.port) == end)
+        add_organisation(site.server, "east", site.folder / "organisations" / "east")
+        (site.folder / "data" / "east.npz").write_bytes((site.folder / "data" / "west.npz").read_bytes())
+        site.join("east")
+        revoke_organisation(site.server, "west")
+        logged = site.server / "events.jsonl"
+        site.until(lambda: any(e["who"] == "east" and e["event"] == "connected" for e in read_events(logged)))
+        site.until(lambda: any(e["who"] == "west" and e.get("reason") == "revoked" for e in read_events(logged)))
+        await_run(site.server, number, PATIENCE)
+        rounds = site.rounds("first")
+        assert [record["round"] for record in rounds] == list(range(1, 13))
+        assert (rounds[0]["clients"], rounds[-1]["clients"]) == (3, 2)
+        assert "revoked" in (site.folder / "west.out").read_text()
+        await_run(site.server, begin(site.server, recipe.with_("training.rounds=1"), "second", wait=20), PATIENCE)
+        assert site.rounds("second")[0]["clients"] == 3  # with east, without west
+
+
+def _served(port: int) -> datetime:
+    """The end of the certificate that the server shows."""
+    return load_pem_x509_certificate(ssl.get_server_certificate(("127.0.0.1", port)).encode()).not_valid_after_utc

@@ -9,8 +9,8 @@ from tiny import same_state, tiny_run, tiny_task
 
 from fedloom.core.job import Job
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
-from fedloom.core.workspace import Setup
+from fedloom.core.setup import Setup
+from fedloom.core.training import Training
 from fedloom.engines import EngineSettings, Processes
 from fedloom.engines.pool import AHEAD
 from fedloom.engines.processes import fork_works

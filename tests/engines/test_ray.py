@@ -26,8 +26,8 @@ from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.job import Job
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
-from fedloom.core.workspace import Setup
+from fedloom.core.setup import Setup
+from fedloom.core.training import Training
 from fedloom.engines import EngineSettings, Inline
 from fedloom.engines.pool import WorkerLostError
 from fedloom.engines.ray import START, Ray, _heartbeat, _token, _Worker, connected, import_ray

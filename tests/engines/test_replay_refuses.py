@@ -7,8 +7,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy, dropout
 
 from fedloom.core.client import Client
-from fedloom.core.optimizers import Training
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.setup import Setup
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.engines.recording import CaptureError
 from fedloom.engines.replay import Replay
 from fedloom.methods import get

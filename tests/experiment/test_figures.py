@@ -53,7 +53,7 @@ def test_clients_figures_are_those_of_scikit_learn_and_one_class_has_no_auc():
     for scores in run.scores:
         held = task.federation.test[scores.client]
         with torch.no_grad():
-            predicted = server.parts.model(task.pixels.plain(torch.from_numpy(held))).argmax(1).numpy()
+            predicted = server.parts.model(task.stored.plain(torch.from_numpy(held))).argmax(1).numpy()
         labels = task.dataset.labels[held].numpy()
         assert scores.metrics["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predicted))
         assert scores.metrics["macro_f1"] == pytest.approx(f1_score(labels, predicted, average="macro"))

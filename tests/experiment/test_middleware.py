@@ -10,8 +10,9 @@ from fedloom.core.compression import WireSettings
 from fedloom.core.failures import Failure
 from fedloom.core.job import Job, Result, handle
 from fedloom.core.message import Message, signature
-from fedloom.core.optimizers import Training
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.setup import Setup
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.experiment.middleware import EncodeMessages, RecordMessages, ValidateResults
 from fedloom.methods import get
 from fedloom.trust.ledger import Ledger

@@ -176,7 +176,7 @@ def test_validation_figures_against_a_count_by_hand():
     server.evaluate_only()
     with torch.no_grad():
         right = {
-            c: (server.parts.model(task.pixels.plain(torch.from_numpy(held))).argmax(1).numpy()
+            c: (server.parts.model(task.stored.plain(torch.from_numpy(held))).argmax(1).numpy()
                 == task.dataset.labels[held].numpy())
             for c, held in enumerate(task.federation.validation) if len(held)
         }  # fmt: skip
@@ -210,3 +210,31 @@ def test_patience_needs_validation_samples_and_the_last_figures():
         tiny_experiment("fedavg", training__patience=2)
     with pytest.raises(UserError, match="evaluation.summary = 'mean:3': with training.patience"):
         tiny_experiment("fedavg", task=with_validation(tiny_task()), training__patience=2, evaluation__summary="mean:3")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", pytest.param("fedamp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [1, 2])
+def test_more_rounds_after_the_last_are_those_of_a_longer_run(method, every, tmp_path):
+    """The fifth round is evaluated only because it is the last: a longer run neither knows nor restores it."""
+    task, fields = with_validation(tiny_task()), {**SOME, "training__patience": 3, "evaluation__every": every}
+    found = {}
+    for name, ends in (("extended", (5, 9)), ("whole", (9,))):
+        for rounds in ends:
+            fields |= {"out": str(tmp_path / name), "training__rounds": rounds}
+            experiment = tiny_experiment(method, task=task, **fields)
+            experiment.run(resume=True, extend=True)
+        files = {path.name: path.read_bytes() for path in (tmp_path / name / "models").iterdir()}
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        found[name] = files, without_times(experiment.history), {**summary, "seconds": 0, "run_dir": ""}
+        assert len(experiment.history) > 5
+    assert found["extended"] == found["whole"]
+
+
+def test_a_stopped_run_is_finished_and_not_extended(tmp_path):
+    task, fields = with_validation(tiny_task()), {**SOME, "out": str(tmp_path / "run")}
+    summary = tiny_experiment("fedper", task=task, **fields).run()
+    assert summary["rounds"] < 9
+    again = tiny_experiment("fedper", task=task, **fields).run(resume=True)
+    assert again["restored"] == summary["restored"] and again["rounds"] == summary["rounds"]
+    with pytest.raises(UserError, match=f"stopped after round {summary['rounds']} because of training.patience = 2"):
+        tiny_experiment("fedper", task=task, **fields | {"training__rounds": 20}).run(resume=True, extend=True)

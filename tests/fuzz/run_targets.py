@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 import fedloom
+from fedloom.core.input_format import InputFormat
 from fedloom.core.message import signature
-from fedloom.core.task import InputFormat
 from fedloom.experiment.checkpoint import Checkpoints, _digest
 from fedloom.experiment.client_store import ClientStore
 from fedloom.experiment.lock import RunLock
@@ -195,6 +195,6 @@ class _Checkpoints:
 
     def load(self) -> object:
         stores = {"memory": ClientStore(2**20), "remembered": ClientStore(2**20)}
-        checkpoint, server = Checkpoints(self.folder).load(stores, "cpu", signature(self.parts))
+        checkpoint, server = Checkpoints(self.folder).load(stores, "cpu", lambda client: signature(self.parts))
         notes = checked_notes(checkpoint, self.folder.parent)
         return Ledger.from_json(notes["ledger"]), server

@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,9 +29,15 @@ from fedloom.core.scores import Scores
 from fedloom.data import hub
 from fedloom.data.decode import decode, open_picture
 from fedloom.data.sources.cifar import Cifar100
+from fedloom.data.sources.fed_heart import FedHeart
+from fedloom.data.sources.femnist import Femnist
+from fedloom.data.sources.har import Har
 from fedloom.data.sources.idx import Mnist
 from fedloom.data.sources.npz import read_npz
+from fedloom.data.sources.omniglot import Omniglot
+from fedloom.data.sources.recordings import read_recordings
 from fedloom.data.sources.svhn import Svhn
+from fedloom.data.sources.table import read_table
 from fedloom.data.sources.usps import Usps
 from tests.fuzz import mutate
 from tests.fuzz.mutate import Mutate
@@ -142,9 +149,10 @@ def _data(folder: Path) -> Iterator[Target]:
     (folder / "npz").mkdir(parents=True, exist_ok=True)
     full = _npz(classes=np.array(["a", "b", "c"]), groups=np.array(["u", "v"] * 3))
     split = _npz(x=PIXELS, x_train=PIXELS[..., None], y_train=LABELS, x_test=PIXELS[:2, ..., None], y_test=LABELS[:2])
-    yield Target(
-        "npz", [_npz(), full, split, _npz(x=np.asfortranarray(PIXELS))], archive("own.npz"), [mutate.in_zip], 3
-    )
+    floats = _npz(x=PIXELS[..., 0] / 255, y=np.array(["a", "b"] * 3), clients=np.array([b"u", b"v"] * 3))
+    deep = _npz(x=PIXELS.astype(np.uint16) * 9, y=LABELS * 1000.0)
+    seeds = [_npz(), full, split, _npz(x=np.asfortranarray(PIXELS)), floats, deep]
+    yield Target("npz", seeds, archive("own.npz"), [mutate.in_zip], 3)
     four = {
         "train-images-idx3-ubyte": _idx(PIXELS), "train-labels-idx1-ubyte": _idx(LABELS),
         "t10k-images-idx3-ubyte": _idx(PIXELS[:2]), "t10k-labels-idx1-ubyte": _idx(LABELS[:2]),
@@ -186,7 +194,73 @@ def _data(folder: Path) -> Iterator[Target]:
         (folder / kind).mkdir(parents=True, exist_ok=True)
         special = [mutate.in_png] if kind == "png" else [mutate.numbered]
         yield Target(kind, seeds, partial(_picture, folder / kind / "1.png"), special, weight)
+    grey = np.random.default_rng(1).integers(0, 2**16, (9, 11)).astype(np.uint16)
+    seeds = [_stored("PNG", grey), _stored("TIFF", grey), _stored("TIFF", grey / np.float32(9)), _stored("PPM", grey)]
+    (folder / "deep").mkdir(parents=True, exist_ok=True)
+    special = [mutate.in_png, mutate.numbered]
+    yield Target("deep pictures", seeds, partial(_picture, folder / "deep/1.png"), special, 2)
+    yield from _others(folder)
     yield Target("hub", [_saved("PNG"), _saved("JPEG")], _hub, [mutate.in_png], 1)
+
+
+def _stored(kind: str, values: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(values.astype(np.int32) if kind == "PPM" else values).save(file, kind)
+    return file.getvalue()
+
+
+TABLE = b"a,b,when,label\n1,x,2,0\n2.5,y,3,1\n-3e4,x,4,1\n"
+LEAF = {"users": ["u", "v"], "user_data": {u: {"x": [[0.5] * 784] * 2, "y": [0, 61]} for u in "uv"}}
+
+
+def _others(folder: Path) -> Iterator[Target]:
+    """Tables, recordings and federations."""
+    import pandas
+    from scipy.io import wavfile
+
+    texts = [TABLE, b'\xef\xbb\xbf"a b";label\n"1";"u"\n', TABLE.replace(b"\n", b"\r\n"), b"y,t\n0,2020-01-01\n1,NA\n"]
+    tables = Files(folder / "csv", {}, lambda root: read_table(root / "t.csv"))
+    (folder / "csv").mkdir(parents=True, exist_ok=True)
+    yield Target("csv", texts, tables("t.csv"), [mutate.tokens], 2)
+    frame, packed = pandas.read_csv(io.BytesIO(TABLE)), []
+    for compression in (None, "snappy", "gzip"):
+        file = io.BytesIO()
+        frame.to_parquet(file, compression=compression)
+        packed.append(file.getvalue())
+    stored = Files(folder / "parquet", {}, lambda root: read_table(root / "t.parquet"))
+    (folder / "parquet").mkdir(parents=True, exist_ok=True)
+    yield Target("parquet", packed, stored("t.parquet"), [mutate.numbered], 0.5)
+    waves, tone = [], np.sin(np.arange(2000) / 9)
+    for values in ((tone * 3e4).astype(np.int16), tone.astype(np.float32), (tone * 99 + 128).astype(np.uint8)):
+        file = io.BytesIO()
+        wavfile.write(file, 8000, values)
+        waves.append(file.getvalue())
+    sounds = Files(folder / "wav", {"a/1.wav": waves[0], "b/1.wav": waves[0]}, read_recordings)
+    yield Target("wav", waves, sounds("a/1.wav"), [mutate.numbered], 2)
+    yield from _federations(folder)
+
+
+def _federations(folder: Path) -> Iterator[Target]:
+    line = b"63.0,1.0,1.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,"
+    rows = b"".join(line + b"%d\n" % (number % 2) for number in range(8)) + b"38,1,1,105,?,0,0,166,0,2.8,1,?,?,2\n"
+    files = dict.fromkeys(FedHeart.layouts[0], rows)
+    heart = Files(folder / "heart", files, lambda root: FedHeart().read(root, None))
+    yield Target("heart", [rows], heart(FedHeart.layouts[0][3]), [mutate.tokens], 0.5)
+    leaf = json.dumps(LEAF).encode()
+    written = Files(folder / "leaf", {"femnist/all_data/1.json": leaf}, lambda root: Femnist().read(root, None))
+    yield Target("leaf", [leaf], written("femnist/all_data/1.json"), [mutate.in_json, mutate.tokens], 0.5)
+    features, numbers = b" 2.5e-01" * 561 + b"\n", b"1\n2\n"
+    parts = {file: features * 2 if "/X_" in file else numbers for file in Har.layouts[0]}
+    har = Files(folder / "har", parts, lambda root: Har().read(root, None))
+    yield Target("har", [features * 2], har(Har.layouts[0][0]), [mutate.tokens], 0.3)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as writer:
+        for drawer in (1, 2):
+            writer.writestr(f"images_background/Greek/character01/0395_0{drawer}.png", _saved("PNG", "1"))
+    drawn = Files(
+        folder / "omniglot", {"omniglot/images_background.zip": b""}, lambda root: Omniglot().read(root, None)
+    )
+    yield Target("omniglot", [archive.getvalue()], drawn("omniglot/images_background.zip"), [mutate.in_zip], 0.5)
 
 
 def _picture(path: Path, data: bytes) -> object:

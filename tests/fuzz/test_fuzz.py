@@ -14,9 +14,10 @@ import pytest
 from tests.fuzz.targets import REFUSALS, Target, targets
 
 NAMES = [
-    "npz", "idx", "gz", "mat", "hdf5", "cifar", "libsvm", "png", "jpeg", "gif", "other pictures", "hub", "yaml",
-    "--set", "messages", "expected messages", "jobs", "results", "envelopes", "report", "load", "lock", "ledger",
-    "model", "run's model", "checkpoint manifest", "checkpoint tensors",
+    "npz", "idx", "gz", "mat", "hdf5", "cifar", "libsvm", "png", "jpeg", "gif", "other pictures", "deep pictures",
+    "csv", "parquet", "wav", "heart", "leaf", "har", "omniglot", "hub", "yaml", "--set", "messages",
+    "expected messages", "jobs", "results", "envelopes", "report", "load", "lock", "ledger", "model",
+    "run's model", "checkpoint manifest", "checkpoint tensors",
 ]  # fmt: skip
 BUDGET = 20
 TAKEN = ("lock",)

@@ -13,7 +13,7 @@ from written import figures
 
 import fedloom
 from fedloom.core.errors import UserError
-from fedloom.core.task import Federation
+from fedloom.core.federation import Federation
 from fedloom.data import federate, load
 from fedloom.experiment.run_folder import read_clients
 from fedloom.inference.newcomers import evaluate_newcomers, held_out
@@ -98,10 +98,12 @@ def test_newcomers_keep_their_names(run: Path) -> None:
 def test_plots_and_reports_show_names(run: Path, shops: Path, tmp_path: Path) -> None:
     runs = read_runs([run])
     entries = entries_of(runs)
-    found = figures(page_of(entries, Insights(0).of(entries)))
+    page = page_of(entries, Insights(0).of(entries))
+    found = figures(page)
     bars = found["clients-0-fedper"]
+    words = next(section.words for section in page.sections if bars in section.figures)
     assert sorted(bars.x.labels) == sorted(NAMES)
-    assert sorted(text.split("<br>")[1].split(" (seed")[0] for text in bars.marks[0].text) == sorted(
+    assert sorted(words[i].split(" (seed")[0] for i in bars.marks[0].words) == sorted(
         name + (", newcomer" if row["newcomer"] else "") for name, row in zip(NAMES, read_clients(run), strict=True)
     )
     assert found["holdings-0"].x.labels == list(NAMES)

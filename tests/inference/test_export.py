@@ -12,7 +12,7 @@ from using import PIXELS, invoke, last_line, write_pictures
 
 import fedloom
 from fedloom import UserError, methods, objectives
-from fedloom.core.task import InputFormat
+from fedloom.core.input_format import InputFormat
 from fedloom.inference.export import describe, export
 from fedloom.inference.trained_model import TrainedModel, blank_workspace
 from fedloom.models import MODELS, Factory

@@ -17,7 +17,7 @@ from fedloom.inference.newcomers import in_channels
 def test_newcomers_of_the_run_are_tested_in_every_way(runs: dict[str, Path]) -> None:
     report = last_line(invoke("newcomers", runs["fedavg"], "--alone-epochs", 1, "--json"))
     run = fedloom.load(runs["fedavg"])
-    rows = {row["client"]: row for row in run.clients}
+    rows = {row["client"]: row for row in run.client_rows}
     assert [row["client"] for row in report["clients"]] == list(run.task.federation.newcomers)
     for row in report["clients"]:  # the global model as it is: what the run itself said
         assert row["global"] == pytest.approx(rows[row["client"]]["accuracy"])

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cohorts import alternately
 from tiny import tiny_run, tiny_task
 from torch.nn.functional import cross_entropy
 from using import PIXELS
@@ -22,7 +23,7 @@ ADDED = ["fedavg+ft", "fedavg+svm", "fedper+logreg", "fedprox+mlp", "fedrep+prob
 
 def images_of(task, samples):
     """As a camera gives them: uint8, channels last."""
-    return task.dataset.images[samples].permute(0, 2, 3, 1).numpy()
+    return task.dataset.inputs[samples].permute(0, 2, 3, 1).numpy()
 
 
 def score(model, task, samples):
@@ -31,7 +32,8 @@ def score(model, task, samples):
     return int((logits.argmax(1) == y).sum()), float(cross_entropy(logits, y, reduction="sum"))
 
 
-@pytest.mark.parametrize("method", [*sorted(REGISTRY), *ADDED])
+# A third of the methods here, all in `make slow`.
+@pytest.mark.parametrize("method", alternately([*sorted(REGISTRY), *ADDED], first=2))
 def test_every_method_s_models_answer_as_in_the_run(method, tmp_path):
     short = {
         name: 3 for name in ("head_epochs", "head_steps", "style_epochs") if name in hyperparameters(type(get(method)))
@@ -40,8 +42,8 @@ def test_every_method_s_models_answer_as_in_the_run(method, tmp_path):
         {"name": method, **short}, out=str(tmp_path / "run"), training__rounds=2, evaluation__every=2, seed=4
     )
     loaded = fedloom.load(tmp_path / "run")  # without the data
-    assert len(loaded.clients) == run.task.clients
-    for row in loaded.clients:
+    assert len(loaded.client_rows) == run.task.clients
+    for row in loaded.client_rows:
         right, loss = score(loaded.personal(row["client"]), run.task, run.task.federation.test[row["client"]])
         assert (row["client"], right) == (row["client"], sum(row["right"]))
         assert loss == pytest.approx(row["loss"], rel=1e-4)
@@ -55,10 +57,10 @@ def test_a_run_tells_of_itself_and_its_data(runs: dict[str, Path]) -> None:
     run = fedloom.load(runs["fedavg"])
     assert run.recipe.method.name == "fedavg"
     assert run.summary is not None
-    assert len(run.history) == run.summary["rounds"] == 3
+    assert len(run.round_records) == run.summary["rounds"] == 3
     assert run.form.classes == tuple("0123456789")
     assert len(run.task.federation.newcomers) == 2
-    mean = run.task.dataset.images[~run.task.dataset.test].double().div(255).mean()
+    mean = run.task.dataset.inputs[~run.task.dataset.test].double().div(255).mean()
     assert run.form.mean == pytest.approx([float(mean)], abs=0.02)  # measured, not one half
 
 
@@ -107,7 +109,7 @@ def test_models_that_are_not_there_are_refused(runs: dict[str, Path], tmp_path: 
 
 def test_the_average_of_personal_models_is_their_weighted_mean(runs: dict[str, Path]) -> None:
     run = fedloom.load(runs["lgfedavg"])
-    rows = [row for row in run.clients if not row["newcomer"]]
+    rows = [row for row in run.client_rows if not row["newcomer"]]
     weights = [run.personal(row["client"]).parts.model.extractor.fc1.weight for row in rows]
     mean = np.average([w.double().numpy() for w in weights], axis=0, weights=[row["train"] for row in rows])
     np.testing.assert_allclose(run.averaged().parts.model.extractor.fc1.weight.numpy(), mean, atol=1e-6)
@@ -119,7 +121,7 @@ def test_an_average_of_heads_is_the_global_model_and_nobody_s_own(tmp_path):
     everybody = np.concatenate(run.task.federation.test)
     right, _ = score(loaded.global_model(), run.task, everybody)
     assert right / len(everybody) == pytest.approx(run.history[-1]["global_accuracy"])
-    for row in loaded.clients:
+    for row in loaded.client_rows:
         right, _ = score(loaded.personal(row["client"]), run.task, run.task.federation.test[row["client"]])
         assert right == sum(row["right"])
 
@@ -137,7 +139,7 @@ def test_a_representation_without_labels_has_a_classifier_for_each_style(tmp_pat
     loaded = fedloom.load(tmp_path / "run")
     for style, samples in zip(("ink", "chalk"), task.federation.test, strict=True):
         right, _ = score(loaded.global_model(style), task, samples)
-        assert right / len(samples) == pytest.approx(loaded.history[-1]["styles"][style])
+        assert right / len(samples) == pytest.approx(loaded.round_records[-1]["styles"][style])
     with pytest.raises(UserError, match="style = None.*chalk, ink"):
         loaded.global_model()
 

@@ -14,10 +14,11 @@ from tiny import same_state, tiny_run, tiny_task
 from fedloom import objectives
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
 from fedloom.core.server import Server
+from fedloom.core.setup import Setup
 from fedloom.core.state import nbytes, under
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.methods import ADDONS, field_docs, get, hyperparameters
 from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods.addons.finetune import FineTuned
@@ -28,7 +29,19 @@ pytestmark = pytest.mark.full
 METHODS = sorted(REGISTRY)
 FEDERATED = [name for name in METHODS if not REGISTRY[name].pooled]
 PERSONAL = [name for name in FEDERATED if not get(name).personal_is_global]
-NOT_WEIGHTS_TO_ZERO = {"mu", "lam", "alpha", "beta", "gamma", "tau", "eta", "global_lr", "alpha_k", "sigma"}
+NOT_WEIGHTS_TO_ZERO = {
+    "mu",
+    "lam",
+    "alpha",
+    "beta",
+    "gamma",
+    "tau",
+    "eta",
+    "global_lr",
+    "alpha_k",
+    "sigma",
+    "server_lr",
+}
 
 
 class Round:
@@ -99,7 +112,7 @@ def test_every_hyperparameter_is_explained_and_none_switches_the_method_off(meth
     found = REGISTRY[method]
     docs = field_docs(found)
     assert found.__doc__
-    assert found.paper or method == "local"
+    assert found.paper or method in ("local", "untrained")
     for name, default in hyperparameters(found).items():
         assert docs.get(name), f"{method}.{name} has no docstring"
         assert not (name in NOT_WEIGHTS_TO_ZERO and default == 0), f"{method}.{name} = 0 switches something off"

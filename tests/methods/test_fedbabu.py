@@ -8,9 +8,10 @@ from tiny import tiny_run, tiny_task
 from fedloom.core.errors import UserError
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
+from fedloom.core.setup import Setup
 from fedloom.core.state import nbytes
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.methods import get, hyperparameters, method_class
 
 
@@ -38,7 +39,7 @@ def test_the_global_model_is_the_average_extractor_under_the_common_random_head(
     parts.eval()
     for test in run.task.federation.test:
         index = torch.from_numpy(test)
-        right += (parts.model(run.task.pixels.plain(index)).argmax(1) == run.task.dataset.labels[index]).sum().item()
+        right += (parts.model(run.task.stored.plain(index)).argmax(1) == run.task.dataset.labels[index]).sum().item()
         total += len(index)
     assert run.history[-1]["global_accuracy"] == pytest.approx(right / total)
 

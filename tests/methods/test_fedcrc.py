@@ -10,9 +10,10 @@ from torch import nn
 from fedloom.core.client import Client
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
+from fedloom.core.setup import Setup
 from fedloom.core.state import snapshot
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.methods import get
 
 

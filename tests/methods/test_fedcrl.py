@@ -8,9 +8,10 @@ from tiny import tiny_run, tiny_task
 from fedloom.core.client import Client
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
+from fedloom.core.setup import Setup
 from fedloom.core.state import snapshot
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.methods import get
 
 
@@ -31,7 +32,7 @@ def test_the_class_means_that_travel_are_those_of_the_final_local_model():
     samples = torch.from_numpy(task.samples(0))
     model = lane.parts.model.eval()
     with torch.no_grad():
-        z = model.extractor(lane.pixels.plain(samples)).numpy()
+        z = model.extractor(lane.stored.plain(samples)).numpy()
     y = task.dataset.labels[samples].numpy()
     for c in range(task.classes):
         assert sent["counts"][c] == (y == c).sum()

@@ -7,10 +7,12 @@ from tiny import tiny_run, tiny_task
 
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
-from fedloom.core.optimizers import OptimizerSettings, Training
+from fedloom.core.optimizers import OptimizerSettings
 from fedloom.core.server import Server
+from fedloom.core.setup import Setup
 from fedloom.core.state import nbytes
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.methods import get
 
 
@@ -47,7 +49,7 @@ def test_class_means_are_those_of_the_finished_model():
     sent = update(lane, lane.downward()).message
     samples = torch.from_numpy(lane.setup.task.samples(0))
     with torch.no_grad():
-        z = lane.parts.model.eval().extractor(lane.pixels.plain(samples)).double().numpy()
+        z = lane.parts.model.eval().extractor(lane.stored.plain(samples)).double().numpy()
     y = lane.setup.task.dataset.labels[samples].numpy()
     for c in range(4):
         assert sent["counts"][c] == (y == c).sum()

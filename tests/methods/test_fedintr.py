@@ -9,8 +9,9 @@ from fedloom.core.client import Client
 from fedloom.core.errors import UserError
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.setup import Setup
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.losses import layerwise_contrastive
 from fedloom.methods import get
 

@@ -12,10 +12,11 @@ from tiny import same_state, tiny_run, tiny_task
 from fedloom.core.client import Client
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
 from fedloom.core.server import Server
+from fedloom.core.setup import Setup
 from fedloom.core.state import nbytes
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.methods import get, hyperparameters, method_class
 from fedloom.methods.fedpac import collaboration
 
@@ -64,7 +65,7 @@ def test_statistics_are_those_of_the_received_extractor(client):
     lane.load(down, None)
     samples = torch.from_numpy(lane.setup.task.samples(client))
     with torch.no_grad():
-        z = lane.parts.model.eval().extractor(lane.pixels.plain(samples)).double().numpy()
+        z = lane.parts.model.eval().extractor(lane.stored.plain(samples)).double().numpy()
     h, v = statistics(z, lane.setup.task.dataset.labels[samples].numpy(), 4)
     np.testing.assert_allclose(sent["moments"].numpy(), h, rtol=1e-4, atol=1e-6)
     assert sent["variance"].item() == pytest.approx(v, rel=1e-4)
@@ -75,7 +76,7 @@ def test_centroids_are_those_of_the_finished_model():
     sent = update(lane, lane.downward()).message
     samples = torch.from_numpy(lane.setup.task.samples(0))
     with torch.no_grad():
-        z = lane.parts.model.eval().extractor(lane.pixels.plain(samples)).double().numpy()
+        z = lane.parts.model.eval().extractor(lane.stored.plain(samples)).double().numpy()
     y = lane.setup.task.dataset.labels[samples].numpy()
     for c in range(4):
         np.testing.assert_allclose(sent["means"][c].numpy(), z[y == c].mean(0), rtol=1e-4, atol=1e-6)

@@ -12,10 +12,11 @@ from torch import nn
 from fedloom.core.errors import UserError
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
 from fedloom.core.server import Server
+from fedloom.core.setup import Setup
 from fedloom.core.state import nbytes
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.methods import get
 from fedloom.models import Factory, SplitModel
 from fedloom.models.base import MODELS, register
@@ -151,7 +152,7 @@ def test_without_labels_the_projector_stays_and_no_label_is_read(method, objecti
             return self
 
     task = styled_task(objective)
-    object.__setattr__(task, "__dict__", task.__dict__ | {"pixels": replace(task.pixels, labels=Unreadable())})
+    object.__setattr__(task, "__dict__", task.__dict__ | {"stored": replace(task.stored, labels=Unreadable())})
     lane = lane_of(method, task)
     result = perform(lane, Job("update", 1, Message(lane.downward()), client=0))
     assert all(name.startswith("model.extractor.") for name in result.message)

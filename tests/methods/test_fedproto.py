@@ -8,9 +8,10 @@ from tiny import same_state, tiny_run, tiny_task
 from fedloom.core.client import Client
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
 from fedloom.core.server import Server
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.setup import Setup
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.methods import get, hyperparameters, method_class
 
 
@@ -56,7 +57,7 @@ def test_prototypes_are_class_means_of_the_finished_model_not_of_all_epochs():
     sent = update(lane, Message(some_prototypes(lane))).message
     samples = torch.from_numpy(lane.setup.task.samples(0))
     with torch.no_grad():
-        z = lane.parts.model.eval().extractor(lane.pixels.plain(samples)).double().numpy()
+        z = lane.parts.model.eval().extractor(lane.stored.plain(samples)).double().numpy()
     y = lane.setup.task.dataset.labels[samples].numpy()
     for c in range(4):
         assert sent["counts"][c] == (y == c).sum()

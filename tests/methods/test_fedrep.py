@@ -4,8 +4,9 @@ import pytest
 from test_fedcrc import Watched
 from tiny import same_state, tiny_run, tiny_task
 
-from fedloom.core.optimizers import Training
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.setup import Setup
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.methods import get, hyperparameters, method_class
 
 

@@ -14,10 +14,11 @@ from fedloom.core.client import Client
 from fedloom.core.errors import UserError
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.setup import Setup
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.data import Federation
-from fedloom.data.augment import sobel
+from fedloom.data.augment.images import sobel
 from fedloom.losses import supcon
 from fedloom.methods import get
 from fedloom.objectives import OBJECTIVES, Views
@@ -29,8 +30,8 @@ def styled_task(objective="simclr", **options):
     """Two styles, two clients each, with a test set per style."""
     dataset = tiny_dataset(samples=240)
     groups = torch.arange(240) % 2
-    images = torch.where(groups[:, None, None, None] == 1, 255 - dataset.images, dataset.images)
-    dataset = replace(dataset, images=images, groups=groups, group_names=("plain", "inverted"))
+    images = torch.where(groups[:, None, None, None] == 1, 255 - dataset.inputs, dataset.inputs)
+    dataset = replace(dataset, inputs=images, groups=groups, group_names=("plain", "inverted"))
     own = [np.flatnonzero(groups.numpy() == g) for g in (0, 1)]
     train = [own[0][:40], own[0][40:80], own[1][:40], own[1][40:80]]
     tests = [own[0][80:], own[1][80:]]
@@ -54,7 +55,7 @@ def test_labels_are_never_read_in_training(objective):
             return self
 
     task = styled_task(objective)
-    object.__setattr__(task, "__dict__", task.__dict__ | {"pixels": replace(task.pixels, labels=Unreadable())})
+    object.__setattr__(task, "__dict__", task.__dict__ | {"stored": replace(task.stored, labels=Unreadable())})
     for method in ("fedstyle", "fedavg+probe", "fedprox+probe"):
         setup = Setup(task, get(method), Training(batch_size=16), seed=0)
         lane = Workspace(setup)

@@ -177,8 +177,8 @@ def test_the_personal_models_of_local_differ_between_clients(tmp_path):
 
 @pytest.mark.parametrize("method", ["repper", "fedintr", "fedcrc", "fedcrl", "fedprox", "fedavg+svm", "local"])
 def test_every_method_starts_from_the_same_model(method):
-    from fedloom.core.optimizers import Training
-    from fedloom.core.workspace import Setup
+    from fedloom.core.setup import Setup
+    from fedloom.core.training import Training
 
     def start(name):
         return Setup(tiny_task(), get(name), Training(), seed=0).build().named_tensors()

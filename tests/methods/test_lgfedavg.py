@@ -5,10 +5,11 @@ from tiny import tiny_run, tiny_task
 
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
 from fedloom.core.server import Server
+from fedloom.core.setup import Setup
 from fedloom.core.state import nbytes
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.methods import get
 
 

@@ -89,7 +89,7 @@ def test_the_personal_model_is_one_full_gradient_step():
     run.round()
     shared = {name.removeprefix("model."): value.clone() for name, value in run.server.state.items()}
     index = torch.from_numpy(TASK.samples(0))
-    batch = TASK.pixels.plain(index), TASK.pixels.labels[index]
+    batch = TASK.stored.plain(index), TASK.stored.labels[index]
     for epochs in (1, 2):
         run.method = get("perfedavg", alpha=0.2, adapt_epochs=epochs)
         run.memories.setdefault(0, {})

@@ -11,14 +11,15 @@ from torch.nn.functional import cosine_similarity, logsigmoid
 
 from fedloom import objectives
 from fedloom.core.batches import Batch
+from fedloom.core.dataset import Dataset
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
 from fedloom.core.rng import Random
 from fedloom.core.server import Server
+from fedloom.core.setup import Setup
 from fedloom.core.state import snapshot
-from fedloom.core.task import Dataset
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.data import Pool, federate, parse_partition
 from fedloom.losses import model_contrastive
 from fedloom.methods import get
@@ -159,8 +160,8 @@ def test_fedstyles_style_loss_is_a_mean_or_a_sum_over_anchors():
     for anchors in ("mean", "sum"):
         run = ByHand(get("fedstyle", anchors=anchors), task=replace(tiny_task(), objective=objectives.get("simclr")))
         index = torch.from_numpy(run.task.samples(0))[:6]
-        batch = Batch(run.lane.pixels, index, Random.seeded(0), 2)
-        found[anchors] = float(run.method.style_loss(run.at_work(0), batch))
+        batch = Batch(run.lane.stored, index, Random.seeded(0), 2)
+        found[anchors] = run.method.style_loss(run.at_work(0), batch).item()
     assert found["sum"] == pytest.approx(12 * found["mean"], rel=1e-5)  # images and filtered copies
 
 
@@ -188,7 +189,7 @@ def test_fedintrs_references_take_the_statistics_of_the_batch_and_keep_their_own
 def test_resnet20_starts_from_fan_out_or_fan_in():
     torch.manual_seed(0)
     std = {fan: Factory("resnet20", {"fan": fan})((3, 32, 32), 100) for fan in ("fan_out", "fan_in")}
-    conv = {fan: float(model.extractor.conv1.weight.std()) for fan, model in std.items()}
+    conv = {fan: model.extractor.conv1.weight.std().item() for fan, model in std.items()}
     assert conv["fan_out"] == pytest.approx((2 / (16 * 9)) ** 0.5, rel=0.15)
     assert conv["fan_in"] == pytest.approx((2 / (3 * 9)) ** 0.5, rel=0.15)
     assert float(std["fan_in"].head.weight.std()) == pytest.approx((2 / 64) ** 0.5, rel=0.1)

@@ -11,8 +11,9 @@ from torch import nn
 
 from fedloom.core.job import Job, perform
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.setup import Setup
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods import get, hyperparameters
 from fedloom.methods.addons.classifiers import write_linear

@@ -95,8 +95,8 @@ def test_clients_weigh_alike_whatever_their_size():
 def test_option_one_is_the_gradient_at_the_received_model():
     run = ByHand(get("scaffold", option="I"), tiny_task(augment=(), norm=False))
     client = run.at_work(0)
-    x = client._workspace.pixels.plain(torch.from_numpy(run.task.samples(0)))
-    y = client._workspace.pixels.labels[torch.from_numpy(run.task.samples(0))]
+    x = client._workspace.stored.plain(torch.from_numpy(run.task.samples(0)))
+    y = client._workspace.stored.labels[torch.from_numpy(run.task.samples(0))]
     client.model.requires_grad_(True)
     expected = torch.autograd.grad(
         torch.nn.functional.cross_entropy(client.model(x), y), list(client.model.parameters())

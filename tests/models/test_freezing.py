@@ -8,6 +8,7 @@ from tiny import same_state, tiny_run, tiny_run_with_memory, tiny_task
 import fedloom
 from fedloom.core.errors import UserError
 from fedloom.core.state import nbytes, under
+from fedloom.methods import METHODS as METHOD_CLASSES
 from fedloom.models import build
 
 torch.set_num_threads(1)
@@ -80,7 +81,7 @@ def test_training_the_head_alone_is_training_a_linear_model_on_fixed_features():
     optimizer = experiment.recipe.training.optimizer
     states = []
     for samples in task.federation.train:
-        z = model.extractor(task.pixels.plain(torch.from_numpy(samples))).detach()
+        z = model.extractor(task.stored.plain(torch.from_numpy(samples))).detach()
         weight, bias = model.head.weight.detach().clone(), model.head.bias.detach().clone()
         velocity = [torch.zeros_like(weight), torch.zeros_like(bias)]
         for _ in range(2):
@@ -137,3 +138,13 @@ def test_pretrained_frozen_weights_are_in_the_models_of_the_run(tmp_path):
 def test_names_that_cannot_be_frozen_are_refused(names, wanted):
     with pytest.raises(UserError, match=wanted):
         build("mlp", shape=(1, 8, 8), classes=4, freeze=names)
+
+
+@pytest.mark.parametrize("kind", ["freeze", "lora"])
+@pytest.mark.parametrize("method", [name if name == "fedcrl" else pytest.param(name, marks=pytest.mark.slow)
+                                    for name in sorted(METHOD_CLASSES)])  # fmt: skip
+def test_no_method_writes_to_frozen_tensors_which_all_clients_share(method, kind):
+    options = {"freeze": ("extractor",)} if kind == "freeze" else {"lora": {"rank": 2}}
+    experiment = tiny_run(method, task=tiny_task("mlp", augment=(), norm=True, **options))
+    (frozen,), start = experiment.setup.frozen_tensors.values(), initial(experiment)
+    assert frozen and all(tensor.equal(start[name]) for name, tensor in frozen.items())

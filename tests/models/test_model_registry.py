@@ -21,7 +21,9 @@ def test_an_unknown_model_is_refused_with_the_nearest_name():
 def test_an_unknown_option_is_refused_with_the_nearest_name():
     with pytest.raises(UserError, match="model.droput = 0.5: cnn2 has no such option: did you mean 'dropout'"):
         build("cnn2", shape=(1, 28, 28), classes=10, droput=0.5)
-    with pytest.raises(UserError, match="model.dropout = 0.5: cnn3 has no such option: .*freeze, weights"):
+    with pytest.raises(
+        UserError, match="model.dropout = 0.5: cnn3 has no such option: .*freeze, lora, project, weights"
+    ):
         build("cnn3", shape=(1, 28, 28), classes=10, dropout=0.5)
 
 

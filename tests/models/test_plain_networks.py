@@ -135,7 +135,7 @@ class Functional(Net):
         (Maps, "last", r"the input of the head must be \[B, features\], but it is \[2, 1, 8, 8\]"),
         (Convolutional, None, r"no linear layer with 4 outputs.* \(linear layers: 'hidden' \(8 → 8\)\)"),
         (Functional, "fc", "Functional draws random numbers from torch's generator in training"),
-        (lambda: Net(num_classes=3), "fc", r"shape \[2, 3\] for 2 images, but must return logits \[2, 4\]"),
+        (lambda: Net(num_classes=3), "fc", r"shape \[2, 3\] for 2 inputs, but must return logits \[2, 4\]"),
     ],
 )
 def test_what_cannot_be_split_is_refused_with_the_remedy(make, head, wanted):
@@ -144,7 +144,7 @@ def test_what_cannot_be_split_is_refused_with_the_remedy(make, head, wanted):
 
 
 def test_images_that_do_not_fit_are_refused():
-    with pytest.raises(UserError, match=r"VGG cannot process images of shape \(3, 8, 8\): .*channels"):
+    with pytest.raises(UserError, match=r"VGG cannot process inputs of shape \(3, 8, 8\): .*channels"):
         split_model(VGG(), shape=(3, 8, 8))
 
 
@@ -263,7 +263,7 @@ def test_constructors_get_what_they_have_parameters_for(file):
 @pytest.mark.parametrize(
     ("name", "options", "wanted"),
     [
-        ("of_four", {}, r"returns a tensor of shape \[2, 4\] for 2 images, but must return logits \[2, 5\]"),
+        ("of_four", {}, r"returns a tensor of shape \[2, 4\] for 2 inputs, but must return logits \[2, 5\]"),
         ("Plain", {"widht": 3}, "model.widht = 3: .*has no such option: did you mean 'width'"),
         ("Plain", {"width": "wide"}, "model.width = 'wide': must be a whole number"),
         ("Plain", {"head": "conv1"}, "model.head = 'conv1': Plain has no such layer: did you mean 'conv'"),

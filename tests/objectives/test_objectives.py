@@ -9,9 +9,10 @@ from tiny import same_state, tiny_run, tiny_task
 from fedloom import objectives
 from fedloom.core.client import Client
 from fedloom.core.errors import UserError
-from fedloom.core.optimizers import Training
+from fedloom.core.setup import Setup
 from fedloom.core.state import snapshot
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.methods import get
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from written import evaluated, write_run
+from written import a_client, evaluated, write_run
 
 import fedloom
 from fedloom.report.live import Live
@@ -52,11 +52,19 @@ class Tab:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.goto(url)
-        self.page.wait_for_selector(".plot .main-svg")
+        self.page.wait_for_selector(".plot")
 
-    def shown(self, plot: str) -> int:
-        """How many series a figure shows."""
-        return self.page.evaluate(f"byId('plot-{plot}').data.filter((trace) => trace.visible !== false).length")
+    def draw_all(self) -> None:
+        """Scroll through the page, since figures are drawn when they come near the screen."""
+        for plot in self.page.locator(".plot:visible").all():
+            plot.scroll_into_view_if_needed()
+            plot.locator(".main-svg").first.wait_for(state="attached")
+        self.page.evaluate("scrollTo(0, 0)")
+
+    def shows(self, plot: str, count: int) -> None:
+        """Wait until a figure shows this many series."""
+        self.page.locator(f"#plot-{plot}").scroll_into_view_if_needed()
+        self.until(f"byId('plot-{plot}').data?.filter((trace) => trace.visible !== false).length === {count}")
 
     def until(self, expression: str) -> None:
         """Waits; the page's policy forbids `wait_for_function`, which evaluates inside it."""
@@ -75,23 +83,21 @@ class Tab:
 def test_a_report_draws_asks_nobody_and_obeys(browser, report):
     tab = Tab(browser, report.as_uri())
     page = tab.page
-    drawn = page.locator(".plot")
-    assert drawn.count() == page.locator(".plot .main-svg:first-child").count() > 12
-    assert [section.get_attribute("id") for section in page.locator("section").all()] == [
-        "results", "curves", "clients", "classes", "holdings", "representations", "costs", "failures", "recipes",
-    ]  # fmt: skip
+    tab.draw_all()
+    assert page.locator(".plot").count() == page.locator(".plot .main-svg:first-child").count() > 12
+    names = ["results", "curves", "clients", "classes", "holdings", "representations", "costs", "failures", "recipes"]
+    assert [section.get_attribute("id") for section in page.locator("section").all()] == names
+    assert [link.get_attribute("href") for link in page.locator("#sections a").all()] == [f"#{name}" for name in names]
     assert page.locator(".missing").count() == 0
 
-    before = tab.shown("curve-clients")
-    page.click("nav [data-group='method:local']")
-    assert tab.shown("curve-clients") == before - 3  # the line and the two edges of its band
-    assert page.locator("#table-results tr.off").inner_text().startswith("local")
-    page.click("nav [data-group='method:local']")
-    assert tab.shown("curve-clients") == before
-    page.click(".legend [data-group='band']")
-    assert tab.shown("curve-clients") == 2
-    page.dblclick("nav [data-group='method:fedavg']")
-    assert page.locator("nav [aria-pressed='true']").all_inner_texts() == ["fedavg"]
+    tab.shows("curve-clients", 6)  # two lines, with the two edges of their bands over clients
+    page.uncheck("#methods [data-group='method:local']")
+    tab.shows("curve-clients", 3)
+    assert tab.column(1) == ["fedavg"]
+    assert page.inner_text("#methods .count") == "1 of 2 shown"
+    page.check("#methods [data-group='method:local']")
+    page.select_option("#curves .choice select", "none")
+    tab.shows("curve-clients", 2)
 
     assert tab.column(1) == ["local", "fedavg"]
     page.click("#table-results th:first-child button")
@@ -108,6 +114,7 @@ def test_a_report_draws_asks_nobody_and_obeys(browser, report):
     assert tab.colour() != light
     assert page.locator("html").get_attribute("data-theme") == "dark"
 
+    page.locator("#plot-clients-spread").scroll_into_view_if_needed()
     page.hover("#plot-clients-spread .scatterlayer .point >> nth=0", force=True)
     page.wait_for_selector(".hoverlayer .hovertext")
     assert "client" in page.locator(".hoverlayer .hovertext").text_content()
@@ -119,7 +126,10 @@ def test_a_report_draws_asks_nobody_and_obeys(browser, report):
 def test_dark_follows_the_system_and_a_narrow_page_does_not_overflow(browser, report):
     tab = Tab(browser, report.as_uri(), viewport={"width": 390, "height": 800}, color_scheme="dark")
     assert tab.page.locator("html").get_attribute("data-theme") == "dark"
+    tab.draw_all()
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+    cut = "[...document.querySelectorAll('.table, .table td')].filter((e) => e.scrollWidth > e.clientWidth + 1).length"
+    assert tab.page.evaluate(cut) == 0
     tab.page.emulate_media(color_scheme="light")
     tab.until("document.documentElement.dataset.theme === 'light'")
     assert tab.complaints == []
@@ -161,6 +171,7 @@ TOOLS = """
 )
 def test_nothing_covers_data(browser, report, screen):
     tab = Tab(browser, report.as_uri(), **screen)
+    tab.draw_all()
     tab.page.add_style_tag(content="* { pointer-events: auto !important }")  # elementsFromPoint skips what has none
     assert tab.page.evaluate(COVERED) == []
     tools = tab.page.evaluate(TOOLS)
@@ -178,19 +189,93 @@ def test_a_watched_run_grows_and_its_page_outlives_the_server(browser, tmp_path)
     run = write_run(tmp_path / "run", history=[evaluated(1, 0.5)], rounds=3)
     with Live([run], insights=Insights(unfinished=False)) as live:
         tab = Tab(browser, live.url)
-        assert tab.page.inner_text("#state") == "round 1 of 3"
+        assert tab.page.inner_text("#state") == "round 1 of 3, stopped"
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(evaluated(2, 0.75)) + "\n")
-        tab.until("byId('plot-curve-clients').data.at(-1).y.length === 2")
-        assert tab.page.inner_text("#state") == "round 2 of 3"
+        tab.until("byId('plot-curve-clients').data?.at(-1).y.length === 2")
+        assert tab.page.inner_text("#state") == "round 2 of 3, stopped"
         assert tab.complaints == []
         assert all(url.startswith((live.url, "data:", "blob:")) for url in tab.asked)
         port = live.port
     tab.page.wait_for_selector("#state.lost")
-    assert tab.page.locator(".plot .main-svg").count() > 0
+    assert tab.page.locator(".plot").count() > 0
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(evaluated(3, 1.0)) + "\n")
     with Live([run], port=port, insights=Insights(unfinished=False)):
-        tab.until("byId('plot-curve-clients').data.at(-1).y.length === 3")
-        assert tab.page.inner_text("#state") == "round 3 of 3"
+        tab.until("byId('plot-curve-clients').data?.at(-1).y.length === 3")
+        assert tab.page.inner_text("#state") == "round 3 of 3, stopped"
     tab.page.close()
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory) -> Path:
+    """A report of 14 methods, of which each next one is better."""
+    folder = tmp_path_factory.mktemp("large")
+    for number in range(14):
+        clients = [a_client(c, [number + c], [30]) for c in range(8)]
+        write_run(
+            folder / f"m{number}", {"name": "fedprox", "mu": float(number)}, clients=clients,
+            history=[evaluated(1, number / 20), evaluated(2, number / 14)],
+            summary={"personal_accuracy": number / 14, "personal_std": 0.1, "personal_worst": 0.2},
+        )  # fmt: skip
+    write(page_of(entries_of(read_runs([folder])), {}), folder / "report.html")
+    return folder / "report.html"
+
+
+def test_the_best_ten_of_many_methods_are_shown_and_a_link_reproduces_a_selection(browser, large):
+    tab = Tab(browser, large.as_uri())
+    page = tab.page
+    assert tab.column(1) == [f"fedprox mu={mu}.0" for mu in range(13, 3, -1)]
+    assert page.evaluate("location.hash") == ""
+    page.fill("#methods input[type=search]", "mu=1")
+    assert page.locator("#methods li:visible").count() == 5  # 1, 10, 11, 12, 13
+    page.get_by_role("button", name="only these").click()
+    assert tab.column(1) == [f"fedprox mu={mu}.0" for mu in (13, 12, 11, 10, 1)]
+    tab.shows("curve-clients", 5)
+    assert page.locator("#clients .small figure:visible").count() == 5
+    page.locator("#plot-clients-heat").scroll_into_view_if_needed()
+    tab.until("byId('plot-clients-heat').data?.[0].z.length === 5")
+    page.click("#table-results th:first-child button")
+    page.click("#sections a[href='#clients']")
+    tab.until("document.querySelector('#sections [aria-current]').textContent === 'Clients'")
+    link = page.evaluate("location.href")
+    again = Tab(browser, link)
+    assert again.column(1) == [f"fedprox mu={mu}.0" for mu in (1, 10, 11, 12, 13)]
+    again.until("document.querySelector('#sections [aria-current]').textContent === 'Clients'")
+    again.page.click("#table-results + .more button")
+    assert len(again.column(1)) == 14
+    assert "methods=*" in again.page.evaluate("location.hash")
+    assert tab.complaints == again.complaints == []
+    page.close()
+    again.page.close()
+
+
+def test_paper_has_all_figures_in_light_colours_and_no_sidebar(browser, large):
+    tab = Tab(browser, large.as_uri(), color_scheme="dark")
+    tab.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    tab.until("Boolean(window.Plotly)")
+    shown = tab.page.locator("figure:visible")
+    assert shown.count() == tab.page.locator("figure:visible .plot .main-svg:first-child").count() > 12
+    assert tab.page.locator("html").get_attribute("data-theme") == "light"
+    assert not tab.page.locator("#side").is_visible()
+    wide = "[...document.querySelectorAll('.main-svg')].filter((e) => e.getBoundingClientRect().right > 719).length"
+    assert tab.page.evaluate(wide) == 0
+    tab.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert tab.page.locator("html").get_attribute("data-theme") == "dark"
+    assert tab.page.locator("#side").is_visible()
+    tab.page.close()
+
+
+def test_a_section_shows_the_measure_that_is_chosen(browser, tmp_path):
+    auc = {"personal_auc": 0.7, "personal_auc_clients": 2, "personal_auc_std": 0.1}
+    write_run(tmp_path / "fedavg", history=[evaluated(1, 0.4, **auc), evaluated(2, 0.5, **auc)])
+    write(page_of(entries_of(read_runs([tmp_path])), {}), tmp_path / "report.html")
+    tab = Tab(browser, (tmp_path / "report.html").as_uri())
+    plots = "[...document.querySelectorAll('#curves .plot')].map((plot) => plot.id)"
+    assert "plot-curve-clients" in tab.page.evaluate(plots)
+    tab.page.select_option("#curves select", "auc")
+    tab.until("Boolean(byId('plot-curve-clients-auc'))")
+    assert tab.page.evaluate(plots) == ["plot-curve-clients-auc", "plot-curve-loss"]
+    assert tab.page.evaluate("[...figures.keys()].includes('curve-clients')") is False
+    assert tab.page.input_value("#curves select") == "auc"
+    assert not tab.complaints

@@ -7,7 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+import time
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from written import evaluated, write_run
 
 from fedloom.core.errors import UserError
+from fedloom.experiment.run_folder import RunFolder, run_state
 from fedloom.report.live import Live
 from fedloom.report.page.insight import Insights
 
@@ -45,6 +47,47 @@ def add(run: Path, record: dict) -> None:
         file.write(json.dumps(record) + "\n")
 
 
+def test_a_run_whose_process_was_killed_is_shown_as_killed(tmp_path):
+    run = write_run(tmp_path / "run", rounds=9)
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from pathlib import Path; from fedloom.experiment.lock import RunLock\n"
+         f"lock = RunLock(Path({str(run)!r})); print('locked', flush=True); input()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == b"locked\n"
+    with serve(run) as live:
+
+        def await_state(state: str, running: bool) -> None:
+            deadline = time.monotonic() + WAIT
+            while (now := json.loads(ask(live, "/data.json").read()))["state"] != state:
+                assert time.monotonic() < deadline, now["state"]
+                time.sleep(0.05)
+            assert now.get("running", False) == running
+
+        await_state("round 0 of 9", True)
+        process.kill()
+        process.communicate()
+        await_state("round 0 of 9, killed", False)
+
+
+def test_a_run_that_failed_or_was_stopped_is_shown_as_such(tmp_path):
+    run = write_run(tmp_path / "run", rounds=9)
+    assert run_state(run) == "stopped"
+    folder = RunFolder(run, resume=True)
+    assert run_state(run) == "running"
+    with pytest.raises(ZeroDivisionError), folder.noting_failure():
+        raise ZeroDivisionError("before the first round")
+    assert not (run / "failed.txt").exists()
+    folder.begin()
+    with pytest.raises(ZeroDivisionError), closing(folder), folder.noting_failure():
+        raise ZeroDivisionError("no luck")
+    assert run_state(run) == "failed"
+    assert (run / "failed.txt").read_text() == "ZeroDivisionError: no luck\n"
+    with closing(RunFolder(run, resume=True)) as folder:
+        folder.begin()
+    assert run_state(run) == "stopped"
+
+
 def test_pages_are_told_of_every_round(tmp_path):
     run = tmp_path / "run"
     with serve(run) as live:
@@ -56,7 +99,7 @@ def test_pages_are_told_of_every_round(tmp_path):
             for number in (1, 2):
                 assert next(lines).startswith("data:")
                 state = json.loads(ask(live, "/data.json").read())["state"]
-                assert state == f"round {number - 1} of 9"
+                assert state == f"round {number - 1} of 9, stopped"
                 add(run, evaluated(number, 0.5))
             assert next(lines).startswith("data:")
         assert b"<title>fedloom watch</title>" in ask(live, "/").read()
@@ -89,7 +132,7 @@ def test_a_folder_that_cannot_be_read_is_told_and_comes_back(tmp_path):
         while "method is missing" not in json.loads(ask(live, "/data.json").read())["state"]:
             next(lines)
         (run / "recipe.yaml").write_text(recipe)
-        while json.loads(ask(live, "/data.json").read())["state"] != "round 1 of 2":
+        while json.loads(ask(live, "/data.json").read())["state"] != "round 1 of 2, stopped":
             next(lines)
 
 

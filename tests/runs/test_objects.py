@@ -12,6 +12,7 @@ from fedloom.data import from_arrays
 from fedloom.data.augment import parse_augment
 from fedloom.methods import METHODS
 from fedloom.methods.fedavg import FedAvg
+from fedloom.models import MODELS
 from fedloom.trust.ledger_file import read_ledger
 
 RNG = np.random.default_rng(0)
@@ -44,7 +45,7 @@ def test_a_method_is_a_class_or_an_instance(near):
 def test_inputs_are_standardised_by_the_clients_sums_and_the_ledger_says_so():
     fedloom.run(data=(X, Y), method="fedavg", out="run", **SETTING)
     run = fedloom.load("run")
-    with pytest.raises(UserError, match="passed as a Python object; pass the same object again"):
+    with pytest.raises(UserError, match="passed as a Python object, .* pass the same object again"):
         fedloom.data.sources.load("object-unknown")
     train = np.concatenate(run.task.federation.train)
     assert run.form.dtype == "float32"
@@ -60,6 +61,17 @@ def test_inputs_are_standardised_by_the_clients_sums_and_the_ledger_says_so():
         model.form.image_shape  # noqa: B018
 
 
+def test_a_network_that_was_an_object_is_needed_again_to_resume_a_run():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
+    fedloom.run(data=(X, Y), model=net, out="run", **SETTING | {"rounds": 1})
+    name = fedloom.load("run").recipe.model.name
+    del MODELS[name]
+    wanted = f"model.name = '{name}': the network was passed as a Python object, .* fedloom.resume.RUN, model=net"
+    with pytest.raises(UserError, match=wanted):
+        fedloom.resume("run", rounds=2)
+    assert fedloom.resume("run", rounds=2, model=net)["rounds"] == 2
+
+
 @pytest.mark.parametrize(("normalise", "mean", "std"), [("none", 0, 1), ("half", 0.5, 0.5)])
 def test_other_normalisations(normalise, mean, std):
     fedloom.run(data=(X, Y), out="run", **SETTING | {"rounds": 1}, **{"data.normalise": normalise})
@@ -73,7 +85,7 @@ def test_engines_agree_on_inputs_of_any_shape(method):
     histories = []
     for engine in ("inline", "processes", "replay"):
         fedloom.run(data=signals, method=method, engine=engine, out=engine, **SETTING | {"rounds": 2})
-        histories.append([(r["loss"], r["personal_accuracy"]) for r in fedloom.load(engine).history])
+        histories.append([(r["loss"], r["personal_accuracy"]) for r in fedloom.load(engine).round_records])
     assert histories[0] == histories[1] == histories[2]
 
 

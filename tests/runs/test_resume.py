@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from cohorts import alternately
 from references import shared
 from tiny import tiny_experiment, tiny_task, without_times
 from using import refused
@@ -97,7 +98,8 @@ def but_for_the_engine(found: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in found.items() if name != "recipe.yaml"}
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method not in WITH_MEMORY])  # those are below
+# A third of the methods without memory here, all in `make slow`; those with memory are below.
+@pytest.mark.parametrize("method", alternately([method for method in METHODS if method not in WITH_MEMORY], first=0))
 def test_every_method_resumed_after_two_rounds_gives_the_same_numbers(method, tmp_path) -> None:
     out = tmp_path / "run"
     with pytest.raises(Interrupted):
@@ -107,9 +109,9 @@ def test_every_method_resumed_after_two_rounds_gives_the_same_numbers(method, tm
     assert results(out) == whole(method)
 
 
-# Every method with every round; engines and ends such that every pair of values occurs.
+# Every method with one round, and with every round in `make slow`; every pair of engines and ends occurs.
 ENDED = [
-    (method, engine, end, round)
+    pytest.param(method, engine, end, round, marks=[pytest.mark.slow] * (i % 3 + 1 != round))
     for i, method in enumerate(WITH_MEMORY)
     for round, (engine, end) in zip(
         (1, 2, 3),
@@ -224,7 +226,7 @@ def test_checkpoints_by_the_clock_take_a_small_share_of_the_time(monkeypatch) ->
     assert asked == [False, False, False, True, True]  # 20 times the 10 seconds
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("call", [pytest.param("fsync", marks=pytest.mark.slow), "replace"])
 def test_a_disk_that_is_full_at_any_moment_is_one_clear_error_and_loses_nothing(call, tmp_path, monkeypatch) -> None:
     expected, real = whole("local"), getattr(os, call)
     for failing in range(0, 100, 3):
@@ -335,7 +337,7 @@ def test_other_data_are_refused(tmp_path) -> None:
     before = contents(out)
     for where in (0, 100, -1):
         task = tiny_task()
-        task.dataset.images[where, 0, 0, 0] += 1
+        task.dataset.inputs[where, 0, 0, 0] += 1
         with pytest.raises(
             UserError, match="the data differ from those that the run was started with; nothing was changed"
         ):

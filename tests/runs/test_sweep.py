@@ -230,7 +230,7 @@ def test_the_table_has_means_and_deviations_over_seeds():
     console = Console(width=100, record=True)
     console.print(sweep_table(runs))
     text = console.export_text()
-    assert "50.0 ± 0.0" in text and "55.0 ± 5.0" in text and "over 2 seeds" in text
+    assert "50.0 ± 0.0" in text and "55.0 ± 7.1" in text and "sample std over 2 seeds" in text
 
 
 def validated(setting, seed, personal, value, measure="accuracy"):

@@ -6,6 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedloom.studies import results
+
+
+@pytest.fixture
+def no_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation without stored results, outside a checkout."""
+    monkeypatch.setattr(results, "SHIPPED", tmp_path / "package" / "studies" / "stored")
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:

@@ -11,11 +11,12 @@ from typer.testing import CliRunner, Result
 from fedloom.cli import commands
 from fedloom.config.loading import shipped
 from fedloom.core.errors import UserError
+from fedloom.studies.plan import StudyPlan, runs_of
 from fedloom.studies.queue import distinct, load_queue, shipped_queues
 from fedloom.studies.queue_running import arguments_of, status
-from fedloom.studies.running import StudyPlan, runs_of
 from fedloom.studies.selection import Selection
 
+pytestmark = pytest.mark.usefixtures("no_results")
 ROOT = Path(__file__).parents[2]
 LOCAL = "{name: local, table: fedcrl/table2, at: {dataset: cifar10, kind: practical}, methods: local"
 
@@ -47,7 +48,7 @@ def test_every_entry_of_a_shipped_queue_selects_cells_and_each_run_has_its_comma
 
 
 def test_shipped_queues_are_the_decisive_runs_and_the_tables_and_no_recipes() -> None:
-    assert list(shipped_queues()) == ["decisive", "tables"]
+    assert list(shipped_queues()) == ["board", "decisive", "tables"]
     assert not [name for name in shipped() if "queue" in name or name in shipped_queues()]
     names = {entry.name.partition(",")[0] for entry in load_queue("decisive").entries}
     assert names == {"R1", "R2", "R3", "R4", "R5"}
@@ -79,7 +80,7 @@ def test_an_entry_has_all_cells_with_the_first_seed_then_with_the_next() -> None
         ("- {name: a, table: fedcrc/table9}", r"entry 1 \(a\): table 'fedcrc/table9' is unknown"),
         ("- {name: a, table: fedcrc/table1, methods: fedavgg}", "methods fedavgg: did you mean 'fedavg'"),
         ("- {name: a, table: fedcrc/table1, only: cinic10}", "only, at, methods: no cell meets all these conditions"),
-        ("- fedcrc", "entry 1 = 'fedcrc': must be a name or a section with the fields name, what, table"),
+        ("- fedcrc", "entry 1 = 'fedcrc': must be a name or a section with the fields name, what, verdict, table"),
         ("- {a", "is not YAML"),
     ],
 )

@@ -5,11 +5,11 @@ import pytest
 from fedloom.config.recipe import Recipe
 from fedloom.core.checking import checked
 from fedloom.core.errors import UserError
-from fedloom.core.optimizers import schedule_factor
+from fedloom.core.training import schedule_factor
 from fedloom.studies.comparison import Line, setting_in_words
 from fedloom.studies.cost import image_steps, passes
+from fedloom.studies.plan import runs_of
 from fedloom.studies.results import CellResult
-from fedloom.studies.running import runs_of
 from fedloom.studies.table import PAPERS, Cell, Table, cells_of, load_table, table_names
 
 

@@ -13,8 +13,8 @@ class Unready(FedAvg, abstract=True):
         raise KeyError("what a rehearsal has not")
 
 
-READS = {"fedamp", "fedgh", "fedpac"}
-ADDS_UP = {"fedcrl", "fedproto", "scaffold"}
+READS = {"fedamp", "fedgh", "fedpac", "fedtgp"}
+ADDS_UP = {"fedas", "fedcrl", "feddyn", "fedproto", "scaffold"}
 
 
 @pytest.mark.parametrize("method", sorted(REGISTRY))

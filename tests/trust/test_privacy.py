@@ -13,9 +13,10 @@ from tiny import same_state, tiny_run, tiny_task, without_times
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
 from fedloom.core.server import Server
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.setup import Setup
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods import get
 from fedloom.methods.fedavg import FedAvg
@@ -23,7 +24,10 @@ from fedloom.trust.access import SealedMessages
 from fedloom.trust.privacy import PrivacySettings, PrivateAverage, Spending, seeded_normals, system_normals, uncovered
 
 SILENT = 1e-12
-REFUSED = {"centralized", "fedamp", "fedcrl", "fedgh", "fedpac", "fedproto", "scaffold"}
+REFUSED = {
+    "centralized", "fedamp", "fedas", "fedcrl", "feddyn", "fedgh", "fednova", "fedpac", "fedproto", "fedtgp",
+    "scaffold",
+}  # fmt: skip
 
 
 def server(participants: float = 4, seed: int = 0, normals=None, **settings) -> Server:
@@ -214,3 +218,9 @@ def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(UserError, match=r"pip install 'fedloom\[privacy\]'"):
         Spending(PrivacySettings(), 10, 1.0, 10)
+
+
+def test_parts_that_the_server_does_not_hold_have_no_old_value_to_add_noise_to():
+    assert uncovered(get("fedper")) is None
+    assert "does not hold" in uncovered(get("fedper", average_heads=True))
+    assert "does not hold" in uncovered(get("fednova"))

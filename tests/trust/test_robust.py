@@ -8,9 +8,10 @@ from tiny import same_state, tiny_run, tiny_task, without_times
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.message import Message
-from fedloom.core.optimizers import Training
 from fedloom.core.server import Server, WeightedMean
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.setup import Setup
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
 from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods import get
 from fedloom.methods.fedavg import FedAvg
@@ -23,6 +24,8 @@ RULES = [
     {"rule": "krum", "attackers": 1},
     {"rule": "multikrum", "attackers": 1},
     {"rule": "geometric"},
+    {"rule": "centred", "clip": 1.0, "momentum": 0.9},
+    {"rule": "median", "bucket": 2},
 ]
 AVERAGING = ["fedavg", "fedrep", "repper", "pfedme", "fedcrc", "fedcrl", "fedproto", "scaffold", "local"]
 
@@ -103,7 +106,7 @@ def test_krum_takes_one_message_bit_for_bit():
 @pytest.mark.parametrize("settings", RULES)
 def test_equal_messages_are_their_own_centre(settings):
     value = torch.randn(100, generator=torch.Generator().manual_seed(0)) / 100
-    mean = server(**settings).average(Message({"w": value}, samples=i + 1) for i in range(5))
+    mean = server(**settings).average(Message({"w": value}, client=i, samples=i + 1) for i in range(5))
     assert torch.equal(mean["w"], value)
 
 
@@ -162,9 +165,8 @@ def test_integers_take_the_median_of_a_coordinate_rule_and_the_chosen_ones_maxim
 
 @pytest.mark.parametrize("settings", RULES)
 def test_a_message_with_numbers_that_are_not_finite_is_left_out(settings):
-    sent = [Message({"w": torch.tensor([0.5])}, samples=1) for _ in range(5)]
-    sent.insert(2, Message({"w": torch.tensor([torch.nan])}, samples=1))
-    sent.append(Message({"w": torch.tensor([torch.inf])}, samples=1))
+    values = [0.5, 0.5, torch.nan, 0.5, 0.5, 0.5, torch.inf]
+    sent = [Message({"w": torch.tensor([value])}, client=i, samples=1) for i, value in enumerate(values)]
     assert server(**settings).average(sent)["w"].tolist() == [0.5]
 
 

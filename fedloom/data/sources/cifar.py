@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedloom.core.dataset import Dataset
 from fedloom.core.errors import UserError
 from fedloom.core.reading import decoding, read_bytes
-from fedloom.core.task import Dataset
 from fedloom.data import hub, plain_pickle
 from fedloom.data.sources.source import Source
 
@@ -38,7 +38,7 @@ class _Cifar(Source):
         count = sum(len(y) for y in labels)
         return Dataset(
             name=self.name,
-            images=torch.from_numpy(np.concatenate(images)),
+            inputs=torch.from_numpy(np.concatenate(images)),
             labels=torch.from_numpy(np.concatenate(labels)),
             test=torch.arange(count) >= count - test,
             classes=tuple(_text(name) for name in names),

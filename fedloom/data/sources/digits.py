@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedloom.core.task import Dataset
+from fedloom.core.dataset import Dataset
 from fedloom.data.sources.source import Source
 
 
@@ -25,7 +25,7 @@ class Digits(Source):
         pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
         return Dataset(
             name=self.name,
-            images=torch.from_numpy(pixels).unsqueeze(1),
+            inputs=torch.from_numpy(pixels).unsqueeze(1),
             labels=torch.from_numpy(bunch.target.astype(np.int64)),
             test=torch.zeros(len(pixels), dtype=torch.bool),
             classes=self.classes,

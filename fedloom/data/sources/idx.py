@@ -10,10 +10,10 @@ from typing import IO, NoReturn, cast
 import numpy as np
 import torch
 
+from fedloom.core.dataset import Dataset
 from fedloom.core.errors import UserError
 from fedloom.core.limits import refuse_without_room
 from fedloom.core.reading import CHUNK, decoding
-from fedloom.core.task import Dataset
 from fedloom.data import hub
 from fedloom.data.arrays import TooShortError, fill
 from fedloom.data.sources.source import Source
@@ -107,7 +107,7 @@ class _Idx(Source):
             theirs.read_into(labels[part])
         return Dataset(
             name=self.name,
-            images=torch.from_numpy(images[:, None]),
+            inputs=torch.from_numpy(images[:, None]),
             labels=torch.from_numpy(labels.astype(np.int64) - self.first_label),
             test=torch.arange(count) >= first,
             classes=self.classes,

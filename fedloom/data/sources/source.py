@@ -2,17 +2,52 @@
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from inspect import isfunction
 from pathlib import Path
 from typing import ClassVar
 
 from fedloom.core.data_files import Layout, complete_layout, folder_with
-from fedloom.core.errors import UserError
+from fedloom.core.dataset import Dataset
+from fedloom.core.errors import MissingDataError, UserError
 from fedloom.core.registry import Registry
-from fedloom.core.task import Dataset
 from fedloom.data import hub
 from fedloom.data.decode import OnBad
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Fields of the `data` section that say how files are read. A reader refuses those that it does not take."""
+
+    size: int | None = None
+    """Height and width to which images are resized."""
+    on_bad: OnBad = "stop"
+    """What to do about files in folders that cannot be read."""
+    label: str | None = None
+    """Column of the label in a table."""
+    client: str | None = None
+    """Column of the client in a table."""
+    seconds: float | None = None
+    """Length to which recordings are cut or padded."""
+    mels: int | None = None
+    """Number of frequency bands of recordings."""
+
+    def refuse_others(self, name: str, what: str, takes: Collection[str]) -> None:
+        """Raise a UserError if a field is set that a reader does not take.
+
+        Args:
+            name: Name of the dataset.
+            what: What the reader reads, for the message.
+            takes: Fields that it takes.
+        """
+        for field, use in (
+            ("size", "images"), ("label", "tables"), ("client", "tables"), ("seconds", "recordings"),
+            ("mels", "recordings"),
+        ):  # fmt: skip
+            if getattr(self, field) is not None and field not in takes:
+                value = getattr(self, field)
+                raise UserError(f"data.{field} = {value}: is for {use}, but '{name}' has {what}; leave it out")
 
 
 class Source(ABC):
@@ -49,6 +84,10 @@ class Source(ABC):
     """Additional data folders, such as those of a Linux package."""
     remote: ClassVar[hub.Table | hub.Files | None] = None
     """The dataset on the Hugging Face hub, if it is there."""
+    inputs: ClassVar[str] = "images"
+    """What it contains, for messages."""
+    takes: ClassVar[tuple[str, ...]] = ("size",)
+    """Fields of `ReadOptions` that `read_files` uses, besides `on_bad`."""
 
     def __init_subclass__(cls) -> None:
         if "name" in cls.__dict__:
@@ -69,9 +108,9 @@ class Source(ABC):
             UserError: A file is damaged.
         """
 
-    def read_files(self, folder: Path, size: int | None, on_bad: OnBad) -> Dataset:
-        """Read the dataset; a source of single picture files can leave out those that cannot be read (`skip`)."""
-        return self.read(folder, size)
+    def read_files(self, folder: Path, options: ReadOptions) -> Dataset:
+        """Read the dataset with further options, such as `on_bad` for a source of single files."""
+        return self.read(folder, options.size)
 
     def where(self, folder: Path) -> Path | None:
         """Return the first data folder that contains all files of a layout, or None."""
@@ -81,13 +120,13 @@ class Source(ABC):
         """Return the first layout whose files are all in a folder, or None."""
         return complete_layout(self.layouts, folder)
 
-    def missing(self, folder: Path, reason: str = "") -> UserError:
+    def missing(self, folder: Path, reason: str = "") -> MissingDataError:
         """Return the error for missing files: which files, in which folder, and the command that downloads them."""
         expected = ", or ".join(", ".join(files) for files in self.layouts)
         message = f"dataset '{self.name}' is not in the data folder {folder}: expected files {expected}"
         if reason:
             message += f"; {reason}"
-        return UserError(f"{message}\nget it with: {self.how(folder)}")
+        return MissingDataError(f"{message}\nget it with: {self.how(folder)}")
 
     def how(self, folder: Path) -> str:
         """Return the shell command that downloads the files into a data folder."""

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedloom.core.dataset import Dataset
 from fedloom.core.errors import UserError
 from fedloom.core.limits import refuse_without_room
 from fedloom.core.reading import decoding
-from fedloom.core.task import Dataset
 from fedloom.data import hub
 from fedloom.data.matlab import read_arrays
 from fedloom.data.sources.npz import read_pair
@@ -35,7 +35,7 @@ class Svhn(Source):
         images, labels = zip(*(_read_mat(folder / file) for file in self.layouts[0]), strict=True)
         return Dataset(
             name=self.name,
-            images=torch.from_numpy(np.concatenate(images)),
+            inputs=torch.from_numpy(np.concatenate(images)),
             labels=torch.from_numpy(np.concatenate(labels)),
             test=torch.arange(sum(map(len, labels))) >= len(labels[0]),
             classes=self.classes,

@@ -2,17 +2,17 @@
 
 import os
 import unicodedata
-from collections.abc import Collection, Iterable
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from fedloom.core.dataset import Dataset
 from fedloom.core.errors import UserError
-from fedloom.core.task import Dataset
 from fedloom.data import hub
 from fedloom.data.decode import OnBad, decode, listed, open_picture
-from fedloom.data.sources.source import Source
+from fedloom.data.sources.source import ReadOptions, Source
 
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
@@ -47,33 +47,76 @@ def read_tree(
     files = pictures_in(root)
     if not files:
         raise UserError(f"{root}: there are no pictures in it ({', '.join(sorted(PICTURES))})")
+    found = labelled_files(root, files, train, test)
+    paths = [str(root.joinpath(*file)) for file in files]
+    hint = ", or set data.on_bad = skip"
+    decoded = decode(paths, lambda index: open_picture(paths[index]), size, on_bad=on_bad, hint=hint)
+    notes = (decoded.note,) if decoded.note else ()
+    return found.dataset(root.resolve().name, decoded.images, decoded.kept, left_out(decoded.bad, len(files)) + notes)
+
+
+def left_out(bad: Mapping[str, str], count: int) -> tuple[str, ...]:
+    """Return the note about files that were left out, if there are any."""
+    text = f"{len(bad):,} of {count:,} files cannot be read and are left out (data.on_bad = skip): "
+    return (text + listed(bad),) if bad else ()
+
+
+@dataclass(frozen=True)
+class LabelledFiles:
+    """Class, client and part of files, as their folders say."""
+
+    labels: list[int]
+    classes: tuple[str, ...]
+    test: list[bool]
+    groups: list[int]
+    """Empty if the files have no clients."""
+    group_names: tuple[str, ...] = ()
+
+    def dataset(self, name: str, inputs: torch.Tensor, kept: Sequence[int], notes: tuple[str, ...]) -> Dataset:
+        """Return the dataset of the files that were kept, with their inputs."""
+        return Dataset(
+            name=name,
+            inputs=inputs,
+            labels=torch.tensor([self.labels[index] for index in kept]),
+            test=torch.tensor([self.test[index] for index in kept]),
+            classes=self.classes,
+            groups=torch.tensor([self.groups[index] for index in kept]) if self.group_names else None,
+            group_names=self.group_names,
+            notes=notes,
+        )
+
+
+def labelled_files(
+    root: Path,
+    files: Sequence[tuple[str, ...]],
+    train: Collection[str] = ("train",),
+    test: Collection[str] = ("test",),
+    what: str = "picture",
+) -> LabelledFiles:
+    """Take labels and clients from paths: class/file or client/class/file, optionally all below train/ and test/.
+
+    Raises:
+        UserError: The depth of folders differs, or names of classes differ only by case.
+    """
     is_split = {file[0] for file in files} == {*train, *test}
     inner = [tuple(map(one_form, file[1:] if is_split else file)) for file in files]
     depths = {len(file) for file in inner}
     if len(depths) > 1 or not depths <= {2, 3}:
         shallow, deep = min(files, key=len), max(files, key=len)
         raise UserError(
-            f"{root}: expected class/picture or client/class/picture for all files, "
+            f"{root}: expected class/{what} or client/class/{what} for all files, "
             f"but there are {'/'.join(shallow)} and {'/'.join(deep)}"
         )
     classes = class_names((file[-2] for file in inner), str(root))
     group_names = tuple(sorted({file[0] for file in inner})) if depths == {3} else ()
     label_of = {name: label for label, name in enumerate(classes)}
     group_of = {name: group for group, name in enumerate(group_names)}
-    paths = [str(root.joinpath(*file)) for file in files]
-    hint = ", or set data.on_bad = skip"
-    decoded = decode(paths, lambda index: open_picture(paths[index]), size, on_bad=on_bad, hint=hint)
-    kept, left_out = decoded.kept, len(decoded.bad)
-    note = f"{left_out:,} of {len(files):,} files cannot be read and are left out (data.on_bad = skip): "
-    return Dataset(
-        name=root.resolve().name,
-        images=decoded.images,
-        labels=torch.tensor([label_of[inner[index][-2]] for index in kept]),
-        test=torch.tensor([is_split and files[index][0] in test for index in kept]),
+    return LabelledFiles(
+        labels=[label_of[file[-2]] for file in inner],
         classes=classes,
-        groups=torch.tensor([group_of[inner[index][0]] for index in kept]) if group_names else None,
+        test=[is_split and file[0] in test for file in files],
+        groups=[group_of[file[0]] for file in inner] if group_names else [],
         group_names=group_names,
-        notes=(note + listed(decoded.bad),) if left_out else (),
     )
 
 
@@ -117,11 +160,12 @@ class _Tree(Source):
 
     def read(self, folder: Path, size: int | None) -> Dataset:
         """Read the images."""
-        return self.read_files(folder, size, "stop")
+        return self.read_files(folder, ReadOptions(size=size))
 
-    def read_files(self, folder: Path, size: int | None, on_bad: OnBad) -> Dataset:
-        """Read the images; with `skip`, leave out those that cannot be read."""
-        return replace(read_tree(folder / self.root, size, self.train, self.test, on_bad), name=self.name)
+    def read_files(self, folder: Path, options: ReadOptions) -> Dataset:
+        """Read the images; with `on_bad: skip`, leave out those that cannot be read."""
+        found = read_tree(folder / self.root, options.size, self.train, self.test, options.on_bad)
+        return replace(found, name=self.name)
 
 
 class Cinic10(_Tree):
@@ -165,11 +209,14 @@ class Adaptiope(_Tree):
 
 def pictures_in(root: Path) -> list[tuple[str, ...]]:
     """Return the paths, as tuples of parts, of all files below a folder with an image extension that are not hidden."""
+    return files_in(root, PICTURES)
+
+
+def files_in(root: Path, endings: Collection[str]) -> list[tuple[str, ...]]:
+    """Return the paths, as tuples of parts, of all files below a folder with these endings that are not hidden."""
     found = []
     for folder, inner, files in os.walk(root, followlinks=True):
         inner[:] = [name for name in inner if not name.startswith(".")]
         parts = Path(folder).relative_to(root).parts
-        found += [
-            (*parts, file) for file in files if not file.startswith(".") and Path(file).suffix.lower() in PICTURES
-        ]
+        found += [(*parts, file) for file in files if not file.startswith(".") and Path(file).suffix.lower() in endings]
     return sorted(found)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedloom.core.dataset import Dataset
 from fedloom.core.errors import UserError, brief
 from fedloom.core.limits import refuse_without_room
 from fedloom.core.reading import CHUNK, decoding
-from fedloom.core.task import Dataset
 from fedloom.data import hub
 from fedloom.data.sources.source import Source
 
@@ -39,7 +39,7 @@ class Usps(Source):
         pixels = np.concatenate([x for x, _ in parts])
         return Dataset(
             name=self.name,
-            images=torch.from_numpy(np.rint(pixels * 255).clip(0, 255).astype(np.uint8).reshape(-1, 1, 16, 16)),
+            inputs=torch.from_numpy(np.rint(pixels * 255).clip(0, 255).astype(np.uint8).reshape(-1, 1, 16, 16)),
             labels=torch.from_numpy(np.concatenate([y for _, y in parts])),
             test=torch.arange(len(pixels)) >= len(parts[0][0]),
             classes=self.classes,

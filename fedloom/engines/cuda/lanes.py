@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fedloom.core.errors import UserError
 from fedloom.core.job import Job, Result
+from fedloom.core.setup import Setup
 from fedloom.core.state import FlatState
-from fedloom.core.workspace import Setup, Workspace
+from fedloom.core.workspace import Workspace
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.cuda import connections
 from fedloom.engines.cuda.cohort import Cohort
@@ -90,12 +91,17 @@ class Lanes(Engine):
 
     name: ClassVar[str] = "lanes"
     gpu: ClassVar[bool] = True
+    mixes_networks: ClassVar[bool] = False
 
     def __init__(self, setup: Setup, settings: EngineSettings):
         connections.request()
         super().__init__(setup, settings)
         self._built = setup.build()
         parameters = sum(parameter.numel() for parameter in self._built.parameters())
+        if not self.server_workspace.features:  # a frozen network that runs in every step is as large as a trained one
+            parameters += sum(
+                t.numel() for n, t in self.server_workspace.tensors.items() if n not in self.server_workspace.flat
+            )
         self.tuning: Tuning = tune(setup, settings, parameters, free_memory(self.device))
         self._shared = Shared(compile=settings.compile)
         self._lanes: list[_Stream] = [_Stream() for _ in range(self.tuning.lanes)]
@@ -189,7 +195,7 @@ class Lanes(Engine):
 
     def _workspace(self, **options: object) -> Workspace:
         return Workspace(
-            self.setup, device=self.device, pixels=self.server_workspace.pixels, built=self._built,
+            self.setup, device=self.device, stored=self.server_workspace.stored, built=self._built,
             precision=self.precision, **options,  # type: ignore[arg-type]
         )  # fmt: skip
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from fedloom.core.errors import UserError
-from fedloom.core.workspace import Setup
+from fedloom.core.setup import Setup
 from fedloom.engines.base import EngineSettings
 
 LANES, LARGE_LANES, LARGE = 8, 4, 4_000_000
@@ -64,7 +64,7 @@ def _together(setup: Setup, parameters: int, free: int) -> int:
     """Return the number of clients to vectorise; 1 if one keeps the GPU busy, or if their sizes differ much."""
     task, training = setup.task, setup.training
     sizes = [len(samples) for samples in task.federation.train]
-    pixels = training.batch_size * task.dataset.images[0, 0].numel()
+    pixels = training.batch_size * task.dataset.area
     even = sum(sizes) >= EVEN * len(sizes) * max(sizes)
     if parameters >= LARGE or pixels > SMALL_STEP or not even or setup.method.pooled:
         return 1

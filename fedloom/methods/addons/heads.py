@@ -3,7 +3,7 @@
 They are the second stage of RepPer (Eq. 6, 9). Its Table 3 adds them to other methods.
 """
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ Head = Literal["linear", "mlp", "svm", "logreg"]
 
 class Headed(Method, abstract=True):
     """A personal classifier per client, fitted on the frozen representation after federated training."""
+
+    learns_from: ClassVar[tuple[str, ...]] = ("labels", "views")
 
     head: Head = "linear"
     """Classifier: `linear` and `mlp` are trained with cross-entropy; `svm` and `logreg` are scikit-learn's."""

@@ -9,12 +9,15 @@ import numpy as np
 
 from fedloom.experiment.records import ClientRow
 from fedloom.report.page.figure import Axis, Figure, Marks, PageSection, colour
+from fedloom.report.page.heat import FEW, HeatRow, heat
 from fedloom.report.page.insight import Holdings, Insight
 from fedloom.report.page.runs import Entry, Run
+from fedloom.report.significance import sample_std
 
 KINDS = ("head", "tail", "not held")
 SHOWN = 2
 """Number of clients that get a separate figure."""
+ACCURACY_AXIS = Axis("accuracy", percent=True)
 Insights = Mapping[Path, Insight]
 Tally = Mapping[int, tuple[float, float]]
 
@@ -95,8 +98,13 @@ def _by_class(
     name: str, title: str, tallies: Sequence[tuple[int, Entry, Tally]], order: Sequence[int], classes: Sequence[str],
     note: str, *, bars: bool = False,
 ) -> Figure:  # fmt: skip
-    """Draw methods next to each other for each class, as bars (where a few samples give 0% or 100%) or as dots."""
+    """Draw methods next to each other for each class, as bars (where a few samples give 0% or 100%) or as dots.
+
+    Many methods are drawn as a heat map.
+    """
     names = [classes[label] if label < len(classes) else str(label) for label in order]
+    if len(tallies) > FEW:
+        return _class_heat(name, title, tallies, order, names, note)
     marks = []
     for place, (i, entry, tally) in enumerate(tallies):
         at = [position for position, label in enumerate(order) if label in tally]
@@ -109,11 +117,28 @@ def _by_class(
         kind: Literal["bars", "dots"] = "bars" if bars else "dots"
         x = [float(p) if bars else p + aside for p in at]
         marks.append(Marks(kind, entry.label, x, scores, colour(i), [entry.group], sizes=[9], text=hover))
-    return Figure(name, title, Axis("class", labels=names), Axis("accuracy", percent=True), marks, note)
+    return Figure(name, title, Axis("class", labels=names), ACCURACY_AXIS, marks, note)
+
+
+def _class_heat(
+    name: str,
+    title: str,
+    tallies: Sequence[tuple[int, Entry, Tally]],
+    order: Sequence[int],
+    names: list[str],
+    note: str,
+) -> Figure:
+    rows = []
+    for _, entry, tally in tallies:
+        at = [position for position, label in enumerate(order) if label in tally]
+        scores = [100 * tally[order[p]][0] / tally[order[p]][1] for p in at]
+        text = [f"{names[p]}, {tally[order[p]][1]:,.0f} test samples" for p in at]
+        rows.append(HeatRow(entry, at, scores, text=text))
+    return heat(name, title, rows, Axis("class", labels=names), ACCURACY_AXIS, note)
 
 
 def _head_and_tail(known: list[tuple[int, Entry]], insights: Insights) -> Figure:
-    marks, last = [], 0
+    marks, rows, last = [], [], 0
     for i, entry in known:
         each = [_by_kind(run, held) for run in entry.runs if (held := _held(run, insights))]
         if not each:
@@ -122,17 +147,23 @@ def _head_and_tail(known: list[tuple[int, Entry]], insights: Insights) -> Figure
         samples = [sum(tally[kind][1] for tally in each) for kind in KINDS]
         x = [k for k, values in enumerate(scores) if values]
         last = max([last, *x])
-        mean, std = [float(np.mean(scores[k])) for k in x], [float(np.std(scores[k])) for k in x]
+        mean, std = [float(np.mean(scores[k])) for k in x], [sample_std(scores[k]) for k in x]
         hover = zip(x, mean, strict=True)
         text = [f"{entry.label}<br>{KINDS[k]}: {value:.1f}% of {samples[k]:,} test samples" for k, value in hover]
         bars = Marks("bars", entry.label, [float(k) for k in x], mean, colour(i), [entry.group], text=text)
+        text = [f"{KINDS[k]}, {samples[k]:,} test samples" for k in x]
+        rows.append(HeatRow(entry, x, mean, text=text))
         if len(each) > 1:
             bars.low = [m - s for m, s in zip(mean, std, strict=True)]
             bars.high = [m + s for m, s in zip(mean, std, strict=True)]
         marks.append(bars)
-    note = "Over the test samples of all clients; whiskers: standard deviation over seeds."
+    name, title, over = "class-head-tail", "Head and tail", "Over the test samples of all clients"
     kinds = Axis("classes of the client", labels=list(KINDS[: last + 1]))
-    return Figure("class-head-tail", "Head and tail", kinds, Axis("accuracy", percent=True), marks, note)
+    if len(known) > FEW:
+        return heat(name, title, rows, kinds, ACCURACY_AXIS, f"{over}; mean over seeds.")
+    whiskers = any(bars.low for bars in marks)
+    note = f"{over}; whiskers: sample standard deviation over seeds." if whiskers else f"{over}."
+    return Figure(name, title, kinds, ACCURACY_AXIS, marks, note)
 
 
 def _by_kind(run: Run, held: Holdings) -> dict[str, tuple[int, int]]:
@@ -176,6 +207,6 @@ def _chosen_clients(known: list[tuple[int, Entry]], insights: Insights, held: Ho
             f"test samples are left out. Seed {same[0][1].first.seed}."
         )
         name = held.names[client] if held.names else f"Client {client}"
-        title = f"{name} ({sum(counts):,} training samples)"
+        title = f"{name} ({held.size_of(client):,} training samples)"
         figures.append(_by_class(f"class-client-{client}", title, tallies, order, held.classes, note, bars=True))
     return figures

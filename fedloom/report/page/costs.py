@@ -13,7 +13,7 @@ def costs(entries: Sequence[Entry]) -> PageSection:
     """Return the section "Cost": traffic per client against accuracy, and seconds per round."""
     traffic = [_traffic(i, entry) for i, entry in enumerate(entries)]
     seconds = [
-        Marks("line", entry.label, *mean_by_round(entry, "train_seconds"), colour(i), [entry.group], dashed=i >= 10)
+        Marks("line", entry.label, *mean_by_round(entry, "train_seconds"), colour(i), [entry.group])
         for i, entry in enumerate(entries)
     ]
     figures = [
@@ -40,6 +40,4 @@ def _traffic(i: int, entry: Entry) -> Marks:
     text = [
         f"{entry.label}<br>round {r:.0f}: {a:.1f}%<br>{sent[r]:.3g} MB" for r, a in zip(rounds, accuracy, strict=True)
     ]
-    return Marks(
-        "line", entry.label, [sent[r] for r in rounds], accuracy, colour(i), [entry.group], text=text, dashed=i >= 10
-    )
+    return Marks("line", entry.label, [sent[r] for r in rounds], accuracy, colour(i), [entry.group], text=text)

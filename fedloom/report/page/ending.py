@@ -1,5 +1,6 @@
 """Report sections with failures, logs and recipes."""
 
+import shlex
 from collections.abc import Sequence
 
 import yaml
@@ -22,9 +23,25 @@ def failures(entries: Sequence[Entry]) -> PageSection:
     caption = "Clients that were left out of a round." if rows else "No client failed."
     return PageSection(
         "failures", "Failures and notes", " ".join([caption, *(f"Note: {note}." for note in notes)]),
-        tables=[Table("failures", head, rows)] if rows else [],
+        tables=[*_unfinished(entries), *([Table("failures", head, rows)] if rows else [])],
         texts=[(f"log: {entry.label}, seed {run.seed}", "\n".join(run.log)) for entry, run in runs if run.log],
     )  # fmt: skip
+
+
+def _unfinished(entries: Sequence[Entry]) -> list[Table]:
+    """Return the table of runs that were stopped, killed or failed, with the command that resumes them."""
+    rows, groups = [], []
+    for entry in entries:
+        for run in entry.runs:
+            if run.done is None and run.state != "running":
+                cells = [entry.label, str(run.seed), run.state, f"{len(run.history)} of {run.rounds}"]
+                command = f"fedloom resume {shlex.quote(str(run.path))}"
+                rows.append([*(Cell(text, text) for text in cells), Cell(run.error or "–"), Cell(command)])
+                groups.append(entry.group)
+    if not rows:
+        return []
+    head = [*map(Column, ("method", "seed", "state", "rounds", "error", "command to resume"))]
+    return [Table("unfinished", head, rows, groups, "Runs that did not finish. Their results so far are included.")]
 
 
 def recipes(entries: Sequence[Entry]) -> PageSection:

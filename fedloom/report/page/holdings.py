@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.report.page.classes import why_missing
-from fedloom.report.page.figure import Axis, Figure, Marks, PageSection, colour
+from fedloom.report.page.figure import Axis, Figure, Key, Marks, PageSection, Switch, colour
 from fedloom.report.page.insight import Holdings, Insight
 from fedloom.report.page.runs import Entry
 
@@ -28,14 +28,17 @@ def holdings(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Page
     if not distinct:
         section.missing = "This cannot be shown without the data: " + why_missing(entries, insights)
         return section
-    for number, (entry, held) in enumerate(distinct[:FEDERATIONS]):
-        section.figures.append(_dots(number, entry, held, several=len(distinct) > 1))
+    drawn = distinct[:FEDERATIONS]
+    names = list(dict.fromkeys(group for _, held in drawn for group in held.groups))
+    section.legend = [Switch(f"group:{name}", name, colour(g)) for g, name in enumerate(names)]
+    for number, (entry, held) in enumerate(drawn):
+        section.figures.append(_dots(number, entry, held, names, several=len(distinct) > 1))
     if len(distinct) > FEDERATIONS:
         section.text = f"{FEDERATIONS} of {len(distinct)} federations are shown."
     return section
 
 
-def _dots(number: int, entry: Entry, held: Holdings, several: bool) -> Figure:
+def _dots(number: int, entry: Entry, held: Holdings, names: list[str], several: bool) -> Figure:
     counts = np.array(held.counts)
     shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), SHOWN)).round().astype(int)).tolist()
     height = min(620, 90 + 26 * counts.shape[1])
@@ -43,7 +46,7 @@ def _dots(number: int, entry: Entry, held: Holdings, several: bool) -> Figure:
     largest = counts.max()
     marks = []
     groups = held.groups or [""] * len(counts)
-    for g, group in enumerate(dict.fromkeys(groups)):
+    for group in dict.fromkeys(groups):
         for new in (False, True):
             mine = [(x, c) for x, c in enumerate(shown) if groups[c] == group and (c in held.newcomers) == new]
             at = [(x, c, int(k)) for x, c in mine for k in np.flatnonzero(counts[c])]
@@ -51,7 +54,7 @@ def _dots(number: int, entry: Entry, held: Holdings, several: bool) -> Figure:
                 continue
             hover = [
                 f"{held.name_of(c)}{' (newcomer)' if new else ''}{f', {group}' if group and not held.names else ''}<br>"
-                f"{held.classes[k]}: {counts[c, k]:,} of its {counts[c].sum():,} samples"
+                f"{held.classes[k]}: {counts[c, k]:,} of its {held.size_of(c):,} samples"
                 for _, c, k in at
             ]
             sizes = [max(2.0, room * float((counts[c, k] / largest) ** 0.5)) for _, c, k in at]
@@ -61,24 +64,24 @@ def _dots(number: int, entry: Entry, held: Holdings, several: bool) -> Figure:
                     group or "samples",
                     [float(x) for x, _, _ in at],
                     [float(k) for _, _, k in at],
-                    colour(g),
+                    colour(names.index(group) if group else 0),
+                    [f"group:{group}"] if group else [],
                     sizes=sizes,
                     text=hover,
                     hollow=new,
                 )
             )
-    sizes_of = counts.sum(1)
+    sizes_of = np.array([held.size_of(c) for c in range(len(counts))])
     some = f"{len(shown)} of them shown; " if len(shown) < len(counts) else ""
-    rings = "; newcomers are rings" if held.newcomers else ""
+    key = [Key("dot", "takes part"), Key("ring", "newcomer")] if held.newcomers else []
     note = (
         f"{sizes_of.sum():,} training samples of {len(counts):,} clients ({some}smallest {sizes_of.min():,}, median "
         f"{np.median(sizes_of):,.0f}, largest {sizes_of.max():,}); the largest dot stands for {largest:,} "
-        f"samples{rings}. "
-        f"Seed {entry.first.seed}."
+        f"samples. Seed {entry.first.seed}."
     )
     ticks = [held.names[c] if held.names else str(c) for c in shown]
     title = held.name + (f" ({entry.label})" if several else "")
     return Figure(
         f"holdings-{number}", title, Axis("client", labels=ticks), Axis(labels=held.classes), marks, note,
-        height, wide=True,
+        height, wide=True, key=key,
     )  # fmt: skip

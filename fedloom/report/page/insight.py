@@ -35,6 +35,12 @@ class Holdings:
     """The style or domain of each client; empty if the dataset has none."""
     names: list[str] = field(default_factory=list)
     """Names of the clients; empty if they have only numbers."""
+    sizes: list[int] = field(default_factory=list)
+    """Numbers of training samples of the clients; with several labels per sample, counts add up to more."""
+
+    def size_of(self, client: int) -> int:
+        """Return the number of training samples of a client."""
+        return self.sizes[client] if self.sizes else sum(self.counts[client])
 
     def name_of(self, client: int) -> str:
         """Return the name of a client."""
@@ -115,6 +121,8 @@ class Insights:
                 return insight
             if run.done is None:
                 raise UserError("the run is not finished, and models are saved at its end.")
+            if trained.task.dataset.multilabel:
+                raise UserError("t-SNE maps colour samples by their class, and these samples have several labels each.")
             if not self.points:
                 raise UserError("t-SNE is switched off (--points 0).")
             self._tell(f"computing the representations of {label}")
@@ -151,4 +159,5 @@ def _holdings(task: Task) -> Holdings:
     table = counts(dataset, task.federation)
     federation = task.federation
     newcomers, clients = list(federation.newcomers), list(federation.names)
-    return Holdings(dataset.name, list(dataset.classes), table.tolist(), newcomers, groups, clients)
+    sizes = [len(samples) for samples in federation.train]
+    return Holdings(dataset.name, list(dataset.classes), table.tolist(), newcomers, groups, clients, sizes)

@@ -151,7 +151,7 @@ class Viewer:
 
     @torch.no_grad()
     def _features(self, represent: Callable[[torch.Tensor], torch.Tensor], positions: np.ndarray) -> np.ndarray:
-        images = self.task.dataset.images[torch.from_numpy(positions)]
+        images = self.task.dataset.inputs[torch.from_numpy(positions)]
         return torch.cat([represent(chunk).float() for chunk in chunks(images)]).cpu().numpy()
 
     def _some(self, values: np.ndarray, count: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Assembly of the report page from runs, as one HTML file."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -13,12 +14,18 @@ from fedloom.report.page.clients import clients
 from fedloom.report.page.costs import costs
 from fedloom.report.page.curves import curves
 from fedloom.report.page.ending import failures, recipes
-from fedloom.report.page.figure import Page, Switch, colour
+from fedloom.report.page.figure import Page, Switch, listed
 from fedloom.report.page.holdings import holdings
 from fedloom.report.page.insight import Insight
+from fedloom.report.page.measures import best_first
 from fedloom.report.page.representations import representations, styles
 from fedloom.report.page.results import results
-from fedloom.report.page.runs import Entry
+from fedloom.report.page.runs import Entry, Run
+
+MANY, TOP = 12, 10
+"""With more than `MANY` methods, only the best `TOP` are selected initially; ten methods have ten colours."""
+SCRIPTS = ("dom", "state", "figures", "tables", "sidebar", "page")
+"""Scripts of the page, in this order."""
 
 
 def page_of(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Page:
@@ -39,14 +46,11 @@ def page_of(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Page:
         >>> write(page_of(entries, {}), Path("report.html"))
     """
     runs = [run for entry in entries for run in entry.runs]
-    several = len(entries) > 1
-    running = [run for run in runs if run.done is None]
-    if not running:
-        state = f"{len(runs)} runs, finished" if len(runs) > 1 else "finished"
-    elif len(runs) == 1:
-        state = f"round {len(runs[0].history)} of {runs[0].rounds}"
-    else:
-        state = f"{len(runs) - len(running)} of {len(runs)} runs finished"
+    running = any(run.done is None and run.state == "running" for run in runs)
+    several, many = len(entries) > 1, len(entries) > MANY
+    top = [entry.group for entry in best_first(entries)[:TOP]] if many else []
+    if many and not running:  # otherwise methods would change their colours while a page is watched
+        entries = best_first(entries)
     sections = [
         results(entries), curves(entries), clients(entries), classes(entries, insights), holdings(entries, insights),
         representations(entries, insights), styles(entries, insights), costs(entries), failures(entries),
@@ -55,11 +59,24 @@ def page_of(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Page:
     return Page(
         title=f"{len(entries)} methods compared" if several else entries[0].label,
         facts=_facts(entries),
-        state=state,
-        running=bool(running),
-        legend=[Switch(entry.group, entry.label, colour(i)) for i, entry in enumerate(entries)] if several else [],
+        state=_state(runs),
+        running=running,
+        legend=[Switch.of(e.group, e.label, i, e.state) for i, e in enumerate(entries)] if several else [],
         sections=[section for section in sections if section is not None],
-    )  # fmt: skip
+        top=top,
+    )
+
+
+def _state(runs: Sequence[Run]) -> str:
+    """Return the state of the runs in words."""
+    left = Counter(run.state for run in runs if run.done is None)
+    if not left:
+        return f"{len(runs)} runs, finished" if len(runs) > 1 else "finished"
+    if len(runs) == 1:
+        (state,) = left
+        return f"round {len(runs[0].history)} of {runs[0].rounds}" + ("" if state == "running" else f", {state}")
+    others = [f"{count} {state}" for state, count in left.items() if state != "running"]
+    return ", ".join([f"{len(runs) - left.total()} of {len(runs)} runs finished", *others])
 
 
 def _facts(entries: Sequence[Entry]) -> list[tuple[str, str]]:
@@ -74,8 +91,8 @@ def _facts(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     for name, (section, field) in paths.items():
         values = dict.fromkeys(str(recipe[section][field]) for recipe in recipes if field in recipe.get(section, {}))
         if values:
-            facts.append((name, ", ".join(values)))
-    return [*facts, ("seeds", ", ".join(dict.fromkeys(str(recipe["seed"]) for recipe in recipes)))]
+            facts.append((name, listed(list(values))))
+    return [*facts, ("seeds", listed([str(seed) for seed in sorted({recipe["seed"] for recipe in recipes})], 8))]
 
 
 def html(page: Page | None, *, title: str = "fedloom") -> str:
@@ -90,11 +107,12 @@ def html(page: Page | None, *, title: str = "fedloom") -> str:
         The text of the HTML document.
     """
     here = files("fedloom.report.page")
+    scripts = "".join((here / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
     parts = {
         "connect": "'self'" if page is None else "'none'",
         "title": escape(page.title if page else title, quote=False),
         "style": (here / "page.css").read_text(encoding="utf-8"),
-        "script": (here / "page.js").read_text(encoding="utf-8"),
+        "script": scripts,
         "data": _inside_script(as_json(page)) if page else "null",
         "plotly": (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"),
     }
@@ -114,11 +132,13 @@ def _inside_script(text: str) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def refuse_unwritable(path: Path) -> None:
-    """Raise UserError if the report cannot be written; call it before anything slow.
+def refuse_unwritable(path: Path, flag: str = "--out", example: str = "report.html") -> None:
+    """Raise UserError if a file cannot be written; call it before anything slow.
 
     Args:
         path: The file to be written.
+        flag: The option that names it, for the error.
+        example: A value of the option that works.
 
     Raises:
         UserError: If the path is a folder, or its parent folder does not exist.
@@ -126,7 +146,7 @@ def refuse_unwritable(path: Path) -> None:
     missing = f"the folder '{path.parent}' does not exist"
     why = "it is a folder" if path.is_dir() else "" if path.parent.is_dir() else missing
     if why:
-        raise UserError(f"--out {path}: cannot be written: {why}; for example --out report.html")
+        raise UserError(f"{flag} {path}: cannot be written: {why}; for example {flag} {example}")
 
 
 def write(page: Page, path: Path) -> None:

@@ -31,7 +31,9 @@ def representations(entries: Sequence[Entry], insights: Mapping[Path, Insight]) 
     order = sorted({label for _, _, found in maps for label in found.labels})
     names = {label: name for _, _, found in maps for label, name in found.names.items()}
     section.legend = [Switch(f"class:{label}", names[label], colour(n)) for n, label in enumerate(order)]
-    section.figures = [_figure(i, entry, found, order, "class") for i, entry, found in maps]
+    figures = [_figure(i, entry, found, order, "class") for i, entry, found in maps]
+    families = list(dict.fromkeys(figure.family for figure in figures))
+    section.figures = sorted(figures, key=lambda figure: families.index(figure.family))
     section.tables = [_scores(entries, insights)]
     if problem := next((p for entry in entries if (p := _of(entry, insights).problem)), ""):
         section.missing = "Some maps are not shown: " + problem
@@ -61,20 +63,22 @@ def _figure(i: int, entry: Entry, found: Map, order: Sequence[int], kind: str) -
     for n, label in enumerate(order):
         mine = np.flatnonzero(labels == label)
         if len(mine):
-            hover = [f"{kind} {found.names[label]}" if kind == "class" else found.names[label]] * len(mine)
-            x, y = [found.x[p] for p in mine], [found.y[p] for p in mine]
+            x, y = [round(found.x[p], 1) for p in mine], [round(found.y[p], 1) for p in mine]
             groups = [entry.group, f"{kind}:{label}"]
-            marks.append(Marks("dots", found.names[label], x, y, colour(n), groups, sizes=[6], text=hover))
+            marks.append(Marks("dots", found.names[label], x, y, colour(n), groups, sizes=[6]))
     plain = Axis(bare=True)
     name = slug("representations" if kind == "class" else "styles", str(i), entry.label, found.what)
-    title = f"{entry.label}, {found.what}" if kind == "class" else entry.label
-    return Figure(name, title, plain, plain, marks, f"separation {_separation(found.separation)}", square=True)
+    title = found.what if found.what not in ("global", "clients' own", "styles") else entry.label
+    note = f"separation {_separation(found.separation)}"
+    families = {"global": "Global network", "clients' own": "Personal networks", "styles": "Style networks"}
+    family = families.get(found.what, "Networks of single clients")
+    return Figure(name, title, plain, plain, marks, note, square=True, family=family)
 
 
 def _scores(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Table:
     """Return a table of separation scores: global network, personal networks, within clients."""
-    rows, groups, colours = [], [], []
-    for i, entry in enumerate(entries):
+    rows, groups = [], []
+    for entry in entries:
         by_name = {found.what: found for found in _of(entry, insights).maps}
         if not by_name:
             continue
@@ -83,14 +87,13 @@ def _scores(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Table
         values = [shared.separation if shared else None, *((own.separation, own.within) if own else (None, None))]
         rows.append([Cell(entry.label, entry.label), *(Cell(_separation(value), value) for value in values)])
         groups.append(entry.group)
-        colours.append(colour(i))
     columns = [
         Column("separation of classes"),
         Column("global network", SCORE),
         Column("personal networks", SCORE + "; all clients' samples together, each through its client's network"),
         Column("within clients", SCORE + "; within each client, then the mean over samples"),
     ]
-    return Table("separation", columns, rows, groups, colours, f"The {SCORE}. For the first seed.")
+    return Table("separation", columns, rows, groups, f"The {SCORE}. For the first seed.")
 
 
 def _separation(value: float | None) -> str:

@@ -10,19 +10,22 @@ from typing import Annotated, Any
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
+from fedloom.config.loading import flat, is_free
 from fedloom.core.errors import UserError
 from fedloom.core.reading import CHECKED, Count, conforming, decoding
 from fedloom.experiment.records import ClientRow, Figures, Named, RoundRecord, Summary, measure
-from fedloom.experiment.resume import flat, is_free
 from fedloom.experiment.run_folder import (
+    FAILURE,
     RECIPE,
     REPEAT,
     TASK,
+    RunState,
     finished,
     holds_run,
     read_clients,
     read_facts,
     read_rounds,
+    run_state,
     stored_values,
     stored_versions,
 )
@@ -69,6 +72,9 @@ class Run:
     versions: dict[str, str]
     classes: list[str]
     """Names of the classes; empty if they are unknown."""
+    state: RunState = "finished"
+    error: str = ""
+    """The error that ended a failed run."""
 
     @property
     def seed(self) -> int:
@@ -122,6 +128,11 @@ class Entry:
         """The name of this entry's legend group."""
         return f"method:{self.label}"
 
+    @property
+    def state(self) -> str:
+        """The states of its unfinished runs in words, such as `running` or `killed, failed`; empty if all finished."""
+        return ", ".join(dict.fromkeys(run.state for run in self.runs if run.done is None))
+
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
     """Read the runs in some folders.
@@ -170,12 +181,12 @@ def read_run(path: Path) -> Run:
                 f"has {facts['clients']} clients (numbered from 0) and {len(classes)} classes; {REPEAT}"
             )
     versions = {name: str(version) for name, version in stored_versions(path).items()}
-    return Run(path, recipe, read_rounds(path), clients, finished(path), _log(path), versions, classes)
+    state, log, error = run_state(path), _lines(path / "log.txt"), " ".join(_lines(path / FAILURE))
+    return Run(path, recipe, read_rounds(path), clients, finished(path), log, versions, classes, state, error)
 
 
-def _log(folder: Path) -> list[str]:
-    """Return the last lines of a run's log."""
-    path = folder / "log.txt"
+def _lines(path: Path) -> list[str]:
+    """Return the last lines of a text file; none if there is no such file."""
     if not path.is_file():
         return []
     with decoding(f"'{path}'", "a log", "remove it"), path.open("rb") as file:

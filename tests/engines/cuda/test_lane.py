@@ -61,7 +61,7 @@ def equals_inline(method, **fields):
     return LaneEngine.recorder
 
 
-@pytest.mark.parametrize("method", alternately([*sorted(REGISTRY), "fedavg+ft"], first=1))
+@pytest.mark.parametrize("method", alternately([*sorted(REGISTRY.keys() - {"untrained"}), "fedavg+ft"], first=1))
 def test_every_method_equals_inline_to_the_bit(method):
     recorder = equals_inline(method, training__rounds=2, training__epochs=2)
     assert recorder.replays > recorder.recorded > 0

@@ -67,6 +67,13 @@ def test_lanes_are_within_float_tolerance_of_inline(method):
 
 
 @needs_gpu
+def test_a_server_that_averages_the_heads_of_all_clients():
+    method = {"name": "fedper", "average_heads": True, "heads_of": "all"}
+    got, expected = on_gpu(method), on_gpu(method, "inline", **{"engine__device": "cpu"})
+    assert furthest({n: v.cpu() for n, v in got.server.state.items()}, expected.server.state) < 1e-3
+
+
+@needs_gpu
 @pytest.mark.parametrize("method", METHODS)
 def test_cohorts_are_within_float_tolerance_of_inline(method):
     with warnings.catch_warnings():

@@ -1,0 +1,1 @@
+"""Tables and figures for papers: `fedloom table` and `fedloom figure`."""

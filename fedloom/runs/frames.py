@@ -1,0 +1,75 @@
+"""Records of runs as pandas frames. pandas is optional and imported on first use."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedloom.core.errors import UserError
+from fedloom.experiment.records import ClientRow, RoundRecord, Summary, client_name
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def history_frame(records: Sequence[RoundRecord]) -> "DataFrame":
+    """Return a row per round, indexed by `round`; nested values become columns such as `styles.mnist`."""
+    return (
+        _pandas()
+        .DataFrame([_flat(record) for record in records], columns=_columns(records, "round"))
+        .set_index("round")
+    )
+
+
+def clients_frame(rows: Sequence[ClientRow]) -> "DataFrame":
+    """Return a row per client, indexed by its number `client`: name, samples, accuracy, mean loss, further metrics."""
+    found = []
+    for row in rows:
+        test = sum(row["total"])
+        line: dict[str, Any] = {
+            "client": row["client"], "name": client_name(row), "newcomer": row["newcomer"], "train": row["train"],
+            "test": test, "accuracy": row["accuracy"],
+            "loss": None if row["loss"] is None or not test else row["loss"] / test,
+        }  # fmt: skip
+        line |= row.get("metrics", {})
+        if "validation_accuracy" in row:
+            line["validation_accuracy"] = row["validation_accuracy"]
+        line |= {f"validation_{name}": value for name, value in row.get("validation_metrics", {}).items()}
+        found.append(line)
+    first = ["client", "name", "newcomer", "train", "test", "accuracy", "loss"]
+    return _pandas().DataFrame(found, columns=_columns(found, *first)).set_index("client")
+
+
+def runs_frame(summaries: Sequence[Summary]) -> "DataFrame":
+    """Return a row per run of a comparison or sweep: label, seed, settings, figures."""
+    flat = [_flat(summary) for summary in summaries]
+    return _pandas().DataFrame(flat, columns=_columns(flat, "label", "method", "seed"))
+
+
+def table_frame(records: Sequence[Mapping[str, Any]], caption: str) -> "DataFrame":
+    """Return a row per cell and measure of a results table; `attrs["caption"]` says how they were computed."""
+    frame = _pandas().DataFrame(list(records))
+    frame.attrs["caption"] = caption
+    return frame
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested mappings as one, with dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def _columns(rows: Sequence[Mapping[str, Any]], *first: str) -> list[str]:
+    """Return the names of all values, in order of appearance, after `first`."""
+    return list(dict.fromkeys([*first, *(name for row in rows for name in _flat(row))]))
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise UserError(
+            f"pandas cannot be imported ({error}); frames need it: pip install pandas (or 'fedloom[pandas]'). "
+            "run.summary, run.round_records and run.client_rows work without it"
+        ) from error
+    return pandas

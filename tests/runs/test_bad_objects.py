@@ -1,0 +1,142 @@
+"""Bad input from Python: each is refused with one line that names it and a remedy."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedloom
+from fedloom.core.errors import UserError
+from fedloom.methods import METHODS
+from fedloom.methods.fedavg import FedAvg
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(90, 5))
+Y = (X[:, 0] > 0).astype(int)
+SETTING = {"data": (X, Y), "clients": 3, "partition": "iid", "rounds": 1}
+
+
+def refused(words, call=fedloom.run, **fields):
+    with pytest.raises(UserError, match=words) as error:
+        call(**SETTING | fields)
+    assert "\n" not in str(error.value)
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.fc(x), x
+
+
+def layers(outputs):
+    return nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, outputs))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model": layers(7)}, r"Sequential returns a tensor of shape \[2, 7\] .* must return logits \[2, 2\]"),
+        ({"model": Pair()}, "model: Pair returns a tuple; it must return logits"),
+        ({"model": layers(2), "model.head": "fcc"}, r"model.head = 'fcc': Sequential has no such layer: .*choices"),
+        ({"model": layers(2), "data": (X[:, :4], Y)}, r"Sequential cannot process inputs of shape \(4,\)"),
+        ({"model": lambda num_classes: nn.Linear(None, num_classes)}, "the call with num_classes=2 failed"),
+        ({"clients": 0}, "data.clients = 0: must be at least 1"),
+        ({"evaluation.metrics": ["acuracy"]}, r"evaluation.metrics.0 = 'acuracy': is unknown; did you mean 'auc'"),
+        ({"evaluation.measure": "f2"}, "evaluation.measure = 'f2': is unknown"),
+        ({"data": (np.where(X > 2, np.nan, X), Y)}, "samples contain NaN or infinity, first sample"),
+        ({"data": (X, np.zeros(90, int))}, "all labels are '0'; at least two classes"),
+        ({"data": (X, [None] * 90)}, "90 of 90 labels are missing"),
+        ({"data": (X, [1, "a"] * 44 + [None, 2])}, "1 of 90 labels are missing"),
+        ({"data": (X * 1j, Y)}, "x is complex"),
+        ({"data": X}, "data: a ndarray cannot be used; give a name, a pair"),
+        ({"data": {"a": (X,)}}, "client 'a' must have a pair"),
+        ({"data.views": ["crop:4", "flip"]}, r"data.views = 'crop:4': needs images, but samples have the shape \(5,\)"),
+        ({"optimizer": "adma"}, "training.optimizer.name = 'adma': is unknown; did you mean 'adam'"),
+    ],
+)
+def test_fields_of_a_run(fields, words):
+    refused(words, **fields)
+
+
+def test_labels_may_be_any_numbers():
+    run = fedloom.run(**SETTING | {"data": (X, 1000 * (np.arange(90) % 3))})
+    assert run.facts["classes"] == ["0", "1000", "2000"]
+    assert run.personal(0)(X[:4]).shape == (4, 3)
+
+
+def matrix(self, client, batch):
+    return client.model(batch.x)
+
+
+def number(self, client, batch):
+    return 0.5
+
+
+def three(self, client, batch):
+    return client.model(batch.x)[:1, 0].repeat(7)
+
+
+def detached(self, client, batch):
+    return client.model(batch.x).detach().mean()
+
+
+def whole(self, client, batch):
+    return client.model(batch.x).argmax(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("loss", matrix, r"a loss returned a tensor torch.float32 of shape \[22, 2\]; it must return .* scalar"),
+        ("loss", three, r"of shape \[7\]; it must return .* one entry per sample"),
+        ("loss", number, "a loss returned a float; it must return a tensor"),
+        ("loss", detached, "the loss does not depend on model"),
+        ("loss", whole, "a loss returned a tensor torch.int64"),
+        ("shares", ("modle",), r"wrong.shares = \('modle',\): there is no part 'modle'; did you mean 'model'"),
+        ("keeps", ("model.haed",), "wrong.keeps = .* there is no part 'model.haed'; did you mean 'model.head'"),
+        ("shares", "model", r"wrong.shares = 'model': must be a tuple of parts: \(\"model\",\)"),
+        ("by", {"model": "counts"}, "wrong.by = .* there is no part 'counts'"),
+        ("update", lambda self, client: client.fit("modle", self.loss), "there is no part 'modle'; did you mean"),
+    ],
+)
+@pytest.mark.parametrize("engine", ["inline", "replay"])
+def test_methods_with_mistakes(name, value, words, engine):
+    kind = type("Wrong", (FedAvg,), {name: value, "__module__": __name__})
+    try:
+        refused(words, method=kind, engine=engine, **{"training.batch_size": 64})
+    finally:
+        METHODS.pop("wrong", None)
+
+
+def test_one_entry_per_sample_is_averaged():
+    class Vector(FedAvg):
+        def loss(self, client, batch):
+            return torch.nn.functional.cross_entropy(client.model(batch.x), batch.y, reduction="none")
+
+    try:
+        ours = fedloom.run(**SETTING, method=Vector)
+        assert ours.round_records[0]["loss"] == pytest.approx(fedloom.run(**SETTING).round_records[0]["loss"])
+    finally:
+        METHODS.pop("vector")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"methods": ["fedavg", "fedavg"]}, "compare.methods: 'fedavg' is given twice with the same hyperparameters"),
+        ({"methods": ["fedprox", {"name": "fedprox", "mu": 0.1}]}, "compare.methods: 'fedprox' is given twice"),
+        ({"methods": ["fedavg"], "seeds": [0, 1, 0]}, r"compare.seeds = \[0, 1, 0\]: 0 is given twice"),
+        ({"methods": "fedavg"}, r"methods = 'fedavg': must be a list"),
+    ],
+)
+def test_comparisons(fields, words):
+    refused(words, fedloom.compare, **fields)
+
+
+def test_sweeps():
+    refused(r"sweep.seeds = \[0, 0\]: 0 is given twice", fedloom.sweep, over={"lr": [0.1]}, seeds=[0, 0])
+    words = "sweep.parallel = 2: each run is another process, .* Python object data.name = 'object-arrays"
+    refused(words, fedloom.sweep, over={"lr": [0.1, 0.2]}, parallel=2)

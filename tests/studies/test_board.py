@@ -1,0 +1,175 @@
+"""`fedloom board`: boards as recipes, standings, the comparison with published figures, and the page."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from fedloom.cli import commands
+from fedloom.core.errors import UserError
+from fedloom.studies.board import MEASURES, order_in_words, standings, waiting
+from fedloom.studies.outcome import best_of
+from fedloom.studies.plan import StudyPlan, runs_of
+from fedloom.studies.queue import load_queue
+from fedloom.studies.results import CellResult
+from fedloom.studies.running import run_cells
+from fedloom.studies.table import cells_of, load_table
+
+pytestmark = pytest.mark.usefixtures("no_results")
+MINE = """\
+title: "Somebody: digits"
+setting: Four clients.
+source: a page
+recipe: {data.clients: 4, training.rounds: 2}
+axes:
+  dataset: "data.name={}"
+  division: {dir: {data.partition: "dirichlet:0.5"}, iid: {data.partition: iid}}
+columns: {dataset: [digits], division: [dir, iid]}
+seeds: [0, 1]
+rows:
+  fedavg: {name: FedAvg, method: fedavg, figures: [50, null]}
+  fedrep: {name: FedRep, method: {name: fedrep, personal_epochs: 1}, figures: [60, null]}
+"""
+
+
+def board(*arguments: str) -> Result:
+    result = CliRunner().invoke(commands.app, ["board", *arguments], env={"COLUMNS": "160"})
+    if result.exception is not None:
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(MINE)
+    load_table.cache_clear()
+    return "mine.yaml"
+
+
+def result(of: str, figure: float, seed: int = 0, rounds: int = 2, **more: object) -> CellResult:
+    figures = {"personal_weighted@best": figure, "personal_weighted": figure - 0.1}
+    return CellResult(of, seed, rounds, figures, seconds=10.0, **more)  # type: ignore[arg-type]
+
+
+def test_a_board_is_every_combination_of_datasets_divisions_and_methods(mine: str) -> None:
+    cells = cells_of(mine, load_table(mine))
+    assert [(cell.place, cell.row, cell.printed) for cell in cells] == [
+        ("digits-dir", "fedavg", 50), ("digits-dir", "fedrep", 60),
+        ("digits-iid", "fedavg", None), ("digits-iid", "fedrep", None),
+    ]  # fmt: skip
+    assert {cell.measure for cell in cells} == {"personal_weighted@best"}
+    recipe = cells[1].recipe()
+    assert (recipe.data.partition, recipe.method.options) == ("dirichlet:0.5", {"personal_epochs": 1})
+
+
+def test_methods_are_rows_without_published_figures(mine: str) -> None:
+    text = MINE[: MINE.index("rows:")] + "methods: [fedavg, {name: ditto, lam: 1}]\n"
+    Path("other.yaml").write_text(text)
+    assert [cell.row for cell in cells_of("other.yaml", load_table("other.yaml"))] == ["fedavg", "ditto"] * 2
+    Path("twice.yaml").write_text(text.replace("{name: ditto, lam: 1}", "fedavg"))
+    with pytest.raises(UserError, match=r"board 'twice.yaml': methods: fedavg is given twice"):
+        load_table("twice.yaml")
+
+
+def test_the_smallest_board_is_run_shown_and_written(mine: str) -> None:
+    cells = cells_of(mine, load_table(mine))
+    plan = StudyPlan(results=Path("reproduction"), trial={"engine.name": "inline"})
+    for run in runs_of(cells[:2]):
+        run_cells(run, plan)
+    (file,) = Path("reproduction/mine").glob("*fedavg*.json")
+    stored = json.loads(file.read_text())
+    assert stored["costs"]["up_bytes"] == 4 * (64 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10)
+    assert stored["best"]["personal_weighted@best"] in (1, 2)
+    assert stored["figures"]["personal_weighted@best"] >= stored["figures"]["personal_weighted"]
+
+    shown = board(mine).stdout
+    assert "digits, dir: 2 rounds" in shown
+    assert "not run yet on digits, iid: all 2 methods" in shown
+    (standing,) = json.loads(board(mine, "--json").stdout.splitlines()[-1])["standings"]
+    by_row = {method["row"]: method for method in standing["methods"]}
+    assert by_row["fedavg"]["best, all samples"] == pytest.approx(100 * stored["figures"]["personal_weighted@best"])
+
+    board(mine, "--page", "--to", "page/mine.md", "--html", "mine.html")
+    page = Path("page/mine.md").read_text()
+    assert re.search(r"\| FedAvg \| 50\.00 \| \d+\.\d\d \|", page)
+    assert "Order: 1 pairs of methods have different published figures" in page
+    assert "Published figures: a page." in page
+    assert '"name":"standing-0"' in Path("mine.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_board_runs_in_processes_and_is_not_run_again(mine: str) -> None:
+    said = board(mine, "--run", "--parallel", "2", "--engine", "inline")
+    assert "8 done" in said.stdout
+    assert len(list(Path("reproduction/mine").glob("*.json"))) == 8
+    assert "8 done" in board(mine, "--status").stdout
+    assert "[1/" not in board(mine, "--run").stderr
+
+
+def test_standings_are_ranked_and_separated_by_rounds(mine: str) -> None:
+    cells = cells_of(mine, load_table(mine))
+    fedavg, fedrep = cells[0].key, cells[1].key
+    longer = [replace(result(fedavg, 0.9, rounds=9), changes={"training.rounds": 9})]
+    found = standings(cells, [result(fedavg, 0.5), result(fedavg, 0.7, seed=1), result(fedrep, 0.65), *longer])
+    assert [(s.title, [line.cell.row for line in s.lines]) for s in found] == [
+        ("digits, dir: 9 rounds", ["fedavg"]), ("digits, dir: 2 rounds", ["fedrep", "fedavg"]),
+    ]  # fmt: skip
+    assert found[0].changes == "9 of 2 rounds"
+    assert found[1].lines[1].here == pytest.approx(60)
+    last = next(measure for measure in MEASURES if measure.title == "last, all samples")
+    assert last.of(found[1].lines[1]) == pytest.approx(50)
+    assert found[1].seconds == 30
+    assert waiting(cells, [result(fedavg, 0.5)]) == {"digits, dir": "FedRep", "digits, iid": "all 2 methods"}
+
+
+def test_contradictions_of_the_published_order_are_named(mine: str) -> None:
+    cells = cells_of(mine, load_table(mine))
+    fedavg, fedrep = cells[0].key, cells[1].key
+    (one_seed,) = standings(cells, [result(fedavg, 0.7), result(fedrep, 0.6)])
+    assert order_in_words(one_seed) == [
+        "Order: 1 pairs of methods have different published figures; 0 of them have the same order here, 1 the "
+        "reverse. By 95% intervals over seeds, 0 are confirmed, 0 contradicted and 1 open (1 because a method has one "
+        "seed).",
+        "FedRep is published 10.00 above FedAvg; here it is 10.00 below (reversed, but open over seeds)",
+    ]
+    seeds = [result(key, mean + seed / 1000, seed) for key, mean in ((fedavg, 0.7), (fedrep, 0.6)) for seed in range(3)]
+    (three,) = standings(cells, seeds)
+    assert order_in_words(three)[1].endswith("here it is 10.00 below (contradicted)")
+
+
+def test_the_best_round_is_the_first_of_the_highest() -> None:
+    curves = {"personal_weighted": [(1, 0.2), (2, 0.4), (3, 0.4)], "personal_std": [(1, 0.5)]}
+    assert best_of(curves) == {"personal_weighted": (2, 0.4)}
+
+
+def test_pfllibs_board_has_its_setting_and_figures() -> None:
+    table = load_table("pfllib/board")
+    cells = cells_of("pfllib/board", table)
+    printed = {(cell.row, cell.place): cell.printed for cell in cells}
+    assert printed["feddbe", "cifar100-dir0.1"] == 64.39
+    assert printed["gpfl", "cifar100-10-classes"] == 71.78
+    assert printed["fedavg", "fashion-mnist-2-classes"] == 80.41
+    assert printed["fedrep", "fashion-mnist-dir0.1"] == 97.56
+    recipe = next(cell for cell in cells if cell.row == "fedrep").recipe()
+    assert (recipe.data.clients, recipe.data.split, recipe.training.batch_size) == (20, "pooled:0.75", 10)
+    assert (recipe.training.rounds, recipe.training.optimizer.lr, recipe.training.fraction) == (2000, 0.005, 1)
+    assert recipe.model.options == {"features": 512, "dropout": 0}
+
+
+def test_the_boards_queue_has_300_rounds_for_all_methods_and_2000_for_five() -> None:
+    entries = load_queue("board").runs(StudyPlan())
+    rounds = [sorted({run.recipe.training.rounds for run in runs}) for _, runs in entries]
+    assert rounds == [[300], [300], [2000], [300], [300]]
+    leaders = {(run.cells[0].row, run.plan.seed) for run in entries[2][1]}
+    assert leaders == {(row, s) for row in ("fedavg", "fedrep", "fedala", "gpfl", "feddbe") for s in range(3)}
+
+
+def test_an_unknown_board_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"pfllib/board"):
+        board("pfllib/bord")
+    with pytest.raises(UserError, match=r"board 'nowhere.yaml'"):
+        board("nowhere.yaml")
