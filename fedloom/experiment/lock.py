@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Literal
 
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, printable
 
 try:
     import fcntl
@@ -157,7 +157,7 @@ def _still_at(path: Path, file: int) -> bool:
 
 
 def _words(owner: dict[str, Any]) -> str:
-    return f"process {owner.get('pid', '?')} on {owner.get('host', '?')}, since {owner.get('since', '?')}"
+    return printable(f"process {owner.get('pid', '?')} on {owner.get('host', '?')}, since {owner.get('since', '?')}")
 
 
 def _refusal(folder: Path, owner: dict[str, Any]) -> UserError:

@@ -51,6 +51,13 @@ def test_the_second_process_is_refused_and_told_who_has_it(tmp_path: Path, elsew
     assert (tmp_path / NAME).read_bytes() == before
 
 
+def test_a_lock_file_with_text_that_cannot_be_printed_is_reported_escaped(tmp_path: Path, caplog) -> None:
+    (tmp_path / NAME).write_text('{"pid": 1, "host": "\\ud800\\u001b[2J", "since": ""}')
+    with caplog.at_level(logging.WARNING):
+        RunLock(tmp_path).release()
+    assert r"process 1 on \ud800\x1b[2J" in caplog.text
+
+
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path, elsewhere, caplog) -> None:
     process, _ = elsewhere("held = RunLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)")
     process.send_signal(signal.SIGKILL)
