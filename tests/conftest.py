@@ -1,5 +1,6 @@
 """Single-threaded tests, each in its own folder."""
 
+import logging
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -32,6 +33,15 @@ def _consent_ends_with_the_test():
 
     with trusted_code.scope():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _log_level_ends_with_the_test():
+    """Commands such as `deploy server` choose what their process logs."""
+    logger = logging.getLogger("fedloom")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True, scope="session")
