@@ -1,6 +1,6 @@
 """The round loop, independent of devices and methods: sample → engine → combine → evaluate → record → checkpoint."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -14,29 +14,24 @@ from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.errors import RunError
 from fedloom.core.failures import RoundError
-from fedloom.core.features import notes_of
-from fedloom.core.frozen import frozen_part
-from fedloom.core.job import Runner
-from fedloom.core.message import Message, Signature, signature
+from fedloom.core.message import Signature
 from fedloom.core.metrics import refuse_undefined
 from fedloom.core.reading import without_nan
 from fedloom.core.scores import Scores
 from fedloom.core.server import Server
 from fedloom.core.setup import Setup
 from fedloom.core.signals import Interrupted, Interrupts
-from fedloom.core.state import FlatState, State, nbytes, under
-from fedloom.core.task import EVERYONE, Task, refuse_model_without_room
-from fedloom.core.workspace import Workspace
+from fedloom.core.state import State
+from fedloom.core.task import Task, refuse_model_without_room
 from fedloom.engines import Engine, EngineSettings, make_engine
 from fedloom.experiment.build import make_task, task_facts
 from fedloom.experiment.callbacks import Callbacks
 from fedloom.experiment.checkpoint import FOLDER as CHECKPOINTS
 from fedloom.experiment.checkpoint import Checkpoints, CheckpointSchedule
 from fedloom.experiment.client_store import ClientStore
-from fedloom.experiment.evaluation import Answer, Evaluator, refuse_unknown_part
+from fedloom.experiment.evaluation import Evaluator, refuse_unknown_part
 from fedloom.experiment.logging import HINTS, logging_to
-from fedloom.experiment.middleware import EncodeMessages, RecordMessages, ValidateResults
-from fedloom.experiment.networks import refuse_different_networks
+from fedloom.experiment.networks import refuse_different_networks, remarks
 from fedloom.experiment.records import Measures, RoundRecord, Summary
 from fedloom.experiment.resume import (
     checked_notes,
@@ -47,7 +42,7 @@ from fedloom.experiment.resume import (
     warn_of_other_versions,
     with_choice,
 )
-from fedloom.experiment.round import Round
+from fedloom.experiment.rounds import Rounds
 from fedloom.experiment.run_folder import CLIENTS, ENGINE, SUMMARY, TASK, RunFolder, holds_run, initial_file
 from fedloom.experiment.sampling import Sampling
 from fedloom.experiment.selection import BestState, EarlyStopping, best_round, refuse_without_validation
@@ -57,9 +52,6 @@ from fedloom.experiment.trust import Trust
 from fedloom.trust.faults import FaultInjector
 from fedloom.trust.ledger import Ledger
 from fedloom.trust.ledger_file import FILE as LEDGER
-
-ATTEMPTS = 5
-"""Maximum number of attempts at a round, each with other clients; then the run stops because too few answered."""
 
 
 class Experiment:
@@ -106,9 +98,6 @@ class Experiment:
         metrics = tuple(name for name in recipe.evaluation.wanted if name != "loss")  # every evaluation has the loss
         refuse_undefined(metrics, classes=self.task.classes, multilabel=self.task.objective.multilabel)
         self.history: list[RoundRecord] = []
-        self._extensible: RoundRecord
-        """The record of the last round as it would be if more rounds followed."""
-        self._shown: set[str] = set()
         self._notes: list[str] = []
         refuse_missing(recipe.log)
         self.callbacks = Callbacks([*(TRACKERS[name]() for name in recipe.log), *callbacks])
@@ -200,20 +189,20 @@ class Experiment:
             self.callbacks.on_start(self.recipe, self.folder.path)
             if choice := engine.choice():
                 self.folder.write_json(ENGINE, {"name": engine.name, **choice})
-            self._notes = [
-                *self.task.network.notes(self.task.shape, self.task.classes),
-                *(note for workspace in engine.server_workspace.variants for note in _frozen(workspace)),
-                *(note for variant in self.setup.variants for note in notes_of(variant.feature_caches)),
-            ]
+            self._notes = remarks(engine.server_workspace)
             for hint in (*self._notes, *engine.hints()):
                 HINTS.info(hint)
+            self._rounds = Rounds(
+                self.recipe, self.task, self.setup, self.method, self.sampling, self.trust, engine, self.server,
+                self.memory, self.evaluator, self.ledger,
+            )  # fmt: skip
             for round in range(len(self.history) + 1, self.recipe.training.rounds + 1):
                 if self._stops_early or self.callbacks.stopped is not None:
                     break
                 if interrupts.asked is not None:
                     self._stop(interrupts.asked)
                 try:
-                    record = self.round(engine, round)
+                    record = self._rounds.run(round)
                 except RoundError as error:  # the round has not changed any state
                     self._save()
                     error.add_note(f"the rounds before it are saved; resume with: {self._how_to_resume}")
@@ -228,7 +217,7 @@ class Experiment:
                 self._call_back(record, ends)
                 if not ends and self._checkpoint_due(round):
                     self._save()
-            restored = self._final_evaluation(engine)
+            restored = self._final_evaluation()
             unshared = [workspace.unshared() for workspace in engine.server_workspace.variants]
             summary = self._finish(unshared, restored)
             self.callbacks.on_end(summary)
@@ -266,11 +255,11 @@ class Experiment:
         if self.stopping is None:
             return True
         ended = len(self.history) == self.recipe.training.rounds
-        return ended and not self.stopping.due([*self.history[:-1], self._extensible])
+        return ended and not self.stopping.due([*self.history[:-1], self._rounds.extensible])
 
     def _save_extensible(self, stopping: EarlyStopping | None = None) -> None:
         """Write a checkpoint of the last round as it would be if more rounds followed."""
-        history = [*self.history[:-1], self._extensible]
+        history = [*self.history[:-1], self._rounds.extensible]
         if stopping is not None:
             self._keep_if_best(stopping, history)
         self._save(history)
@@ -280,20 +269,20 @@ class Experiment:
         if stopping.improved(history):
             self.best.keep(self.server.saved())
 
-    def _final_evaluation(self, engine: Engine) -> Measures | None:
+    def _final_evaluation(self) -> Measures | None:
         """Evaluate all clients at the end of a run that stopped early, and store their models.
 
         Returns:
             With `training.patience`, the evaluation of the restored state of the best round.
         """
         if self.stopping is not None:
-            return self._restore_best(engine)
+            return self._restore_best()
         if self._stopped is not None:
-            last = self._evaluate(engine, len(self.history), final=True)
+            last = self._rounds.evaluate(len(self.history), final=True)
             self.history[-1] |= cast(RoundRecord, without_nan(last))
         return None
 
-    def _restore_best(self, engine: Engine) -> Measures:
+    def _restore_best(self) -> Measures:
         """Restore the state of the best round, evaluate all clients with it and store the models."""
         assert self.stopping is not None
         best = best_round(self.history, self.stopping.name)
@@ -301,7 +290,7 @@ class Experiment:
         if saved := self.best.restore():
             self.server.begin(number)
             self.server.restore(saved)
-        return self._evaluate(engine, number, final=True)
+        return self._rounds.evaluate(number, final=True)
 
     def _save(self, history: list[RoundRecord] | None = None) -> None:
         """Write a checkpoint and the ledger. `history` replaces the records of the rounds in the checkpoint."""
@@ -361,97 +350,6 @@ class Experiment:
         """Duration of the run so far, including the time before a resume."""
         return perf_counter() - self._start
 
-    def round(self, engine: Engine, number: int) -> RoundRecord:
-        """Run one communication round, with an evaluation if one is due.
-
-        Args:
-            engine: Runs the clients.
-            number: Number of the round, from 1.
-
-        Returns:
-            The record of the round, a line of metrics.jsonl.
-        """
-        start = perf_counter()
-        training = self.recipe.training
-        traffic = RecordMessages(self.trust.around(engine), self.ledger)
-        round = self._begin(engine, self._layered(engine, traffic), number)
-        self.method.combine(self.server, self.trust.sealed(round.answers))
-        round.commit()
-        record: RoundRecord = {
-            "round": number,
-            "lr": training.lr(number),
-            "clients": round.answered,
-            "loss": round.loss,
-            "up_bytes": 0 if self.method.pooled else round.bytes_up // max(1, round.answered),
-            "down_bytes": traffic.bytes_down // max(1, traffic.sent),
-            "failed": dict(sorted(round.failed.items())),
-        }
-        self.trust.note(record, round.clients)
-        if round.attempt:
-            record["attempts"] = round.attempt + 1
-        record["train_seconds"] = perf_counter() - start
-        last, due = number == training.rounds, number % self.recipe.evaluation.every == 0
-        trained = record.copy()
-        if last or due:
-            # with early stopping, the final evaluation is that of the restored state
-            record |= cast(RoundRecord, self._evaluate(engine, number, final=last and self.stopping is None))
-        record["seconds"] = perf_counter() - start
-        if last:
-            interim = self.evaluator.interim() if self.stopping is None else self.evaluator.measures()
-            trained |= cast(RoundRecord, interim if due else {})
-            trained["seconds"] = record["seconds"]
-            self._extensible = without_nan(trained)
-        return record
-
-    def _evaluate(self, engine: Engine, number: int, *, final: bool) -> Measures:
-        # in a simulation, an evaluation sends no messages
-        traced = RecordMessages(engine, self.ledger, "evaluation") if self.task.elsewhere else engine
-        return self.evaluator.evaluate(
-            self._encoding(engine, traced), number, self.server.state, self._answer(), final=final
-        )
-
-    def _layered(self, engine: Engine, traffic: Runner) -> Runner:
-        """Wrap the engine for a round; from the outside in: validation, encoding, the ledger, the engine."""
-        inner = self._encoding(engine, engine if self.method.pooled else traffic)  # pooled: no messages to record
-        return ValidateResults(inner, self.trust.expected(signature(engine.server_workspace.sent)))
-
-    def _encoding(self, engine: Engine, inner: Runner) -> Runner:
-        codec = self.setup.codec
-        encodes = codec.up is not None or codec.down is not None
-        return EncodeMessages(inner, codec, engine.server_workspace) if encodes else inner
-
-    def _begin(self, engine: Engine, layered: Runner, number: int) -> Round:
-        """Start a round and wait for `min_clients` answers; if fewer arrive, retry with other clients."""
-        training = self.recipe.training
-        least = 0 if self.sampling.poisson else training.min_clients  # a Poisson sample may be empty
-        asked: set[int] = set()
-        for attempt in range(ATTEMPTS):
-            chosen = self.sampling.draw(number, attempt, asked)
-            asked |= set(chosen)
-            self.server.begin(number)
-            answer = self._answer()
-            # created before the first client answers: answers change the server's state
-            messages = {client: answer(client) for client in chosen}
-            needed = self.trust.begin(engine, self.ledger, number, attempt, chosen, self._samples, least)
-            skip = training.on_error == "skip"
-            name_of = self.task.federation.name
-            round = Round(number, chosen, messages, layered, self.memory, attempt, skip, self._shown, name_of)
-            if round.has(needed):
-                return round
-            round.refuse_too_few(needed, last=attempt == ATTEMPTS - 1, masked=needed > least)
-        raise AssertionError("the last attempt raises")
-
-    def _samples(self, client: int) -> int:
-        """Return the number of training samples of a client."""
-        return len(self.task.samples(client))
-
-    def _answer(self) -> Answer:
-        """Return a function from client to server message: one shared message, unless `message_for` is overridden."""
-        if self.method.overrides("message_for"):
-            return lambda client: Message(self.method.message_for(self.server, client), client=client)
-        shared = Message(FlatState.of(self.method.message_for(self.server, EVERYONE)))
-        return lambda client: shared
-
     def _finish(self, unshared: list[State], restored: Measures | None = None) -> Summary:
         """Write the final files of the run folder and return the summary.
 
@@ -493,17 +391,3 @@ class Experiment:
         else:
             self.checkpoints.remove()
         return summary
-
-
-def _frozen(workspace: Workspace) -> Iterator[str]:
-    """Yield a remark about parts that the recipe freezes."""
-    fixed = {name: tensor for name, tensor in workspace.tensors.items() if under(name, workspace.fixed)}
-    if fixed:
-        parts = dict.fromkeys(str(frozen_part(name, workspace.fixed)) for name in fixed)
-        field = "model.lora" if "lora" in workspace.setup.task.network.options else "model.freeze"
-        yield (
-            f"{field}: {', '.join(parts)}: {len(fixed)} tensors ({nbytes(fixed):,} bytes) stay fixed; "
-            "they are not trained, sent or stored for clients"
-        )
-        if workspace.setup.method.up and not workspace.sent:
-            yield f"{field}: {workspace.setup.method.name} has nothing left to send, so clients learn alone"

@@ -1,13 +1,15 @@
-"""Checks of runs whose clients have different networks: what a method shares must be the same in all of them."""
+"""Networks of a run: remarks for the summary, and checks if clients have different networks."""
 
 from collections.abc import Iterator
 
 from fedloom.core.errors import UserError
-from fedloom.core.frozen import fixed_paths
+from fedloom.core.features import notes_of
+from fedloom.core.frozen import fixed_paths, frozen_part
 from fedloom.core.message import Signature
 from fedloom.core.protocols import is_network
 from fedloom.core.setup import Setup
-from fedloom.core.state import under
+from fedloom.core.state import nbytes, under
+from fedloom.core.workspace import Workspace
 from fedloom.methods import METHODS, Method
 
 REMEDY = "choose one network for all clients, or a method that shares nothing of the extractor"
@@ -48,6 +50,30 @@ def refuse_different_networks(setup: Setup, method: Method, distance: str | None
                 f"evaluation.distance = '{distance}': {different} has {_shape(setup.shapes, different)} with "
                 f"{setup.task.network.name} and {_shape(variant.shapes, different)} with {other}; remove the field"
             )
+
+
+def remarks(server: Workspace) -> list[str]:
+    """Return remarks about the networks: loaded weights, frozen parts, cached features."""
+    setup = server.setup
+    return [
+        *setup.task.network.notes(setup.task.shape, setup.task.classes),
+        *(note for workspace in server.variants for note in _frozen(workspace)),
+        *(note for variant in setup.variants for note in notes_of(variant.feature_caches)),
+    ]
+
+
+def _frozen(workspace: Workspace) -> Iterator[str]:
+    """Yield remarks about parts that the recipe freezes."""
+    fixed = {name: tensor for name, tensor in workspace.tensors.items() if under(name, workspace.fixed)}
+    if fixed:
+        parts = dict.fromkeys(str(frozen_part(name, workspace.fixed)) for name in fixed)
+        field = "model.lora" if "lora" in workspace.setup.task.network.options else "model.freeze"
+        yield (
+            f"{field}: {', '.join(parts)}: {len(fixed)} tensors ({nbytes(fixed):,} bytes) stay fixed; "
+            "they are not trained, sent or stored for clients"
+        )
+        if workspace.setup.method.up and not workspace.sent:
+            yield f"{field}: {workspace.setup.method.name} has nothing left to send, so clients learn alone"
 
 
 def _shared(setup: Setup) -> dict[str, bool]:

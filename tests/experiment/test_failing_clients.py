@@ -21,7 +21,8 @@ from fedloom.core.failures import ClientError, RoundError
 from fedloom.core.job import WORK, Job, perform
 from fedloom.core.message import Message
 from fedloom.core.workspace import Workspace
-from fedloom.experiment.loop import ATTEMPTS, Experiment
+from fedloom.experiment.loop import Experiment
+from fedloom.experiment.rounds import ATTEMPTS, Rounds
 from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods import Method
 from fedloom.methods.fedper import FedPer
@@ -204,15 +205,15 @@ def test_one_bad_value_among_many_is_found_wherever_it_is(dtype, value):
 def remembered(experiment_fields, monkeypatch, method="fedper"):
     """Runs, and keeps a copy of every client's memory after each round."""
     after = []
-    original = Experiment.round
+    original = Rounds.run
 
-    def round(self, engine, number):
-        record = original(self, engine, number)
+    def run(self, number):
+        record = original(self, number)
         after.append(({c: deepcopy(self.memory[c]) for c in self.memory}, record))
         return record
 
     with monkeypatch.context() as patch:
-        patch.setattr(Experiment, "round", round)
+        patch.setattr(Rounds, "run", run)
         tiny_run(method, **experiment_fields)
     return after
 
