@@ -158,44 +158,7 @@ class Experiment:
             closing(self.callbacks),
             Interrupts() as interrupts,
         ):
-            self.server = Server(
-                engine.server_workspace,
-                federation=len(self.sampling.trainers),
-                clients=self.remembered,
-                combination=self.trust.combination,
-            )
-            self.evaluator = Evaluator(
-                self.recipe, self.setup, self.method, engine.server_workspace, self.memory, self.folder
-            )
-            self.ledger = Ledger()
-            models, privacy = self.recipe.storage.personal_models, self.recipe.privacy
-            self.ledger.describe(
-                engine.server_workspace, models=models, privacy=privacy, secure=self.recipe.secure,
-                simulated=not self.task.elsewhere,
-            )  # fmt: skip
-            self.checkpoints = Checkpoints(self.folder.path / CHECKPOINTS)
-            self._checkpoint_due = CheckpointSchedule(
-                self.recipe.storage.checkpoint_every, self.recipe.storage.checkpoint_seconds
-            )
-            self._start = perf_counter()
-            if resume:
-                self._restore(engine.server_workspace.device)
-            else:
-                self._save()
-                self.folder.write_json(TASK, task_facts(self.setup.task, self._fingerprint))
-                # `out` is not part of the experiment. The recipe is written last: with it, the folder holds a run
-                self.folder.describe(self.recipe.with_(out=None).to_yaml())
-            self.folder.begin()
-            self.callbacks.on_start(self.recipe, self.folder.path)
-            if choice := engine.choice():
-                self.folder.write_json(ENGINE, {"name": engine.name, **choice})
-            self._notes = remarks(engine.server_workspace)
-            for hint in (*self._notes, *engine.hints()):
-                HINTS.info(hint)
-            self._rounds = Rounds(
-                self.recipe, self.task, self.setup, self.method, self.sampling, self.trust, engine, self.server,
-                self.memory, self.evaluator, self.ledger,
-            )  # fmt: skip
+            self._prepare(engine, resume)
             for round in range(len(self.history) + 1, self.recipe.training.rounds + 1):
                 if self._stops_early or self.callbacks.stopped is not None:
                     break
@@ -222,6 +185,47 @@ class Experiment:
             summary = self._finish(unshared, restored)
             self.callbacks.on_end(summary)
             return summary
+
+    def _prepare(self, engine: Engine, resume: bool) -> None:
+        """Create or restore the state of the run, and write the files that describe it."""
+        self.server = Server(
+            engine.server_workspace,
+            federation=len(self.sampling.trainers),
+            clients=self.remembered,
+            combination=self.trust.combination,
+        )
+        self.evaluator = Evaluator(
+            self.recipe, self.setup, self.method, engine.server_workspace, self.memory, self.folder
+        )
+        self.ledger = Ledger()
+        models, privacy = self.recipe.storage.personal_models, self.recipe.privacy
+        self.ledger.describe(
+            engine.server_workspace, models=models, privacy=privacy, secure=self.recipe.secure,
+            simulated=not self.task.elsewhere,
+        )  # fmt: skip
+        self.checkpoints = Checkpoints(self.folder.path / CHECKPOINTS)
+        self._checkpoint_due = CheckpointSchedule(
+            self.recipe.storage.checkpoint_every, self.recipe.storage.checkpoint_seconds
+        )
+        self._start = perf_counter()
+        if resume:
+            self._restore(engine.server_workspace.device)
+        else:
+            self._save()
+            self.folder.write_json(TASK, task_facts(self.setup.task, self._fingerprint))
+            # `out` is not part of the experiment. The recipe is written last: with it, the folder holds a run
+            self.folder.describe(self.recipe.with_(out=None).to_yaml())
+        self.folder.begin()
+        self.callbacks.on_start(self.recipe, self.folder.path)
+        if choice := engine.choice():
+            self.folder.write_json(ENGINE, {"name": engine.name, **choice})
+        self._notes = remarks(engine.server_workspace)
+        for hint in (*self._notes, *engine.hints()):
+            HINTS.info(hint)
+        self._rounds = Rounds(
+            self.recipe, self.task, self.setup, self.method, self.sampling, self.trust, engine, self.server,
+            self.memory, self.evaluator, self.ledger,
+        )  # fmt: skip
 
     def _call_back(self, record: RoundRecord, ends: bool) -> None:
         """Call the callbacks with a round's record; if one fails, write a checkpoint first, unless the run ends."""
