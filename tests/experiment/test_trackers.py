@@ -59,17 +59,18 @@ def test_tensorboard_has_the_hyperparameters_beside_the_measures():
 
 @pytest.fixture
 def wandb_offline(monkeypatch, tmp_path):
+    """W&B writes files only. The fixture's value ends its service process, which then has written all of them."""
     for name, value in {"MODE": "offline", "SILENT": "true", "CONFIG_DIR": tmp_path, "CACHE_DIR": tmp_path}.items():
         monkeypatch.setenv(f"WANDB_{name}", str(value))
-    yield
     import wandb
 
+    yield wandb.teardown
     wandb.teardown()
 
 
-@pytest.mark.usefixtures("wandb_offline")
-def test_wandb_gets_the_rounds_offline_and_a_resumed_run_has_the_same_id():
+def test_wandb_gets_the_rounds_offline_and_a_resumed_run_has_the_same_id(wandb_offline):
     history = stopped_and_resumed("wandb")
+    wandb_offline()
     identity = Path("run/wandb.txt").read_text()
     logs = sorted(Path("run/wandb").glob(f"offline-run-*-{identity}/*.wandb"), key=os.path.getmtime)
     assert len(logs) == 2
@@ -80,9 +81,9 @@ def test_wandb_gets_the_rounds_offline_and_a_resumed_run_has_the_same_id():
         assert [row[name] for row in first[:2] + second] == pytest.approx([record[name] for record in history])
 
 
-@pytest.mark.usefixtures("wandb_offline")
-def test_wandb_gets_the_recipe_as_config_and_the_summary():
+def test_wandb_gets_the_recipe_as_config_and_the_summary(wandb_offline):
     tiny_experiment("fedprox", log="wandb", out="run", method__mu=0.25, evaluation__summary="mean:3").run()
+    wandb_offline()
     (log,) = Path("run/wandb").glob("offline-run-*/*.wandb")
     records = list(records_of(log))
     config = {item.key: json.loads(item.value_json) for record in records for item in record.run.config.update}
