@@ -28,7 +28,7 @@ from fedloom.deploy.events import AUDIT, EventLog
 from fedloom.deploy.limits import JobLimits, LimitError, TimeLimitError
 from fedloom.deploy.member_ledger import MemberLedger, note_error
 from fedloom.deploy.memory import RoundMemory
-from fedloom.deploy.secure import RegisteredKeys, SecureMember, UnmaskedSums, contribution_of
+from fedloom.deploy.secure import SecureMember, contribution_of
 from fedloom.deploy.tasks import own_images, own_task
 from fedloom.deploy.terms import (
     FederationTerms,
@@ -53,6 +53,8 @@ class _Agreed:
     """A recipe that this organisation has agreed to, with its engine."""
 
     recipe: Recipe
+    organisations: tuple[str, ...]
+    """Names of the organisations of the run, by number."""
     engine: Engine
     plain: Signature
     """Names, shapes and dtypes of the server's state."""
@@ -93,7 +95,7 @@ class Member:
         self.audit = EventLog(folder / AUDIT)
         self._left: dict[str, Any] = {}
         self._answered, self._evaluations = UpdateCounter(folder), EvaluationLog(folder)
-        self._secure = SecureMember(self.number, RegisteredKeys(folder, self.federation, self.key))
+        self._secure = SecureMember(self.number, folder, self.key)
         self._agreed: dict[str, _Agreed] = {}
 
     def task(self, recipe: Recipe, federation: FederationTerms | None = None) -> Task:
@@ -214,7 +216,9 @@ class Member:
                 state = Message(engine.server_workspace.downward())
                 packed = setup.codec.encode_down(state).signature
             contribution = contribution_of(recipe, signature(engine.server_workspace.sent))
-            self._agreed[agreed] = _Agreed(recipe, engine, state.signature, packed, contribution)
+            self._agreed[agreed] = _Agreed(
+                recipe, federation.organisations, engine, state.signature, packed, contribution
+            )  # fmt: skip
         return self._agreed[agreed]
 
     def _work(self, about: dict[str, Any], body: bytes) -> Result:
@@ -228,7 +232,7 @@ class Member:
         else:
             self.consent.check(agreed.recipe, self.federation, self._answered.count)
             if agreed.contribution is not None:
-                self._secure.receive(about, job)
+                self._secure.receive(about, job, agreed.recipe.seed)
             self._answered.add()
             result = self._run(agreed, job)
             if agreed.contribution is not None:
@@ -249,8 +253,7 @@ class Member:
         refuse_unless(is_run(run) and is_count(round), "it has no valid run name or round")
         if about.get("stage") == "keys":
             self.consent.check(agreed.recipe, self.federation, self._answered.count)
-        sums = UnmaskedSums(self._place(str(run)) / "secure.json")
-        answer = self._secure.answer(about, body, agreed.recipe, sums)
+        answer = self._secure.answer(about, body, agreed.recipe, agreed.organisations)
         self._ledger_of(str(run), agreed).note_aggregation(int(str(round)), body, answer)
         self._left = {"secure aggregation": len(answer)}
         return answer
