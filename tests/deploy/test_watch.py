@@ -67,7 +67,9 @@ def test_the_page_is_served_on_this_machine_to_its_own_name_alone(server):
     assert there.wait(20)
     assert address[0].startswith("http://127.0.0.1:")
     assert "<h1>digits</h1>" in httpx.get(address[0]).text
-    assert httpx.get(address[0], headers={"Host": "evil.example:80"}).status_code == 403
+    for host in ("evil.example:80", "evil.example", "127.0.0.1.evil.example", ""):
+        assert httpx.get(address[0], headers={"Host": host}).status_code == 403
+    assert httpx.get(address[0], headers={"Host": "localhost"}).status_code == 200
     assert httpx.get(address[0] + "other").status_code == 404
     with pytest.raises(UserError, match="choose another"):
         watch(server, int(address[0].rpartition(":")[2].strip("/")), ready)
