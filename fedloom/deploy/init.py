@@ -139,7 +139,7 @@ def write_federation(folder: Path, federation: FederationTerms, recipe: Recipe) 
 def check_organisation(name: str) -> None:
     """Raise UserError unless a name can be that of an organisation, which is also the name of files."""
     if not is_organisation(name):
-        raise UserError(f"--organisations {name}: must be letters, digits, dots, dashes and underscores")
+        raise UserError(f"organisation '{name}': the name must be letters, digits, dots, dashes and underscores")
 
 
 def write_organisation(place: Path, name: str, federation: FederationTerms, server: Path) -> None:

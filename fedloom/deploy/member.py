@@ -94,6 +94,8 @@ class Member:
         self.seen = RequestLog(folder)
         self.audit = EventLog(folder / AUDIT)
         self._left: dict[str, Any] = {}
+        self._kind: str | None = None
+        """What the request that is being answered asks for: the kind of a job, or the stage of secure aggregation."""
         self._answered, self._evaluations = UpdateCounter(folder), EvaluationLog(folder)
         self._secure = SecureMember(self.number, folder, self.key)
         self._agreed: dict[str, _Agreed] = {}
@@ -114,7 +116,7 @@ class Member:
         Returns:
             The header and the body of the answer.
         """
-        self._left = {}
+        self._left, self._kind = {}, about.get("stage")
         try:
             self._refuse_others(about)
             if about.get("what") == "join":
@@ -136,7 +138,7 @@ class Member:
                 note_error(self.folder, about, self.number, failure.why)
             content = Result(self.number, error=failure).to_bytes()
         self.audit.add(
-            "request", "server", **asked(about), decision=decision, why=why, left=self._left or None,
+            "request", "server", **asked(about, self._kind), decision=decision, why=why, left=self._left or None,
             bytes_received=len(body), bytes_sent=len(content),
         )  # fmt: skip
         return header, content
@@ -224,6 +226,7 @@ class Member:
     def _work(self, about: dict[str, Any], body: bytes) -> Result:
         agreed = self._ready(str(about.get("recipe")))
         job, accepted, run = self._job(about, body, agreed)
+        self._kind = job.kind
         memory = RoundMemory(self.folder / "runs" / run / "memory")
         job = replace(job, memory=memory.at(accepted))
         if job.kind != "update":

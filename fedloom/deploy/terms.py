@@ -49,7 +49,10 @@ class FederationTerms(Section):
         """
         path = folder / "federation.yaml"
         if not path.is_file():
-            raise UserError(f"'{folder}' has no federation.yaml: give a folder that `fedloom deploy init` created")
+            raise UserError(
+                f"'{folder}' has no federation.yaml: give a folder that `fedloom deploy init` created (server, or "
+                "organisations/NAME)"
+            )
         return checked(cls, read_yaml(path))
 
     def number(self, organisation: str) -> int:

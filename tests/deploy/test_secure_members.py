@@ -15,6 +15,7 @@ from fedloom.core.message import Message
 from fedloom.deploy import fleet as fleet_module
 from fedloom.deploy.certificates import new_key, write_key_pair
 from fedloom.deploy.consent import RefusalError
+from fedloom.deploy.events import read_events
 from fedloom.deploy.lifecycle import add_organisation
 from fedloom.deploy.sealing import opened
 from fedloom.deploy.secure import UnmaskedSums
@@ -62,6 +63,8 @@ def distance(one, other) -> float:
 @pytest.mark.parametrize("method", ["fedavg", "fedcrl", "scaffold"])
 def test_organisations_give_the_plain_mean_within_the_recorded_error(tmp_path, method):
     federated = Four(tmp_path / "fed", recipe_of(method)).run()
+    audit = read_events(tmp_path / "fed" / "organisations" / "north" / "audit.jsonl")
+    assert [entry["kind"] for entry in audit if "kind" in entry][:4] == ["keys", "shares", "update", "unmask"]
     plain = Experiment(recipe_of(method, secure=None, out=tmp_path / "plain"))
     plain.run()
     assert distance(federated, plain) <= federated.history[0]["quantisation"] + 5e-7
@@ -86,6 +89,7 @@ def test_the_server_gets_masked_updates_only_and_both_ledgers_agree(tmp_path):
         assert set(message) == {"masked"} and message["masked"].dtype == torch.int32
         assert message["masked"].double().std() == pytest.approx(2**32 / 12**0.5, rel=0.05)  # uniform
     served = run.ledger.to_json()["messages"]
+    assert any("when it joins" in line for line in run.ledger.to_json()["numbers"])  # not those of a simulation
     kinds = [("up", "training"), ("up", "secure"), ("down", "secure")]
     for kind in kinds:
         (total,) = [e for e in served if (e["direction"], e["purpose"]) == kind]

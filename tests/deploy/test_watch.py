@@ -1,6 +1,8 @@
 """The state of a federation as text and as a page, from the files of a server that does not run."""
 
 import threading
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -8,6 +10,7 @@ from federated import make_federation, small_recipe
 from test_deploy_commands import call
 
 from fedloom.core.errors import UserError
+from fedloom.deploy import status
 from fedloom.deploy.events import EventLog
 from fedloom.deploy.launch import free_port
 from fedloom.deploy.status import ago, federation_state, size
@@ -37,6 +40,20 @@ def test_the_state_has_members_rounds_what_left_and_refusals(server):
     assert (state.run, state.round, state.rounds) == ("first", 2, 9)
     assert (state.members[0].updates, state.members[0].bytes_sent) == (2, 3000)
     assert state.members[2].refusal == "(clock) its clock is <61 s> ahead"
+
+
+@pytest.mark.parametrize(
+    ("reason", "state"), [("duplicate", "online"), ("signature", "online"), ("code", "refused"), ("consent", "refused")]
+)
+def test_a_stranger_with_a_members_key_does_not_make_the_member_look_refused(server, monkeypatch, reason, state):
+    @contextmanager
+    def controlling(*_):
+        yield SimpleNamespace(nodes=lambda: {"north": "online"}, runs=list)
+
+    monkeypatch.setattr(status, "controlling", controlling)
+    EventLog(server / "events.jsonl").add("refused", "north", reason=reason, why="so")
+    north = federation_state(server).members[0]
+    assert (north.state, north.refusal) == (state, f"({reason}) so")
 
 
 def test_status_prints_it(server):
