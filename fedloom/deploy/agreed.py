@@ -1,12 +1,12 @@
 """A recipe that an organisation has agreed to, with its engine, and the checks of jobs for it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.job import ENCODED, Job
 from fedloom.core.message import Message, MessageError, Signature, is_count, refuse_unless, signature
+from fedloom.core.metrics import Metric
 from fedloom.core.setup import Setup
 from fedloom.core.task import Task
 from fedloom.deploy.limits import JobLimits
@@ -39,7 +39,7 @@ def make_ready(
     recipe: Recipe,
     task: Task,
     federation: FederationTerms,
-    metrics: Sequence[str],
+    metrics: tuple[Metric, ...],
     limits: JobLimits,
     settings: EngineSettings,
 ) -> AgreedRecipe:
