@@ -103,16 +103,19 @@ class UnmaskedSums:
                 f"{what} was already summed over the clients {before['clients']}; a second sum over {wanted} would "
                 f"reveal the difference: {remedy}start a run with another seed in recipe.yaml"
             )
-        line = json.dumps({"run": run, "round": round, "update": update, "clients": wanted}) + "\n"
+        line = json.dumps({"run": run, "round": round, "update": update, "clients": wanted})
         with os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
-            file.write(line)
+            file.write(f"\n{line}")  # line break first: a line that a crash has cut off does not corrupt the next one
             file.flush()
             os.fsync(file.fileno())
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         if self._path.exists():
             for line in self._path.read_text(encoding="utf-8").splitlines():
-                yield json.loads(line)
+                try:
+                    yield json.loads(line)
+                except ValueError:  # empty, or cut off by a crash before anything was unmasked
+                    continue
 
 
 class SecureMember:

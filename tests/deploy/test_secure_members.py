@@ -188,7 +188,11 @@ def test_a_second_sum_of_a_round_or_of_an_update_over_others_is_refused(tmp_path
             RefusalError, match="already summed over the clients .0, 1, 2, 3.; .* reveal the difference"
         ):
             UnmaskedSums(tmp_path).add(run, 1, update, [0, 1, 2])
+    with (tmp_path / "unmasked.jsonl").open("a") as file:
+        file.write('\n{"run": "one", "rou')  # a crash
     sums.add("one", 2, "cc", [0, 1, 2])
+    with pytest.raises(RefusalError, match="round 2 was already summed"):
+        sums.add("one", 2, "cc", [0, 1, 3])
     sums.add("two", 1, "dd", [0, 1, 2])
     assert (tmp_path / "unmasked.jsonl").stat().st_mode & 0o077 == 0
 
