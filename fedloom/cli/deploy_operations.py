@@ -37,6 +37,7 @@ def add(
     add_organisation(folder, name, place, key)
     secret = "" if key else "; it contains their private key"
     say(f"added: {name}. For {name}: {place} (send it to them{secret})")
+    say(f"with secure aggregation, the others need {place / 'node.pub'} as members/{name}.pub")
 
 
 @deploy_app.command()

@@ -17,14 +17,16 @@ def reason_of(refusal: Exception) -> str:
     return "limits" if isinstance(refusal, LimitError) else "message"
 
 
-def asked(about: dict[str, Any]) -> dict[str, Any]:
+def asked(about: dict[str, Any], kind: object) -> dict[str, Any]:
     """Return what a request asks for.
 
     Args:
         about: The header of the request, as received.
+        kind: Kind of the job, or stage of secure aggregation; None for other requests.
     """
-    found = {"asked": about.get("what"), "run": about.get("run"), "round": about.get("round")}
-    return {name: f"{value!s:.100}" if isinstance(value, str) else value for name, value in found.items()}
+    found = {"asked": about.get("what"), "kind": kind, "run": about.get("run"), "round": about.get("round")}
+    short = (int, type(None))
+    return {name: value if isinstance(value, short) else f"{value!s:.100}" for name, value in found.items()}
 
 
 def what_left(result: Result) -> dict[str, Any]:

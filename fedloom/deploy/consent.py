@@ -28,13 +28,6 @@ from fedloom.report.ledger import ledger_lines
 from fedloom.trust.ledger import Ledger
 from fedloom.trust.secure.contribution import Contribution
 
-NUMBERS = [
-    "when it joins: the numbers of training and test samples (0 test samples if evaluation is declined)",
-    "with every update: the number of training samples, the mean training loss, the seconds of training",
-    "when a request fails or is refused: a sentence; for an error only its type, its text stays in this folder's log",
-]
-"""What an organisation sends in addition to tensors."""
-
 
 class RefusalError(UserError):
     """Raised if an organisation refuses a request."""
@@ -134,7 +127,8 @@ class Consent:
             self.limits.check(recipe, task)
             yield from (f"  {line}" for line in self._what_leaves(recipe, task, min(rounds, recipe.training.rounds)))
         yield (
-            "the server sees each of these messages individually (docs/how-to/deploy.md explains what that means)"
+            "the server sees each of these messages individually (docs/explanation/deployment.md explains what that "
+            "means)"
             if self.recipe.secure is None
             else "the server sees only the sum of several organisations' messages (docs/explanation/trust.md explains "
             "what that protects)"
@@ -149,7 +143,7 @@ class Consent:
         """Return an empty ledger of this organisation, with what is never sent and what is sent besides tensors."""
         made = Ledger()
         made.describe(  # models stay in the organisation's folder
-            workspace, models=False, privacy=recipe.privacy, secure=recipe.secure, simulated=False, numbers=NUMBERS
+            workspace, models=False, privacy=recipe.privacy, secure=recipe.secure, simulated=False
         )
         return made
 

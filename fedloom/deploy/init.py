@@ -19,7 +19,7 @@ from fedloom.deploy.certificates import (
 )
 from fedloom.deploy.deployable import deployable
 from fedloom.deploy.secure import MEMBERS
-from fedloom.deploy.terms import FederationTerms
+from fedloom.deploy.terms import FederationTerms, is_organisation
 
 APP = '''"""Flower app: runs fedloom.deploy.server at the server. Organisations run their installed fedloom instead."""
 
@@ -138,8 +138,8 @@ def write_federation(folder: Path, federation: FederationTerms, recipe: Recipe) 
 
 def check_organisation(name: str) -> None:
     """Raise UserError unless a name can be that of an organisation, which is also the name of files."""
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,60}", name):
-        raise UserError(f"--organisations {name}: must be letters, digits, dots, dashes and underscores")
+    if not is_organisation(name):
+        raise UserError(f"organisation '{name}': the name must be letters, digits, dots, dashes and underscores")
 
 
 def write_organisation(place: Path, name: str, federation: FederationTerms, server: Path) -> None:

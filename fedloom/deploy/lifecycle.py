@@ -31,7 +31,7 @@ def add_organisation(server: Path, name: str, to: Path, key: Path | None = None)
     """Add an organisation; the others keep their numbers and keys. It takes part from the next run.
 
     Its folder gets the public keys of all organisations. For secure aggregation, the others need its `node.pub` as
-    `members/NAME.pub`, and the new federation.yaml.
+    `members/NAME.pub`.
 
     Args:
         server: The server's folder.

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from safetensors.torch import save
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.failures import Failure
-from fedloom.core.job import ENCODED, Job, Result
-from fedloom.core.message import Message, MessageError, Signature, is_count, refuse_unless, signature
+from fedloom.core.job import Job, Result
+from fedloom.core.message import MessageError, is_count, refuse_unless
 from fedloom.core.metrics import refuse_undefined
-from fedloom.core.setup import Setup
 from fedloom.core.state import serialisable
 from fedloom.core.task import Task
+from fedloom.deploy.agreed import AgreedRecipe, make_ready, received_job
 from fedloom.deploy.audit import asked, reason_of, what_left
 from fedloom.deploy.certificates import read_key, read_public_key
 from fedloom.deploy.consent import Consent, RefusalError, RequestLog, UpdateCounter
@@ -28,7 +28,7 @@ from fedloom.deploy.events import AUDIT, EventLog
 from fedloom.deploy.limits import JobLimits, LimitError, TimeLimitError
 from fedloom.deploy.member_ledger import MemberLedger, note_error
 from fedloom.deploy.memory import RoundMemory
-from fedloom.deploy.secure import RegisteredKeys, SecureMember, UnmaskedSums, contribution_of
+from fedloom.deploy.secure import SecureMember
 from fedloom.deploy.tasks import own_images, own_task
 from fedloom.deploy.terms import (
     FederationTerms,
@@ -38,28 +38,11 @@ from fedloom.deploy.terms import (
     protocol_versions,
     refuse_other_versions,
 )
-from fedloom.engines import Engine, EngineSettings, make_engine
+from fedloom.engines import EngineSettings
 from fedloom.experiment.files import write_whole
-from fedloom.trust.secure.contribution import Contribution
 
-KINDS = ("update", "evaluate", "global")
-"""Kinds of jobs that a client does. `generalise`, which needs the data of several clients, is not among them."""
 ORGANISATIONS = "organisations"
 log = logging.getLogger("fedloom")
-
-
-@dataclass
-class _Agreed:
-    """A recipe that this organisation has agreed to, with its engine."""
-
-    recipe: Recipe
-    engine: Engine
-    plain: Signature
-    """Names, shapes and dtypes of the server's state."""
-    packed: Signature
-    """Names, shapes and dtypes of the server's state as encoded for training jobs."""
-    contribution: Contribution | None
-    """How this organisation adds to a sum, with secure aggregation."""
 
 
 class Member:
@@ -92,9 +75,11 @@ class Member:
         self.seen = RequestLog(folder)
         self.audit = EventLog(folder / AUDIT)
         self._left: dict[str, Any] = {}
+        self._kind: str | None = None
+        """What the request that is being answered asks for: the kind of a job, or the stage of secure aggregation."""
         self._answered, self._evaluations = UpdateCounter(folder), EvaluationLog(folder)
-        self._secure = SecureMember(self.number, RegisteredKeys(folder, self.federation, self.key))
-        self._agreed: dict[str, _Agreed] = {}
+        self._secure = SecureMember(self.number, folder, self.key)
+        self._agreed: dict[str, AgreedRecipe] = {}
 
     def task(self, recipe: Recipe, federation: FederationTerms | None = None) -> Task:
         """Return this organisation's part of a recipe's task, in its federation or a later state of it."""
@@ -112,7 +97,7 @@ class Member:
         Returns:
             The header and the body of the answer.
         """
-        self._left = {}
+        self._left, self._kind = {}, about.get("stage")
         try:
             self._refuse_others(about)
             if about.get("what") == "join":
@@ -134,7 +119,7 @@ class Member:
                 note_error(self.folder, about, self.number, failure.why)
             content = Result(self.number, error=failure).to_bytes()
         self.audit.add(
-            "request", "server", **asked(about), decision=decision, why=why, left=self._left or None,
+            "request", "server", **asked(about, self._kind), decision=decision, why=why, left=self._left or None,
             bytes_received=len(body), bytes_sent=len(content),
         )  # fmt: skip
         return header, content
@@ -196,7 +181,7 @@ class Member:
         """Return the file of an agreed recipe, which a restarted client continues to use."""
         return self.folder / "agreed" / f"{agreed}.json"
 
-    def _ready(self, agreed: str) -> _Agreed:
+    def _ready(self, agreed: str) -> AgreedRecipe:
         if agreed not in self._agreed:
             if not re.fullmatch("[0-9a-f]{64}", agreed) or not self._agreed_path(agreed).exists():
                 raise RefusalError("this recipe was not agreed on")
@@ -205,21 +190,14 @@ class Member:
             recipe = Recipe.parse(values)
             self.close()  # one recipe at a time, so that a server cannot fill the memory with agreed recipes
             metrics = self.consent.evaluation.computed(recipe.evaluation.wanted)
-            setup = Setup(
-                self.task(recipe, federation), recipe.make_method(), recipe.training, recipe.seed, recipe.wire,
-                metrics=metrics, cache_features=True,
-            )  # fmt: skip
-            with self.consent.limits.enforced(interruptible=True):
-                engine = make_engine(setup, self._engine)
-                state = Message(engine.server_workspace.downward())
-                packed = setup.codec.encode_down(state).signature
-            contribution = contribution_of(recipe, signature(engine.server_workspace.sent))
-            self._agreed[agreed] = _Agreed(recipe, engine, state.signature, packed, contribution)
+            task, limits = self.task(recipe, federation), self.consent.limits
+            self._agreed[agreed] = make_ready(recipe, task, federation, metrics, limits, self._engine)
         return self._agreed[agreed]
 
     def _work(self, about: dict[str, Any], body: bytes) -> Result:
         agreed = self._ready(str(about.get("recipe")))
-        job, accepted, run = self._job(about, body, agreed)
+        job, accepted, run = received_job(about, body, agreed, self.number)
+        self._kind = job.kind
         memory = RoundMemory(self.folder / "runs" / run / "memory")
         job = replace(job, memory=memory.at(accepted))
         if job.kind != "update":
@@ -228,7 +206,7 @@ class Member:
         else:
             self.consent.check(agreed.recipe, self.federation, self._answered.count)
             if agreed.contribution is not None:
-                self._secure.receive(about, job)
+                self._secure.receive(about, job, agreed.recipe.seed)
             self._answered.add()
             result = self._run(agreed, job)
             if agreed.contribution is not None:
@@ -249,20 +227,19 @@ class Member:
         refuse_unless(is_run(run) and is_count(round), "it has no valid run name or round")
         if about.get("stage") == "keys":
             self.consent.check(agreed.recipe, self.federation, self._answered.count)
-        sums = UnmaskedSums(self._place(str(run)) / "secure.json")
-        answer = self._secure.answer(about, body, agreed.recipe, sums)
+        answer = self._secure.answer(about, body, agreed.recipe, agreed.organisations)
         self._ledger_of(str(run), agreed).note_aggregation(int(str(round)), body, answer)
         self._left = {"secure aggregation": len(answer)}
         return answer
 
-    def _run(self, agreed: _Agreed, job: Job) -> Result:
+    def _run(self, agreed: AgreedRecipe, job: Job) -> Result:
         """Run a job within the limits of the consent."""
         engine = agreed.engine
         with self.consent.limits.enforced(interruptible=engine.name == "inline"):
             result = next(iter(engine.run([job])))
         return result if result.error is None else replace(result, error=self._reported(result.error))
 
-    def _evaluate(self, agreed: _Agreed, job: Job, request: EvaluationRequest) -> Result:
+    def _evaluate(self, agreed: AgreedRecipe, job: Job, request: EvaluationRequest) -> Result:
         """Evaluate a model, and return scores only if the consent allows an answer."""
         none = Result(-1 if job.kind == "global" else job.client)
         if self._evaluations.other(request):
@@ -294,35 +271,12 @@ class Member:
         self._evaluations.add(request, answer)
         return replace(result, scores=[answer])
 
-    def _job(self, about: dict[str, Any], body: bytes, agreed: _Agreed) -> tuple[Job, int | None, str]:
-        """Return the job, the last accepted round and the run of a request, after checking all its fields."""
-        try:
-            job = Job.from_bytes(body)
-        except (TypeError, KeyError, AssertionError, ValueError) as error:
-            raise MessageError(f"the message is refused: it contains no valid job ({error!s:.120})") from None
-        run, accepted = about.get("run"), about.get("accepted")
-        refuse_unless(is_run(run), "it has no valid run name")
-        refuse_unless(accepted is None or is_count(accepted), "it has no valid last accepted round")
-        refuse_unless(job.kind in KINDS, f"a client does jobs of kind {', '.join(KINDS)}, not {job.kind!r:.20}")
-        own = job.clients == (self.number,) if job.kind == "global" else job.client == self.number
-        refuse_unless(own, "it is about another client's data")
-        refuse_unless(is_count(job.attempt), "it has no valid number of attempts")
-        rounds = agreed.recipe.training.rounds
-        in_range = is_count(job.round, least=1) and job.round <= rounds
-        refuse_unless(in_range, f"it is for round {job.round!r:.20} of {rounds}")
-        known = agreed.packed if job.kind in ENCODED else agreed.plain
-        for name, found in job.message.signature.items():
-            refuse_unless(known.get(name) == found, f"'{name:.80}' does not match what this method sends to clients")
-        if bad := job.message.not_finite():
-            raise MessageError(f"the message is refused: '{bad}' has values that are not finite")
-        return job, accepted, str(run)
-
     def _place(self, run: str) -> Path:
         place = self.folder / "runs" / run
         place.mkdir(parents=True, exist_ok=True)
         return place
 
-    def _ledger_of(self, run: str, agreed: _Agreed) -> MemberLedger:
+    def _ledger_of(self, run: str, agreed: AgreedRecipe) -> MemberLedger:
         """Return this organisation's ledger of a run."""
         empty = partial(self.consent.ledger, agreed.recipe, agreed.engine.server_workspace)
         return MemberLedger(self._place(run), self.number, empty)

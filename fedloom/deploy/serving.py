@@ -93,8 +93,11 @@ def await_run(folder: Path, number: int, seconds: float | None = None) -> None:
                 raise
             state = None
         if state is not None and state.over:
+            if state.outcome == "stopped":
+                raise RunError("the run was stopped: start it again, with the same --name, to continue it")
             if state.outcome != "completed":
-                raise RunError(f"the run has ended ({state.outcome}): {state.details}; see {folder}/superlink.log")
+                why = f": {state.details}" if state.details else ""
+                raise RunError(f"the run has ended ({state.outcome}){why}; see {folder}/superlink.log")
             return
         sleep(1)
     raise RunError(f"the run has not ended within {seconds:g} s; it is still running (fedloom deploy status)")

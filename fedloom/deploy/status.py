@@ -20,6 +20,10 @@ REFUSED_SECONDS = 120.0
 minute is logged."""
 
 
+FROM_ANOTHER = ("duplicate", "signature")
+"""Reasons to refuse a client that is perhaps not the organisation, which may be connected at the same time."""
+
+
 @dataclass
 class MemberState:
     """State of an organisation."""
@@ -144,7 +148,9 @@ def _member(
         state = "revoked"
     elif not (folder / "organisations" / f"{name}.pub").exists():
         state = "without key"
-    elif refused is not None and (state == "online" or _age(refused["at"]) < REFUSED_SECONDS):
+    elif refused is not None and state == "online":
+        state = "online" if refused.get("reason") in FROM_ANOTHER else "refused"
+    elif refused is not None and _age(refused["at"]) < REFUSED_SECONDS:
         state = "refused"
     elif state == "registered":
         state = "offline"

@@ -49,7 +49,10 @@ class FederationTerms(Section):
         """
         path = folder / "federation.yaml"
         if not path.is_file():
-            raise UserError(f"'{folder}' has no federation.yaml: give a folder that `fedloom deploy init` created")
+            raise UserError(
+                f"'{folder}' has no federation.yaml: give a folder that `fedloom deploy init` created (server, or "
+                "organisations/NAME)"
+            )
         return checked(cls, read_yaml(path))
 
     def number(self, organisation: str) -> int:
@@ -73,13 +76,22 @@ class FederationTerms(Section):
             UserError: If the names are not such a list.
         """
         mine = self.organisations
-        valid = isinstance(names, list) and names and all(isinstance(name, str) for name in names)
-        if not valid or any(ours != theirs for ours, theirs in zip(mine, names, strict=False)):
+        valid = isinstance(names, list) and names and all(map(is_organisation, names))
+        if (
+            not valid
+            or len(set(names)) < len(names)
+            or any(ours != theirs for ours, theirs in zip(mine, names, strict=False))
+        ):
             raise UserError(
                 f"organisations = {names!r:.100} at the server, and {', '.join(mine)} here: neither list begins with "
                 "the other; ask the server for the current federation.yaml"
             )
         return self.model_copy(update={"organisations": tuple(names)})
+
+
+def is_organisation(name: object) -> bool:
+    """Whether a value is a valid name of an organisation; files have this name, too."""
+    return isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9][\w.-]{0,60}", name) is not None
 
 
 def is_run(name: object) -> bool:

@@ -84,7 +84,7 @@ def watch(folder: Path, port: int, ready: Callable[[str], None]) -> None:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            host = self.headers.get("Host", "").rpartition(":")[0]
+            host = self.headers.get("Host", "").partition(":")[0]
             if host not in (HOST, "localhost"):  # a page elsewhere that resolves its name to this machine
                 self.send_error(403)
             elif self.path != "/":

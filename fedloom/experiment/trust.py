@@ -67,7 +67,8 @@ class Trust:
             self.combination = PrivateAverage(privacy, method, planned, normals)
             if not deployed:
                 self.notes.append(SIMULATED)
-            self.spending = Spending(privacy, len(clients), fraction, participants)
+            hidden = recipe.secure is not None
+            self.spending = Spending(privacy, len(clients), fraction, participants, secure_aggregation=hidden)
         self.secure = _secure_rounds(recipe, method, participants)
         if self.secure is not None:
             self.combination = self.secure.average

@@ -84,9 +84,10 @@ def _secure(secure: dict[str, Any]) -> Iterator[str]:
 
 def _entry(title: str, entry: dict[str, Any]) -> Iterator[str]:
     tensors = entry["tensors"]
+    rounds = ", ".join(f"{a}" if a == b else f"{a}–{b}" for a, b in entry["rounds"])
     yield (
-        f"{title}: {entry['bytes']:,} bytes in {entry['messages']:,} messages, {entry['clients']:,} clients, "
-        f"rounds {', '.join(f'{a}' if a == b else f'{a}–{b}' for a, b in entry['rounds'])}"
+        f"{title}: {entry['bytes']:,} bytes in {_count(entry['messages'], 'message')}, "
+        f"{_count(entry['clients'], 'client')}, rounds {rounds}"
         + (f"; each {sum(t['bytes'] for t in tensors):,} bytes:" if tensors else "")
     )
     yield from _aligned(
@@ -99,6 +100,10 @@ def _aligned(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _size(count: int) -> str:

@@ -31,6 +31,13 @@ SIMULATED_NUMBERS = [
     "with every evaluation: correct and tested samples per class, and the loss, on the client's test data",
 ]
 """Numbers that a simulated client reports in addition to tensors."""
+ORGANISATION_NUMBERS = [
+    "when it joins: the numbers of training and test samples (0 test samples if evaluation is declined)",
+    "with every update: the number of training samples, the mean training loss, the seconds of training",
+    "when a request fails or is refused: a sentence; for an error only its type, its text stays in the log of the "
+    "organisation",
+]
+"""Numbers and texts that an organisation reports in addition to tensors; answers to evaluations are entries."""
 STATISTICS = (
     "once, before training: the number, sum and sum of squares of the training inputs per channel or column "
     "(data.normalise: federated)"
@@ -80,7 +87,6 @@ class Ledger:
         privacy: PrivacySettings | None,
         secure: SecureSettings | None = None,
         simulated: bool = True,
-        numbers: list[str] | None = None,
     ) -> None:
         """Record the facts besides messages: parts that stay at the clients, the data, the reported numbers.
 
@@ -90,11 +96,11 @@ class Ledger:
             privacy: The recipe section `privacy`.
             secure: The recipe section `secure`.
             simulated: Whether clients are simulated in one place, in contrast to organisations with separate data.
-            numbers: Numbers that clients report in addition to tensors; default: those of a simulation.
         """
         method, task = workspace.setup.method, workspace.setup.task
         held = sum(map(len, (*task.federation.train, *task.federation.test)))
         count = held if task.elsewhere else len(task.dataset)
+        numbers = SIMULATED_NUMBERS if simulated else ORGANISATION_NUMBERS
         image, label = (nbytes({"": tensor[:1]}) for tensor in (task.dataset.inputs, task.dataset.labels))
         self._about = {
             "method": method.name,
@@ -105,7 +111,7 @@ class Ledger:
                 {"part": "labels", "tensors": count, "bytes": count * label, "why": "data"},
             ],
             "reveals": {part: says for part, says in method.reveals.items() if part in method.up},
-            "numbers": [*(numbers or SIMULATED_NUMBERS), *([STATISTICS] if task.normalisation == "federated" else [])],
+            "numbers": [*numbers, *([STATISTICS] if task.normalisation == "federated" else [])],
             "models": models,
             "privacy": None
             if privacy is None

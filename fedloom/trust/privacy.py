@@ -176,9 +176,20 @@ class Spending:
 
     `poisson`: each client with probability q (Mironov, Talwar, Zhang, 2019). Neighbouring datasets differ by adding or
     removing one client.
+
+    Amplification by sampling needs participants that the adversary does not know. With `secure_aggregation` the noise
+    protects against the server, too, which chooses them: then only the bound without sampling is used.
     """
 
-    def __init__(self, settings: PrivacySettings, clients: int, fraction: float, participants: int):
+    def __init__(
+        self,
+        settings: PrivacySettings,
+        clients: int,
+        fraction: float,
+        participants: int,
+        *,
+        secure_aggregation: bool = False,
+    ):
         try:
             import dp_accounting
             from absl import logging
@@ -191,7 +202,9 @@ class Spending:
         exchanged = dp_accounting.NeighboringRelation.REPLACE_ONE
         if settings.sampling == "fixed":
             whole = dp_accounting.GaussianDpEvent(settings.noise / 2)
-            events = [whole, dp_accounting.SampledWithoutReplacementDpEvent(clients, participants, whole)]
+            events = [whole]
+            if not secure_aggregation:
+                events.append(dp_accounting.SampledWithoutReplacementDpEvent(clients, participants, whole))
             accountants = [rdp.RdpAccountant(neighboring_relation=exchanged) for _ in events]
         else:
             events = [dp_accounting.PoissonSampledDpEvent(fraction, dp_accounting.GaussianDpEvent(settings.noise))]

@@ -70,7 +70,7 @@ def test_the_servers_certificate_is_for_its_name_and_signed_by_the_ca():
     [
         (INIT, "--data-like: pass it, or both --classes and --shape"),
         ((*INIT, "--classes", "a,b", "--shape", "3x32"), "--shape 3x32: must be channels x height x width"),
-        ((*INIT[:5], *INIT[5:6], "../x", *INIT[7:], *LIKE), "--organisations ../x: must be letters"),
+        ((*INIT[:5], *INIT[5:6], "../x", *INIT[7:], *LIKE), "organisation '../x': the name must be letters"),
         ((*INIT[:6], "a,a", *INIT[7:], *LIKE), "a name occurs twice"),
         ((*INIT, *LIKE, "--set", "method={name: centralized}"), "pools all data in one place"),
         (("deploy", "server"), "has no federation.yaml"),

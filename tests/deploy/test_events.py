@@ -55,7 +55,8 @@ def test_both_sides_record_every_request_with_what_left(tmp_path):
     update = next(e for e in read_events(tmp_path / "events.jsonl") if e["event"] == "request" and e["kind"] == "train")
     assert (update["round"], update["run"]) == (1, "one") and update["bytes"] > 0
     audit = list(read_events(north.folder / "audit.jsonl"))
-    assert [(entry["asked"], entry["decision"]) for entry in audit][:2] == [("join", "answered"), ("job", "answered")]
+    asked = [(entry["asked"], entry.get("kind"), entry["decision"]) for entry in audit]
+    assert asked[:3] == [("join", None, "answered"), ("job", "update", "answered"), ("job", "global", "answered")]
     own = north.task(recipe).federation
     assert audit[0]["left"] == {
         "number of train samples": len(own.train[0]), "number of test samples": len(own.test[0])

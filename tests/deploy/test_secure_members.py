@@ -2,17 +2,21 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from federated import LoopGrid, make_experiment, make_federation, make_fleet, member, small_recipe
 
+from fedloom.core.errors import UserError
 from fedloom.core.failures import RoundError
 from fedloom.core.job import Job, Result
 from fedloom.core.message import Message
 from fedloom.deploy import fleet as fleet_module
 from fedloom.deploy.certificates import new_key, write_key_pair
 from fedloom.deploy.consent import RefusalError
+from fedloom.deploy.events import read_events
+from fedloom.deploy.lifecycle import add_organisation
 from fedloom.deploy.sealing import opened
 from fedloom.deploy.secure import UnmaskedSums
 from fedloom.deploy.terms import protocol_versions
@@ -59,6 +63,8 @@ def distance(one, other) -> float:
 @pytest.mark.parametrize("method", ["fedavg", "fedcrl", "scaffold"])
 def test_organisations_give_the_plain_mean_within_the_recorded_error(tmp_path, method):
     federated = Four(tmp_path / "fed", recipe_of(method)).run()
+    audit = read_events(tmp_path / "fed" / "organisations" / "north" / "audit.jsonl")
+    assert [entry["kind"] for entry in audit if "kind" in entry][:4] == ["keys", "shares", "update", "unmask"]
     plain = Experiment(recipe_of(method, secure=None, out=tmp_path / "plain"))
     plain.run()
     assert distance(federated, plain) <= federated.history[0]["quantisation"] + 5e-7
@@ -83,6 +89,7 @@ def test_the_server_gets_masked_updates_only_and_both_ledgers_agree(tmp_path):
         assert set(message) == {"masked"} and message["masked"].dtype == torch.int32
         assert message["masked"].double().std() == pytest.approx(2**32 / 12**0.5, rel=0.05)  # uniform
     served = run.ledger.to_json()["messages"]
+    assert any("when it joins" in line for line in run.ledger.to_json()["numbers"])  # not those of a simulation
     kinds = [("up", "training"), ("up", "secure"), ("down", "secure")]
     for kind in kinds:
         (total,) = [e for e in served if (e["direction"], e["purpose"]) == kind]
@@ -99,7 +106,7 @@ def test_one_that_refuses_after_sharing_its_keys_is_left_out_of_the_sum(tmp_path
     federation = Four(tmp_path / "fed", recipe_of(training__on_error="skip"))
     west = federation.members[102]
 
-    def refuse(about, job):
+    def refuse(*_):
         raise RefusalError("not today")
 
     west._secure.receive = refuse
@@ -172,13 +179,76 @@ def test_a_member_that_requires_secure_aggregation_refuses_plain_recipes(tmp_pat
     assert Four(tmp_path / "two", recipe_of(out=tmp_path / "out"), secure_only=True).run().history[0]["clients"] == 4
 
 
-def test_a_second_sum_of_a_round_over_others_is_refused(tmp_path):
-    sums = UnmaskedSums(tmp_path / "secure.json")
-    sums.add(1, [0, 1, 2, 3])
-    sums.add(1, [3, 2, 1, 0])  # a server that was killed asks again
-    with pytest.raises(RefusalError, match="would reveal the difference"):
-        UnmaskedSums(tmp_path / "secure.json").add(1, [0, 1, 2])
-    sums.add(2, [0, 1, 2])
+def test_a_second_sum_of_a_round_or_of_an_update_over_others_is_refused(tmp_path):
+    sums = UnmaskedSums(tmp_path)
+    sums.add("one", 1, "aa", [0, 1, 2, 3])
+    sums.add("one", 1, "aa", [3, 2, 1, 0])  # a server that was killed asks again
+    for run, update in (("one", "aa"), ("one", "bb"), ("two", "aa")):
+        with pytest.raises(
+            RefusalError, match="already summed over the clients .0, 1, 2, 3.; .* reveal the difference"
+        ):
+            UnmaskedSums(tmp_path).add(run, 1, update, [0, 1, 2])
+    with (tmp_path / "unmasked.jsonl").open("a") as file:
+        file.write('\n{"run": "one", "rou')  # a crash
+    sums.add("one", 2, "cc", [0, 1, 2])
+    with pytest.raises(RefusalError, match="round 2 was already summed"):
+        sums.add("one", 2, "cc", [0, 1, 3])
+    sums.add("two", 1, "dd", [0, 1, 2])
+    assert (tmp_path / "unmasked.jsonl").stat().st_mode & 0o077 == 0
+
+
+def test_another_run_does_not_reveal_the_update_of_a_client_that_is_missing_in_it(tmp_path):
+    """The same recipe, so the same updates: the sum of four minus the sum of three would be the fourth's update."""
+    federation = Four(tmp_path / "fed", recipe_of(out=tmp_path / "first"))
+    federation.run()
+    federation.grid.online.discard(102)
+
+    def again(run, **fields):
+        recipe = recipe_of(training__on_error="skip", out=tmp_path / run, **fields)
+        for one in federation.members.values():
+            one.consent = replace(one.consent, recipe=recipe)
+        federation.fleet, federation.recipe = make_fleet(tmp_path / "fed", federation.grid, recipe, run, NAMES), recipe
+        federation.fleet.wait_for(3, 3, 0.5)
+        return federation.run(timeout=0.5).history[0]["clients"]
+
+    with pytest.raises(RoundError, match="this update, in run 'one', was already summed over the clients"):
+        again("second")
+    assert again("third", seed=6) == 3
+
+
+def test_an_organisation_that_is_added_takes_part_once_the_others_have_its_key(tmp_path):
+    recipe = recipe_of(data__clients=3)
+    make_federation(tmp_path / "fed", recipe, NAMES[:3])
+    add_organisation(tmp_path / "fed" / "server", "east", tmp_path / "fed" / "organisations" / "east")
+    shutil.copy(tmp_path / "fed" / "data" / "north.npz", tmp_path / "fed" / "data" / "east.npz")
+    members = {100 + c: member(tmp_path / "fed", name) for c, name in enumerate(NAMES)}
+
+    def clients(run, seed):
+        mine = recipe_of(data__clients=3, training__on_error="skip", seed=seed, out=tmp_path / run)
+        for one in members.values():
+            one.consent = replace(one.consent, recipe=mine)
+        fleet = make_fleet(tmp_path / "fed", LoopGrid(members), mine, run, NAMES)
+        fleet.wait_for(4, 4, 0.5)
+        experiment = make_experiment(fleet, mine)
+        experiment.run()
+        return experiment.history[0]["clients"]
+
+    for name in NAMES[:2]:
+        place = tmp_path / "fed" / "organisations" / name / "members"
+        shutil.copy(tmp_path / "fed" / "organisations" / "east" / "node.pub", place / "east.pub")
+    assert clients("without", seed=5) == 3  # west does not have it
+    place = tmp_path / "fed" / "organisations" / "west" / "members"
+    shutil.copy(tmp_path / "fed" / "organisations" / "east" / "node.pub", place / "east.pub")
+    assert clients("with", seed=6) == 4
+
+
+@pytest.mark.parametrize("name", ["../coordinator", "north", "a/b", ""])
+def test_a_server_cannot_name_a_file_of_its_own_as_the_key_of_a_member(tmp_path, name):
+    """`members/../coordinator.pub` exists, and the server has its private key."""
+    make_federation(tmp_path / "fed", recipe_of(), NAMES)
+    north = member(tmp_path / "fed", "north")
+    with pytest.raises(UserError, match="neither list begins with the other"):
+        north.federation.with_organisations([*NAMES, name])
 
 
 def test_the_consent_says_that_updates_are_masked(tmp_path):

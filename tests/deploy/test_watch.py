@@ -1,6 +1,8 @@
 """The state of a federation as text and as a page, from the files of a server that does not run."""
 
 import threading
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -8,6 +10,7 @@ from federated import make_federation, small_recipe
 from test_deploy_commands import call
 
 from fedloom.core.errors import UserError
+from fedloom.deploy import status
 from fedloom.deploy.events import EventLog
 from fedloom.deploy.launch import free_port
 from fedloom.deploy.status import ago, federation_state, size
@@ -39,6 +42,20 @@ def test_the_state_has_members_rounds_what_left_and_refusals(server):
     assert state.members[2].refusal == "(clock) its clock is <61 s> ahead"
 
 
+@pytest.mark.parametrize(
+    ("reason", "state"), [("duplicate", "online"), ("signature", "online"), ("code", "refused"), ("consent", "refused")]
+)
+def test_a_stranger_with_a_members_key_does_not_make_the_member_look_refused(server, monkeypatch, reason, state):
+    @contextmanager
+    def controlling(*_):
+        yield SimpleNamespace(nodes=lambda: {"north": "online"}, runs=list)
+
+    monkeypatch.setattr(status, "controlling", controlling)
+    EventLog(server / "events.jsonl").add("refused", "north", reason=reason, why="so")
+    north = federation_state(server).members[0]
+    assert (north.state, north.refusal) == (state, f"({reason}) so")
+
+
 def test_status_prints_it(server):
     said = call("deploy", "status", "--folder", str(server))
     assert "west: refused: (clock) its clock is <61 s> ahead" in said
@@ -67,7 +84,9 @@ def test_the_page_is_served_on_this_machine_to_its_own_name_alone(server):
     assert there.wait(20)
     assert address[0].startswith("http://127.0.0.1:")
     assert "<h1>digits</h1>" in httpx.get(address[0]).text
-    assert httpx.get(address[0], headers={"Host": "evil.example:80"}).status_code == 403
+    for host in ("evil.example:80", "evil.example", "127.0.0.1.evil.example", ""):
+        assert httpx.get(address[0], headers={"Host": host}).status_code == 403
+    assert httpx.get(address[0], headers={"Host": "localhost"}).status_code == 200
     assert httpx.get(address[0] + "other").status_code == 404
     with pytest.raises(UserError, match="choose another"):
         watch(server, int(address[0].rpartition(":")[2].strip("/")), ready)

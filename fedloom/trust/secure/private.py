@@ -22,6 +22,9 @@ from fedloom.trust.centres import clip_factor, joint_norm
 from fedloom.trust.privacy import Draw, PrivacySettings, repaired
 from fedloom.trust.secure.ring import FixedPoint, Ring
 
+NOISE_STEPS = 10
+"""Smallest standard deviation of a client's noise, in steps. ε is that of a Gaussian; of a Gaussian that is rounded to
+coarser steps it would be another. Kairouz et al. (2021) prove ε for sums of discrete Gaussians, which this is not."""
 TAIL = 10
 """Standard deviations of noise that must fit into the range; noise beyond it has a probability of 1e-23."""
 
@@ -59,6 +62,12 @@ class PrivateSum:
             raise UserError(
                 f"secure.range = {fixed_point.limit:g}: clipped updates with noise reach {largest:.3g} (privacy.clip, "
                 f"privacy.noise); set it to {2 ** math.ceil(math.log2(largest))} or more"
+            )
+        if (deviation := self._deviation(needed)) < NOISE_STEPS * fixed_point.step:
+            raise UserError(
+                f"secure.bits = {fixed_point.bits}: a client's noise has a standard deviation of {deviation:.3g} "
+                f"(privacy.noise, privacy.clip), and rounding it to multiples of {fixed_point.step:.3g} would change "
+                "its distribution; use 64 bits, or lower secure.range"
             )
         if self._bound(fixed_point) < 0.9 * self.settings.clip:
             raise UserError(

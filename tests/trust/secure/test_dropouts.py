@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from fedloom.core.failures import Failure, RoundError
 from fedloom.core.message import MessageError
+from fedloom.trust.secure import shamir
 from fedloom.trust.secure.coordinator import SecureSum
-from fedloom.trust.secure.party import Party, commitment
+from fedloom.trust.secure.masks import add_mask
+from fedloom.trust.secure.party import Party, commitment, pair_mask_key, self_mask_key
 from fedloom.trust.secure.protocol import Terms
 from fedloom.trust.secure.settings import SecureSettings
 from fedloom.trust.secure.simulation import LocalParties, Unsigned
@@ -261,3 +263,24 @@ def test_a_seed_does_not_follow_from_its_commitment_in_the_clear():
         for secret in (party._seed, party._mask, party._encryption):
             assert secret.hex().encode() not in texts
     assert total.failed == {}
+
+
+@pytest.mark.parametrize(("colluding", "found"), [((2, 3), True), ((3,), False)])
+def test_a_lying_server_needs_2t_minus_n_colluding_clients_to_read_an_update(colluding, found):
+    """n = 4, t = 3: it tells client 0 that everybody survived, and client 1 that client 0 dropped out."""
+    total, parties = begin(range(4), bits=64)
+    masked = contribute(total, parties, 0, np.array([1.0, 2.0, 3.0]))
+    for client in (1, 2, 3):
+        contribute(total, parties, client, np.zeros(3))
+    held = {c: parties[c]._held[0] for c in colluding}
+    to_itself, to_another = parties[0].reveal([0, *colluding, 1][:3]), parties[1].reveal([1, 2, 3])
+    seeds = {0: to_itself["seeds"][0], **{c: share[0].hex() for c, share in held.items()}}
+    keys = {1: to_another["keys"][0], **{c: share[1].hex() for c, share in held.items()}}
+    assert (len(seeds) >= total.needed) == found
+    if found:
+        seed, key = (shamir.join({c: bytes.fromhex(one) for c, one in shares.items()}) for shares in (seeds, keys))
+        add_mask(masked, self_mask_key(seed, total._hash), subtract=True)
+        for other in (1, 2, 3):
+            pair = pair_mask_key(key, bytes.fromhex(total._roster[other]["mask"]), total._hash)
+            add_mask(masked, pair, subtract=other > 0)
+        assert total.fixed_point.decode(masked) == pytest.approx([1.0, 2.0, 3.0])

@@ -80,3 +80,10 @@ def test_a_range_without_room_for_the_noise_is_refused():
         private(2, noise=1.0).check_range(FixedPoint(64, 4.0, 4), 3)
     with pytest.raises(UserError, match="secure.bits = 32: .* use 64 bits"):
         private(10**8, clip=0.01, noise=1.0).check_range(FixedPoint(32, 64.0, 20), 14)
+
+
+def test_noise_of_a_few_steps_is_refused():
+    fixed_point = FixedPoint(32, 64.0, 4)
+    with pytest.raises(UserError, match="secure.bits = 32: .* would change its distribution; use 64 bits"):
+        private(2, noise=9 * fixed_point.step * math.sqrt(3)).check_range(fixed_point, 3)
+    private(2, noise=11 * fixed_point.step * math.sqrt(3)).check_range(fixed_point, 3)

@@ -111,6 +111,16 @@ def test_privacy_is_spent_as_without_masks_and_the_ledger_says_who_adds_noise():
     assert "the messages that the server received are not" not in text
 
 
+def test_participants_that_the_server_chooses_do_not_amplify_privacy_towards_it():
+    """ε is that of clients that take part in every round, because the server knows who took part."""
+    privacy = {"clip": 1.0, "noise": 4.0}
+    half, whole, central = (
+        tiny_run("fedavg", training__fraction=fraction, privacy=privacy, **more).history[-1]["epsilon"]
+        for fraction, more in ((0.5, {"secure": {}}), (1.0, {"secure": {}}), (0.5, {}))
+    )
+    assert half == whole > central
+
+
 def test_almost_without_noise_it_is_the_private_mean():
     fields = {"training__rounds": 1, "training__fraction": 1.0, "privacy": {"clip": 0.5, "noise": 1e-9}}
     assert distance(tiny_run("fedavg", **fields), tiny_run("fedavg", secure={}, **fields)) < 1e-6

@@ -98,3 +98,14 @@ def test_reasons():
     assert "reveals only their sum" in unsummable(get("fedpac"))
     assert "pools all data" in unsummable(get("centralized"))
     assert "reveals only their sum" in unsummable(get("fedper", average_heads=True, heads_of="all"))
+
+
+def test_a_class_that_one_client_has_is_not_hidden_by_the_sum():
+    """A limit, not a promise: its row of class means has one addend that is not zero."""
+    sent = messages(3)
+    counts = [message["counts"].clone() for message in sent]
+    for client, count in enumerate(counts):
+        count[0] = 2.0 if client == 1 else 0.0
+    sent = [Message({**m, "counts": c}, client=m.client, samples=m.samples) for m, c in zip(sent, counts, strict=True)]
+    found, _ = summed(Averaging(None, {"means": "counts"}, ("counts",), uniform=False), sent, 64)
+    assert found["means"][0].tolist() == pytest.approx(sent[1]["means"][0].tolist(), abs=1e-6)
