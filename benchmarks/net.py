@@ -227,7 +227,8 @@ def _data(kind: str) -> str:
     x = rng.normal(size=(160, {"signal": 32, "images": 256}.get(kind, 8)))
     scores = x @ rng.normal(size=(x.shape[1], 4)) + rng.normal(size=(160, 4))
     labels = {"binary": (scores[:, 0] > 0).astype(int), "multilabel": (scores > 0).astype(int)}
-    x, y = x.reshape(160, *{"signal": (2, 16), "images": (1, 16, 16)}.get(kind, (8,))), labels.get(kind, scores.argmax(1))
+    x = x.reshape(160, *{"signal": (2, 16), "images": (1, 16, 16)}.get(kind, (8,)))
+    y = labels.get(kind, scores.argmax(1))
     if kind != "clients":
         return register_dataset(from_arrays(x, y, name=kind))
     rows = [slice(start, start + size) for start, size in ((0, 60), (60, 40), (100, 30), (130, 12))]

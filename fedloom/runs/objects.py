@@ -21,13 +21,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedloom.config.loading import read_recipe, section_name
+from fedloom.config.loading import raw_recipe, read_recipe, section_name
 from fedloom.config.recipe import Recipe
+from fedloom.core import trusted_code
 from fedloom.core.dataset import Dataset
 from fedloom.core.errors import UserError, brief
 from fedloom.core.method import METHODS, Method
 from fedloom.core.optimizers import MOMENTS, add_own
-from fedloom.core.registry import OBJECT
+from fedloom.core.registry import OBJECT, note_source
 from fedloom.data.from_objects import as_dataset, is_data
 from fedloom.data.partitions import PARTITIONS, Pool
 from fedloom.data.sources import SOURCES
@@ -80,8 +81,11 @@ def read_with_objects(
     Data that were passed as an object and are divided already keep their division, unless the recipe or a field sets
     another one.
     """
-    given = recipe.model_dump(mode="json", exclude_unset=True) if isinstance(recipe, Recipe) else recipe
-    values = read_recipe(given, fields, trust_code=trust_code)
+    if isinstance(recipe, Recipe):  # it may come from a file: no consent to the Python files that it names
+        trusted_code.allow_fields(fields)
+        values = raw_recipe(recipe.model_dump(mode="json", exclude_unset=True), fields)
+    else:
+        values = read_recipe(recipe, fields, trust_code=trust_code)
     name = str(section_name(values.get("data")))
     if name.startswith(OBJECT) and name in SOURCES:
         dataset = SOURCES[name]()
@@ -132,6 +136,7 @@ def method_section(method: Any) -> Any:
     base = kind.plain
     if METHODS.get(base.name) is not base:
         raise UserError(f"method: another class named '{base.__name__}' is registered; rename one of them")
+    note_source(f"method {base.name}", base)
     return {"name": kind.name, **options} if options else kind.name
 
 

@@ -110,11 +110,11 @@ def whole(self, client, batch):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("loss", matrix, r"a loss returned a tensor torch.float32 of shape \[22, 2\]; it must return .* scalar"),
+        ("loss", matrix, r"a loss returned a torch.float32 tensor of shape \[22, 2\]; it must return .* scalar"),
         ("loss", three, r"of shape \[7\]; it must return .* one entry per sample"),
         ("loss", number, "a loss returned a float; it must return a tensor"),
         ("loss", detached, "the loss does not depend on model"),
-        ("loss", whole, "a loss returned a tensor torch.int64"),
+        ("loss", whole, "a loss returned a torch.int64 tensor"),
         ("shares", ("modle",), r"wrong.shares = \('modle',\): there is no part 'modle'; did you mean 'model'"),
         ("keeps", ("model.haed",), "wrong.keeps = .* there is no part 'model.haed'; did you mean 'model.head'"),
         ("shares", "model", r"wrong.shares = 'model': must be a tuple of parts: \(\"model\",\)"),

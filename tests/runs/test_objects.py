@@ -1,5 +1,8 @@
 """Methods and data that are passed as Python objects."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -37,6 +40,7 @@ def test_a_method_is_a_class_or_an_instance(near):
     assert by_class["method"] == "near"
     fedloom.run(data=(X, Y), method=near(pull=0.7), out="instance", **SETTING)
     assert fedloom.load("instance").recipe.method.options == {"pull": 0.7}
+    assert json.loads(Path("class/versions.json").read_text())["method near"].startswith("sha256 ")
     runs = fedloom.compare(data=(X, Y), methods=[near, "fedavg"], **SETTING | {"rounds": 1})
     assert [run["method"] for run in runs] == ["near", "fedavg"]
     assert runs[0]["personal_accuracy"] == runs[1]["personal_accuracy"]
