@@ -42,12 +42,15 @@ BASE: dict[str, Any] = {
     "training": {"rounds": 2, "batch_size": 16, "fraction": 0.7},
     "storage": {"checkpoint_seconds": 0},
 }
-TABLES = {
+ARRAYS = {
     "table": ("fedavg", "fedper", "fedproto", "fedavg+logreg"),
     "binary": ("fedavg", "fedproto", "fedcrc", "fedgh", "fedpac", "moon", "repper", "fedavg+linear"),
     "multilabel": ("fedavg+ft", "ditto", "scaffold", "perfedavg", "apfl", "fedcka", "fedproto"),
+    "signal": ("fedavg", "fedcrl", "repper", "fedcka"),
+    "images": ("fedavg", "fedcrl", "repper", "fedbn"),
+    "clients": ("fedavg+ft", "ditto", "fedproto"),
 }
-"""Methods of the cases on a table, by the kind of its labels."""
+"""Methods of the cases on arrays: a table by the kind of its labels, signals, float images, clients' test samples."""
 FIGURES = {
     "table": ["balanced_accuracy", "macro_f1", "auc", "ece", "loss"],
     "binary": ["balanced_accuracy", "f1", "auc", "ece"],
@@ -68,7 +71,8 @@ def merged(*recipes: Case) -> Case:
 def cases(engines: tuple[str, ...]) -> Iterator[tuple[str, Case]]:
     """Yield names and recipes.
 
-    A case with the extra key `resume` is interrupted after its second round; `table` is the kind of a table's labels.
+    A case with the extra key `resume` is interrupted after its second round. The extra keys `arrays` and `network` are
+    kinds of data and networks that are passed as objects.
     """
     for engine in engines:
         runs = {"engine": {"name": engine, "deterministic": engine in ("inline", "lanes")}}
@@ -141,15 +145,25 @@ def _cases() -> Iterator[tuple[str, Case]]:
 
 
 def _kinds() -> Iterator[tuple[str, Case]]:
-    """Yield cases on rows of a table with several classes, two classes or several labels."""
-    for kind, methods in TABLES.items():
+    """Yield cases on data and networks that are passed as objects."""
+    for kind, methods in ARRAYS.items():
         for method in methods:
-            data = {"partition": "iid" if kind == "multilabel" else "dirichlet:1"}
-            metrics = {"metrics": FIGURES[kind], "measure": "auc"}
-            recipe: Case = {"method": method, "table": kind, "data": data, "evaluation": metrics}
-            yield f"{kind} {method}", recipe | ({} if kind == "table" else {"objective": {"name": kind}})
-    yield "table simclr", {"method": "fedavg", "table": "table", "objective": {"name": "simclr"}}
-    yield "binary weighted", {"table": "binary", "objective": {"name": "binary", "pos_weight": 3.0}}
+            data = {"partition": "iid" if kind == "multilabel" else "natural" if kind == "clients" else "dirichlet:1"}
+            metrics = {"metrics": FIGURES.get(kind, FIGURES["table"]), "measure": "auc"}
+            recipe: Case = {"method": method, "arrays": kind, "data": data, "evaluation": metrics}
+            if kind in ("binary", "multilabel"):
+                recipe["objective"] = {"name": kind}
+            if kind == "images":
+                recipe["model"] = {"name": "cnn2"}
+                recipe["data"] = data | {"augment": ["crop:1", "flip"], "normalise": "federated"}
+            if kind == "clients":
+                recipe["data"] = data | {"split": "common:0.8", "newcomers": 0}
+            yield f"{kind} {method}", recipe
+    yield "table simclr", {"method": "fedavg", "arrays": "table", "objective": {"name": "simclr"}}
+    yield "binary weighted", {"arrays": "binary", "objective": {"name": "binary", "pos_weight": 3.0}}
+    for network in ("linear", "frozen layer", "recurrent", "tied"):
+        for method in ("fedavg", "fedrep", "ditto", "fedcrl"):
+            yield f"network {network} {method}", {"method": method, "arrays": "table", "network": network}
 
 
 def _trainings(three: Case) -> Iterator[tuple[str, Case]]:
@@ -188,10 +202,12 @@ def outcome(recipe: Case, folder: Path) -> str:
     """Return the hash of a run, or the type of the error that it ends with (error messages may change)."""
     import fedloom
 
-    stop, table = recipe.pop("resume", None), recipe.pop("table", None)
+    stop, arrays, network = (recipe.pop(name, None) for name in ("resume", "arrays", "network"))
     try:
-        if table is not None:
-            recipe["data"]["name"] = _table(table)
+        if arrays is not None:
+            recipe["data"]["name"] = _data(arrays)
+        if network is not None:
+            recipe["model"]["name"] = _network(network)
         if stop is not None:
             _interrupted(recipe, folder, stop)
         fedloom.run(recipe, out=str(folder), resume=stop is not None)
@@ -200,18 +216,50 @@ def outcome(recipe: Case, folder: Path) -> str:
     return digest(folder)
 
 
-def _table(kind: str) -> str:
-    """Register a table of random rows, whose labels follow from a random linear map, and return its name."""
+def _data(kind: str) -> str:
+    """Register random inputs, whose labels follow from a random linear map, and return the dataset's name."""
     import numpy as np
 
-    from fedloom.data import from_arrays
+    from fedloom.data import from_arrays, from_clients
     from fedloom.runs.objects import register_dataset
 
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(160, 8))
-    scores = x @ rng.normal(size=(8, 4)) + rng.normal(size=(160, 4))
-    y = {"table": scores.argmax(1), "binary": (scores[:, 0] > 0).astype(int), "multilabel": (scores > 0).astype(int)}
-    return register_dataset(from_arrays(x, y[kind], name=kind))
+    x = rng.normal(size=(160, {"signal": 32, "images": 256}.get(kind, 8)))
+    scores = x @ rng.normal(size=(x.shape[1], 4)) + rng.normal(size=(160, 4))
+    labels = {"binary": (scores[:, 0] > 0).astype(int), "multilabel": (scores > 0).astype(int)}
+    x = x.reshape(160, *{"signal": (2, 16), "images": (1, 16, 16)}.get(kind, (8,)))
+    y = labels.get(kind, scores.argmax(1))
+    if kind != "clients":
+        return register_dataset(from_arrays(x, y, name=kind))
+    rows = [slice(start, start + size) for start, size in ((0, 60), (60, 40), (100, 30), (130, 12))]
+    each = {f"site {i}": {"train": (x[part], y[part]), "test": (x[142:], y[142:])} for i, part in enumerate(rows)}
+    return register_dataset(from_clients(each))
+
+
+def _network(kind: str) -> str:
+    """Register a network for tables as a user would pass it, and return its name."""
+    import torch
+    from torch import nn
+
+    from fedloom.runs.objects import register_model
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.gru = nn.LSTM(1, 6, batch_first=True), nn.GRU(6, 6)
+            self.fc = nn.Linear(6, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.gru(self.lstm(x[..., None])[0].transpose(0, 1))[0][-1])
+
+    torch.manual_seed(0)
+    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
+    layers = nn.Sequential(first, nn.BatchNorm1d(8), nn.ReLU(), second, nn.Dropout(0.2), nn.Linear(8, 4))
+    if kind == "frozen layer":
+        first.requires_grad_(False)
+    if kind == "tied":
+        second.weight = first.weight
+    return register_model({"linear": nn.Linear(8, 4), "recurrent": Recurrent()}.get(kind, layers))
 
 
 def _interrupted(recipe: Case, folder: Path, after: int) -> None:
@@ -293,7 +341,8 @@ def agree(found: dict[str, str]) -> int:
     for case, values in differ.items():
         print(f"{case}: " + ", ".join(f"{engine} {value}" for engine, value in values.items()))
     engines = sorted({engine for values in by_case.values() for engine in values})
-    print(f"{len(by_case)} cases on {', '.join(engines)}: {len(differ)} differ between engines")
+    refused = sum(all(len(value) != 16 for value in values.values()) for values in by_case.values())
+    print(f"{len(by_case)} cases on {', '.join(engines)} ({refused} refused): {len(differ)} differ between engines")
     return 1 if differ else 0
 
 

@@ -1,219 +1,32 @@
 """Recipes: validated descriptions of experiments, read from YAML into pydantic models and written back."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from fedloom import methods, models, objectives
+from fedloom import methods, objectives
 from fedloom.config.loading import assign, read_assignment, read_yaml, section_name
+from fedloom.config.sections import EvaluationSettings, StorageSettings
 from fedloom.core import trusted_code
-from fedloom.core.checking import Section, checked, refusal
+from fedloom.core.checking import Named, Section, checked, expand_name, refusal
 from fedloom.core.compression import WireSettings
 from fedloom.core.errors import UserError, nearest, shown
-from fedloom.core.metrics import Metric
 from fedloom.core.options import hyperparameters
 from fedloom.core.registry import absolute, short
 from fedloom.core.training import Training
 from fedloom.data import parts
 from fedloom.data.settings import DataSettings
 from fedloom.engines import EngineSettings, engine_class
-from fedloom.models.lora import LoraSettings, from_rank
+from fedloom.models.settings import Model, ModelSettings
 from fedloom.trust.attack import AttackSettings
 from fedloom.trust.faults import Faults
 from fedloom.trust.privacy import PrivacySettings
 from fedloom.trust.robust import RobustSettings
 from fedloom.trust.secure.settings import SecureSettings
-
-
-def _named(default: str | None = None) -> Callable[[Any], Any]:
-    """Return a validator that expands a section in short form (its name) and fills in a missing name."""
-
-    def read(value: Any) -> Any:
-        value = {"name": value} if isinstance(value, str) else value
-        return {"name": default} | dict(value) if default and isinstance(value, Mapping) else value
-
-    return read
-
-
-class Named(BaseModel):
-    """A registered name and its options: `{name: fedprox, mu: 0.1}`."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: str
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options by name, without `name`."""
-        return dict(self.model_extra or {})
-
-
-def _model_section(value: Any) -> Any:
-    """Expand the short forms of `model`, a name or a list of networks, and name the first of several networks."""
-    if isinstance(value, (list, tuple)):
-        if not value:
-            raise refusal("model = []: must name at least one network")
-        value = {"networks": value}
-    several: Any = value.get("networks") or value.get("by_client") if isinstance(value, Mapping) else None
-    if isinstance(several, Mapping):
-        several = list(several.values())
-    first = section_name(several[0]) if isinstance(several, (list, tuple)) and several else None
-    return _named(first if isinstance(first, str) else "mlp")(value)
-
-
-class NetworkSettings(Named):
-    """A network, and its options."""
-
-    head: str | None = Field(
-        None,
-        description="dotted name of the last layer of a plain nn.Module, such as fc or classifier.6; default: its last "
-        "linear layer, if that is the last layer that runs",
-    )
-    weights: str | None = Field(
-        None,
-        description="file of initial weights (safetensors, or torch.save of a state dict); tensors with other shapes, "
-        "such as the head, are skipped; default: random weights",
-    )
-    freeze: Annotated[tuple[str, ...], BeforeValidator(lambda names: [names] if isinstance(names, str) else names)] = (
-        Field(
-            (),
-            description="parts of the network that stay fixed: [extractor], or dotted names such as extractor.conv1; "
-            "they are not trained, sent or stored for clients",
-        )
-    )
-    lora: Annotated[LoraSettings | None, BeforeValidator(from_rank)] = Field(
-        None,
-        description="low-rank adapters, or their rank: the extractor's weights stay fixed, and adapters on its layers "
-        "are trained instead; default: none",
-    )
-    project: int | None = Field(
-        None,
-        ge=1,
-        description="width to which a linear layer projects the representation, so that different networks have "
-        "representations of the same width; default: no such layer",
-    )
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of the network, and the fields of this section that are set."""
-        common = {name: getattr(self, name) for name in NetworkSettings.model_fields if name not in ("name", "lora")}
-        if self.lora is not None:
-            common["lora"] = self.lora.model_dump(mode="json", exclude_defaults=True) | {"rank": self.lora.rank}
-        return super().options | {name: value for name, value in common.items() if value}
-
-
-_Network = Annotated[NetworkSettings, BeforeValidator(_named("mlp"))]
-
-
-class ModelSettings(NetworkSettings):
-    """The recipe section `model`: the network and its options, or the networks of different clients."""
-
-    networks: tuple[_Network, ...] = Field(
-        (),
-        description="several networks that are dealt to clients in turn, each a name or a section such as this one; "
-        "`model: [cnn2, mlp]` is short for it. For methods that share nothing of the extractor",
-    )
-    by_client: Annotated[
-        dict[str, _Network],
-        BeforeValidator(lambda given: {str(k): v for k, v in given.items()} if isinstance(given, Mapping) else given),
-    ] = Field(
-        {},
-        description="networks by name or number of the client instead; the key `others` stands for all other clients",
-    )
-
-    @property
-    def each(self) -> tuple[NetworkSettings, ...]:
-        """The networks that clients have; usually one."""
-        return self.networks or tuple(self.by_client.values()) or (self,)
-
-
-def _model_exists(model: ModelSettings) -> ModelSettings:
-    if model.networks and model.by_client:
-        raise refusal("model.by_client: cannot be combined with model.networks; remove one of them")
-    if model.each[0] is not model and (model.options or model.name != model.each[0].name):
-        field = next(iter(model.options), "name")
-        raise refusal(
-            f"model.{field}: the clients have different networks; set it for each of them in model.networks or "
-            "model.by_client"
-        )
-    try:
-        for network in model.each:
-            models.check(network.name, network.options)
-    except UserError as error:
-        raise refusal(str(error)) from None
-    return model
-
-
-def _summary_rule(rule: str) -> str:
-    kind, _, count = rule.partition(":")
-    if rule == "last" or (kind in ("median", "mean") and count.isdigit() and int(count) > 0):
-        return rule
-    raise ValueError(f"'{rule}' is unknown; write last, median:10 or mean:10 (of the last ten evaluations)")
-
-
-class EvaluationSettings(Section):
-    """The recipe section `evaluation`: when models are tested, on which clients, and which figures are reported."""
-
-    every: int = Field(1, ge=1, description="rounds between evaluations; the last round is always evaluated")
-    clients: int | None = Field(
-        None, ge=1, description="number of clients to evaluate, a fixed random sample; default: all clients"
-    )
-    summary: Annotated[str, AfterValidator(_summary_rule)] = Field(
-        "last",
-        description="how the reported accuracy is computed: the last evaluation (last), or the median or mean of the "
-        "last n (median:10, mean:10)",
-    )
-    metrics: Annotated[
-        tuple[Literal[Metric, "loss"], ...],
-        BeforeValidator(lambda names: names.split(",") if isinstance(names, str) else names),
-    ] = Field(
-        (),
-        description="further figures of each client, with mean, weighted mean, spread and worst tenth over clients: "
-        "balanced_accuracy, f1 (two classes), macro_f1, micro_f1, auc (one-vs-rest), ece (calibration error, 15 "
-        "bins), exact_match (all labels), loss",
-    )
-    measure: Literal[Metric, "accuracy", "loss"] = Field(
-        "accuracy",
-        description="the figure on validation samples by which sweeps, the summary's best round and training.patience "
-        "choose: mean over clients of accuracy, loss or one of the metrics, of personal models",
-    )
-    distance: str | None = Field(
-        None,
-        description="a part that clients keep, such as model.head: each evaluation adds the mean L2 distance between "
-        "clients' copies of it",
-    )
-
-    @property
-    def wanted(self) -> tuple[Literal[Metric, "loss"], ...]:
-        """The figures besides accuracy to report: `metrics` and, if it is none of them, `measure`."""
-        more = () if self.measure in ("accuracy", "loss") else (self.measure,)
-        return tuple(dict.fromkeys((*self.metrics, *more)))
-
-
-class StorageSettings(Section):
-    """The recipe section `storage`: RAM for clients' memory, saved models and checkpoints."""
-
-    memory_mb: int = Field(
-        1024, ge=1, description="RAM in MiB for clients' memory; the least recently used states beyond it go to disk"
-    )
-    personal_models: bool = Field(True, description="save each client's personal parameters at the end of the run")
-    checkpoint_every: int = Field(
-        10, ge=0, description="rounds between checkpoints; 0: a checkpoint only when the run is stopped"
-    )
-    checkpoint_seconds: float = Field(
-        60,
-        ge=0,
-        description="maximum seconds between checkpoints (longer if writing one takes more than a twentieth of this "
-        "time); 0: no maximum",
-    )
-    final_checkpoint: bool = Field(
-        True,
-        description="keep a checkpoint of the last round: the run can then be extended (fedloom resume RUN --rounds N)",
-    )
 
 
 class Recipe(Section):
@@ -227,16 +40,16 @@ class Recipe(Section):
         ('fedprox', 1)
     """
 
-    method: Annotated[Named, BeforeValidator(_named("fedavg"))] = Field(
+    method: Annotated[Named, BeforeValidator(expand_name("fedavg"))] = Field(
         Named(name="fedavg"), description="the federated method, and its hyperparameters"
     )
-    data: Annotated[DataSettings, BeforeValidator(_named())] = Field(
+    data: Annotated[DataSettings, BeforeValidator(expand_name())] = Field(
         DataSettings(), description="the dataset, and how it is divided among clients"
     )
-    model: Annotated[ModelSettings, BeforeValidator(_model_section), AfterValidator(_model_exists)] = Field(
+    model: Model = Field(
         ModelSettings(name="mlp"), description="the network, and its options; or a list of networks, dealt to clients"
     )
-    objective: Annotated[Named | None, BeforeValidator(_named("labels"))] = Field(
+    objective: Annotated[Named | None, BeforeValidator(expand_name("labels"))] = Field(
         None,
         description="the training objective (labels, binary, multilabel, simclr, simsiam, byol, moco or barlow), and "
         "its options; default: the method's objective",
@@ -245,7 +58,7 @@ class Recipe(Section):
     evaluation: EvaluationSettings = Field(
         EvaluationSettings(), description="when models are tested, on which clients, and which figures are reported"
     )
-    engine: Annotated[EngineSettings, BeforeValidator(_named())] = Field(
+    engine: Annotated[EngineSettings, BeforeValidator(expand_name())] = Field(
         EngineSettings(), description="where clients run: in this process, worker processes, GPU lanes or Ray"
     )
     storage: StorageSettings = Field(

@@ -20,6 +20,29 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def expand_name(default: str | None = None) -> Callable[[Any], Any]:
+    """Return a validator that expands a section in short form (its name) and fills in a missing name."""
+
+    def read(value: Any) -> Any:
+        value = {"name": value} if isinstance(value, str) else value
+        return {"name": default} | dict(value) if default and isinstance(value, Mapping) else value
+
+    return read
+
+
+class Named(BaseModel):
+    """A registered name and its options: `{name: fedprox, mu: 0.1}`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options by name, without `name`."""
+        return dict(self.model_extra or {})
+
+
 def checked(kind: type[Checked], values: Any, path: str = "") -> Checked:
     """Validate values as a section of a recipe.
 

@@ -420,7 +420,7 @@ def _mean(value: Tensor, size: int = 1) -> Tensor:
         raise UserError(f"a loss returned a {type(value).__name__}; it must return a tensor")
     if value.dim() > 1 or not value.is_floating_point() or (value.dim() == 1 and (not len(value) or len(value) % size)):
         raise UserError(
-            f"a loss returned a tensor {value.dtype} of shape {list(value.shape)}; it must return a floating-point "
+            f"a loss returned a {value.dtype} tensor of shape {list(value.shape)}; it must return a floating-point "
             "scalar, or one entry per sample"
         )
     return value if value.dim() == 0 else value.mean()

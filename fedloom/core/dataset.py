@@ -28,6 +28,8 @@ class Dataset:
     """Remarks about the files that are shown to the user, such as pictures that were left out."""
     views: tuple[str, ...] = ()
     """Default of `data.views`, where the default for inputs of this shape does not suit them."""
+    split: str | None = None
+    """Default of `data.split` for data that were given as training and test samples in Python."""
 
     def __post_init__(self) -> None:
         count = len(self.inputs)

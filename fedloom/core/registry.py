@@ -3,11 +3,13 @@
 Files are imported only with the user's consent (`core/trusted_code.py`).
 """
 
+import inspect
 import logging
 import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -26,6 +28,8 @@ OBJECT = "object-"
 _PREFIX = "fedloom_file_"
 _REFERENCE = re.compile(r"(?P<file>.+\.py)(:(?P<name>[^:/\\+]*))?", re.DOTALL)
 _imported_packages: set[str] = set()
+_object_sources: dict[str, str] = {}
+"""Hashes of the source of classes that were passed as Python objects, by what they are."""
 _noticed: set[str] = set()
 """Hashes of changed files for which a warning was logged."""
 log = logging.getLogger("fedloom")
@@ -208,10 +212,18 @@ def absolute(name: str) -> str:
     return f"{Path(file + '.py').expanduser().resolve()}:{rest}" if colon else name
 
 
-def files() -> dict[str, str]:
-    """Return the users' files that this process has imported, with the SHA-256 of the executed content."""
+def sources() -> dict[str, str]:
+    """Return the users' code of this process: imported files and classes passed as objects, with their SHA-256."""
     found = (_parsed(name) for name in list(sys.modules) if name.startswith(_PREFIX))
-    return {path: f"sha256 {sha256}" for path, sha256 in found}
+    return {name: f"sha256 {sha256}" for name, sha256 in (*found, *_object_sources.items())}
+
+
+def note_source(what: str, kind: type) -> None:
+    """Add the source of a user's class that was passed as an object to `sources`."""
+    shipped_or_file = str(_home(kind)).startswith(("fedloom.", _PREFIX))
+    with suppress(OSError, TypeError):  # no source: defined at an interactive prompt
+        if not shipped_or_file:
+            _object_sources[what] = trusted_code.sha256_of(inspect.getsource(kind).encode())
 
 
 def place_of(error: BaseException, file: Path) -> str:

@@ -9,8 +9,10 @@ from fedloom.data import sources
 from fedloom.data.dataset import combine, limit, resize
 from fedloom.data.decode import OnBad
 from fedloom.data.federation import counts, federate, parse_split
-from fedloom.data.from_arrays import from_arrays, from_clients
-from fedloom.data.from_objects import from_frame, from_splits, from_torch
+from fedloom.data.from_arrays import from_arrays
+from fedloom.data.from_clients import from_clients, from_splits
+from fedloom.data.from_objects import from_frame
+from fedloom.data.from_torch import from_torch
 from fedloom.data.partitions import PARTITIONS, Partition, Pool, parse_partition
 from fedloom.data.sources import data_folder, parts
 
@@ -43,7 +45,7 @@ def load(
         size: Height and width to which images are resized.
         on_bad: What to do about images or recordings in folders that cannot be read: `stop` raises an error that names
             all of them, `skip` leaves them out and names them in the dataset's `notes`.
-        label: Column of the label in a table; by default the one called label, target or y.
+        label: Column of the label in a table; by default the only one called label, labels, target, class or y.
         client: Column of the client in a table, whose values are the groups of the dataset.
         seconds: Length to which recordings are cut or padded; by default 1.
         mels: Number of frequency bands of recordings; by default 32.

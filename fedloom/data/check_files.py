@@ -11,9 +11,10 @@ import numpy as np
 from fedloom.core.errors import UserError
 from fedloom.data.check import check_folder
 from fedloom.data.findings import EXAMPLES, DataCheck
+from fedloom.data.frames import frame_problems
 from fedloom.data.sources.npz import read_npz
 from fedloom.data.sources.recordings import RATES, RECORDINGS, SECONDS, labelled_recordings, read_wav
-from fedloom.data.sources.table import is_table, label_column, read_frame, table_files, table_problems
+from fedloom.data.sources.table import is_table, label_of, read_frame, table_files
 from fedloom.data.sources.tree import files_in, pictures_in
 
 Progress = Callable[[int, int], None]
@@ -76,7 +77,7 @@ def check_tables(
     other = [file.name for file, frame in frames.items() if set(frame.columns) != set(first.columns)]
     found.add("other columns", "error", other, "all files must have the same columns", "give it the same columns")
     try:
-        label = label_column(path, list(first.columns), label)
+        label = label_of(path, list(first.columns), label)
     except UserError as error:
         found.fact("label", str(error).removeprefix(f"{path}: "), "error")
         return found.sort()
@@ -87,7 +88,7 @@ def check_tables(
     import pandas
 
     whole = pandas.concat(list(usable.values()), ignore_index=True)
-    for problem in table_problems(whole, label, client):
+    for problem in frame_problems(whole, label, client):
         found.fact("columns", problem, "error")
     if client is not None:
         owners = _texts(whole[client])

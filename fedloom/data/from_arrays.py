@@ -1,6 +1,6 @@
-"""Datasets from arrays, tensors and columns of frames: in one place, or per client."""
+"""Datasets from arrays, tensors and frames."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,8 @@ from torch import Tensor
 
 from fedloom.core.dataset import Dataset
 from fedloom.core.errors import UserError
-
-Pair = tuple[Any, Any]
-"""Inputs and labels."""
+from fedloom.data.coding import coded, plain_array
+from fedloom.data.frames import as_pandas, inputs_of
 
 
 def from_arrays(
@@ -20,9 +19,10 @@ def from_arrays(
     """Make a dataset of inputs and labels.
 
     Args:
-        x: Inputs [N, …]: an array, a tensor, a pandas frame with numeric columns, or nested lists. uint8 and uint16
-            inputs with three or four dimensions are images: [N, H, W], [N, H, W, C] or [N, C, H, W] with C = 1 or 3.
-            Everything else keeps its shape. uint8 images stay bytes; all others become float32.
+        x: Inputs [N, …]: an array, a tensor, a frame, or nested lists. uint8 and uint16 inputs with three or four
+            dimensions are images: [N, H, W], [N, H, W, C] or [N, C, H, W] with C = 1 or 3. Everything else keeps its
+            shape. uint8 images stay bytes; all others become float32. Columns of texts and categories in a frame become
+            one input of 0 or 1 per distinct value.
         y: Labels [N], numbers or texts. The distinct values, sorted, are the classes. Or 0 and 1 [N, L], if a sample
             can have several of L labels (`objective="multilabel"`); the columns of a frame give their names.
         name: Name of the dataset, for reports and messages.
@@ -34,7 +34,7 @@ def from_arrays(
         The dataset.
 
     Raises:
-        UserError: Lengths differ, values are missing or not numeric, or there is only one class.
+        UserError: Lengths differ, values are missing or are no numbers, or there is only one class.
 
     Example:
         >>> import numpy as np
@@ -42,7 +42,7 @@ def from_arrays(
         >>> dataset.classes, tuple(dataset.inputs.shape)
         (('a', 'b'), (6, 3))
     """
-    inputs = _inputs(name, x)
+    inputs, notes = _inputs(name, x)
     several = _multilabel(name, y, len(inputs), classes)
     labels, found = coded(name, "labels", y, len(inputs), classes) if several is None else several
     if len(found) < 2:
@@ -50,76 +50,32 @@ def from_arrays(
     owners, group_names = (None, ()) if groups is None else coded(name, "groups", groups, len(inputs))
     mask = torch.zeros(len(inputs), dtype=torch.bool) if test is None else torch.as_tensor(np.asarray(test)).bool()
     return Dataset(
-        name=name, inputs=inputs, labels=labels, test=mask, classes=found, groups=owners, group_names=group_names
-    )
-
-
-def from_clients(
-    clients: Mapping[str, Pair] | Sequence[Pair], *, name: str = "clients", classes: Sequence[str] | None = None
-) -> Dataset:
-    """Make a dataset of inputs and labels that are already divided among clients.
-
-    Args:
-        clients: Inputs and labels of each client, by its name or in order.
-        name: Name of the dataset, for reports and messages.
-        classes: All classes in order, if they should not be taken from the labels.
-
-    Returns:
-        The dataset, whose groups are the clients; run it with `partition="natural"`.
-
-    Raises:
-        UserError: There are no clients, or the arrays do not fit together.
-
-    Example:
-        >>> import numpy as np
-        >>> x, y = np.random.rand(4, 3), [0, 1, 0, 1]
-        >>> from_clients({"north": (x, y), "south": (x, y)}).group_names
-        ('north', 'south')
-    """
-    pairs = dict(clients) if isinstance(clients, Mapping) else {str(i): pair for i, pair in enumerate(clients)}
-    if not pairs:
-        raise UserError(f"dataset '{name}': no clients were given")
-    for client, pair in pairs.items():
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise UserError(f"dataset '{name}': client '{client}' must have a pair (x, y) of inputs and labels")
-    inputs = [_inputs(f"{name}: {client}", x) for client, (x, _) in pairs.items()]
-    shapes = {tuple(part.shape[1:]): client for client, part in zip(pairs, inputs, strict=True)}
-    if len(shapes) > 1:
-        said = " and ".join(f"{shape} of client '{client}'" for shape, client in list(shapes.items())[:2])
-        raise UserError(f"dataset '{name}': samples differ in shape: {said}")
-    rows = [np.asarray(y) for _, y in pairs.values()]
-    rows = [part if part.ndim == 2 and part.shape[1] > 1 else part.reshape(-1) for part in rows]
-    if len({part.shape[1:] for part in rows}) > 1:
-        raise UserError(f"dataset '{name}': labels of clients differ in shape")
-    labels = np.concatenate(rows)
-    owners = np.repeat(np.arange(len(pairs)), [len(part) for part in inputs])
-    dataset = from_arrays(torch.cat(inputs), labels, name=name, classes=classes)
-    return Dataset(
-        name=name, inputs=dataset.inputs, labels=dataset.labels, test=dataset.test, classes=dataset.classes,
-        groups=torch.from_numpy(owners), group_names=tuple(pairs),
+        name=name, inputs=inputs, labels=labels, test=mask, classes=found, groups=owners, group_names=group_names,
+        notes=notes,
     )  # fmt: skip
 
 
-def _inputs(name: str, x: Any) -> Tensor:
-    if hasattr(x, "to_numpy"):
-        x = _numeric_frame(name, x)
-    values = x.detach().cpu() if isinstance(x, Tensor) else _tensor(name, x)
-    if values.dim() == 0 or len(values) == 0:
-        raise UserError(f"dataset '{name}': x has shape {tuple(values.shape)}; expected inputs [N, …]")
-    if values.is_complex():
+def _inputs(name: str, x: Any) -> tuple[Tensor, tuple[str, ...]]:
+    """Return inputs as a tensor of bytes or float32, and notes about columns of texts."""
+    if (frame := as_pandas(x)) is not None:
+        array, notes = inputs_of(frame, name)
+        return torch.from_numpy(array), notes
+    array = plain_array(name, "x", x)
+    if array.dtype.kind == "c":
         raise UserError(f"dataset '{name}': x is complex; give real and imaginary part as two channels")
-    if values.dtype in (torch.uint8, torch.uint16) and values.dim() in (3, 4):
-        values = _images(values)
-        return values if values.dtype == torch.uint8 else values.float()
-    return values.float().contiguous()
-
-
-def _tensor(name: str, x: Any) -> Tensor:
-    try:
-        array = np.asarray(x)
-        return torch.from_numpy(np.ascontiguousarray(array))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"dataset '{name}': x cannot be read as an array of numbers: {error}") from None
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"dataset '{name}': x has the type {array.dtype}; expected numbers (x.astype('float32'))")
+    if array.ndim < 2 or len(array) == 0:
+        remedy = "; give one value per sample as x.reshape(-1, 1)" if array.ndim == 1 and len(array) else ""
+        raise UserError(f"dataset '{name}': x has the shape {array.shape}; expected inputs [N, …]{remedy}")
+    if array.dtype in (np.uint8, np.uint16) and array.ndim in (3, 4):
+        images = _images(torch.from_numpy(np.ascontiguousarray(array)))
+        return (images if images.dtype == torch.uint8 else images.float()), ()
+    with np.errstate(over="ignore"):
+        values = np.array(array, np.float32, order="C")
+    if array.dtype.itemsize > 4 and np.isinf(values).any() and not np.isinf(array).any():
+        raise UserError(f"dataset '{name}': x has values above {np.finfo(np.float32).max:.1e}; scale them")
+    return torch.from_numpy(values), ()
 
 
 def _images(values: Tensor) -> Tensor:
@@ -130,29 +86,9 @@ def _images(values: Tensor) -> Tensor:
     return (values.permute(0, 3, 1, 2) if last else values).contiguous()
 
 
-def _numeric_frame(name: str, frame: Any) -> np.ndarray:
-    """Return the values of a pandas frame or series.
-
-    Raises:
-        UserError: Columns are not numeric, or values are missing.
-    """
-    columns = {column: frame[column] for column in frame.columns} if hasattr(frame, "columns") else {frame.name: frame}
-    texts = [str(column) for column, values in columns.items() if values.dtype.kind not in "biuf"]
-    if texts:
-        raise UserError(
-            f"dataset '{name}': columns {', '.join(texts[:5])} are not numeric; encode them, for example with "
-            "pandas.get_dummies"
-        )
-    missing = {str(column): int(values.isna().sum()) for column, values in columns.items()}
-    if missing := {column: count for column, count in missing.items() if count}:
-        said = ", ".join(f"{column} ({count})" for column, count in list(missing.items())[:5])
-        raise UserError(f"dataset '{name}': values are missing in {said}; fill them or drop the rows")
-    return np.asarray(frame.to_numpy(), dtype=np.float32)
-
-
 def _multilabel(name: str, y: Any, count: int, known: Sequence[str] | None) -> tuple[Tensor, tuple[str, ...]] | None:
     """Return labels [N, L] of 0 and 1 as uint8, and the names of the labels; None for one class per sample."""
-    array = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    array = plain_array(name, "y", y)
     if array.ndim != 2 or array.shape[1] < 2:
         return None
     names = known or getattr(y, "columns", None)
@@ -165,29 +101,3 @@ def _multilabel(name: str, y: Any, count: int, known: Sequence[str] | None) -> t
     if array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
         raise UserError(f"dataset '{name}': labels of shape {list(array.shape)} must contain only 0 and 1")
     return torch.from_numpy(array.astype(np.uint8)), found
-
-
-def coded(
-    name: str, field: str, values: Any, count: int, known: Sequence[str] | None = None
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Replace values by their positions among the distinct ones; return both."""
-    array = (values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)).reshape(-1)
-    if array.dtype.kind == "O" and any(value is None or value != value for value in array):
-        missing = sum(value is None or value != value for value in array)
-        raise UserError(f"dataset '{name}': {missing} of {len(array)} {field} are missing; drop these samples")
-    if len(array) != count:
-        raise UserError(f"dataset '{name}': {len(array)} {field} for {count} samples")
-    if array.dtype.kind == "f" and not ((np.abs(array) < 2**53).all() and (array == np.rint(array)).all()):
-        raise UserError(f"dataset '{name}': {field} must be whole numbers or texts, without missing values")
-    array = array.astype(np.int64) if array.dtype.kind == "f" else array
-    try:
-        found, codes = np.unique(array, return_inverse=True)
-    except TypeError as error:
-        raise UserError(f"dataset '{name}': {field} must be numbers or texts, not both ({error})") from None
-    names = tuple(str(value) for value in found)
-    if known is None:
-        return torch.from_numpy(codes.astype(np.int64)), names
-    if unknown := [value for value in names if value not in known]:
-        raise UserError(f"dataset '{name}': {field} contain {unknown[0]!r}, which is not in classes")
-    order = np.array([list(known).index(value) for value in names], np.int64)
-    return torch.from_numpy(order[codes]), tuple(known)

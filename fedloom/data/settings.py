@@ -25,7 +25,9 @@ class DataSettings(Section):
     on_bad: OnBad = Field(
         "stop", description="images and recordings that cannot be read: stop, or skip (left out, and named in a note)"
     )
-    label: str | None = Field(None, description="column of the label in a table; default: label, target or y")
+    label: str | None = Field(
+        None, description="column of the label in a table; default: label, labels, target, class or y"
+    )
     client: str | None = Field(None, description="column of the client in a table, for the partition natural")
     seconds: float | None = Field(None, gt=0, le=60, description="length of recordings, cut or padded; default: 1")
     mels: int | None = Field(None, ge=4, le=256, description="frequency bands of recordings; default: 32")

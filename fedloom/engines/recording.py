@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fedloom.core.fit import CaptureError as CaptureError
 from fedloom.core.state import tensors_of
@@ -47,15 +47,25 @@ class Watch(TorchDispatchMode):
         self._refuse_host_writes(func, inputs)
         self._refuse_foreign_memory(func, inputs)
         self._refuse_generators(func, args, kwargs)
+        # Operations such as transpose_ change the shape of a tensor object: keep what it was.
+        before = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         out = func(*args, **kwargs)
         outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         self._alive.extend(outputs)
         self._owned |= {storage(t) for t in outputs}
-        self.record(func, args, kwargs, inputs, outputs)
+        self.record(func, *before, inputs, outputs)
         return out
 
     def record(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """Handle an operation that was allowed and executed. The default does nothing."""
+        """Handle an operation that was allowed and executed. The default does nothing.
+
+        Args:
+            func: The operation.
+            args: Its arguments, with detached tensors of the shapes that they had before it.
+            kwargs: Its named arguments, likewise.
+            inputs: The tensors among its arguments.
+            outputs: The tensors that it returned.
+        """
 
     def _refuse_host_reads(self, func: Any, args: Any) -> None:
         if func._schema.name in HOST_READS:

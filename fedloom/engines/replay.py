@@ -25,22 +25,26 @@ class Tape(Watch):
 
     def __init__(self, owned: list[Tensor]):
         super().__init__(owned)
-        self.operations: list[tuple[Any, Any, Any, list[tuple[int, Tensor]]]] = []
+        self.operations: list[tuple[Any, Any, Any, list[tuple[int, Tensor]], bool]] = []
 
     def record(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Store the operation, and which of its outputs are new memory."""
+        if torch.Tag.inplace_view in func.tags:  # changes a tensor's shape, which later operations have recorded
+            return
         read = {storage(t) for t in inputs}
-        fresh = [(i, t) for i, t in enumerate(outputs) if storage(t) not in read]
-        self.operations.append((func, args, kwargs, fresh))
+        fresh = [(i, t.detach()) for i, t in enumerate(outputs) if storage(t) not in read]
+        self.operations.append((func, args, kwargs, fresh, torch.is_grad_enabled()))
 
     @torch.no_grad()
     def replay(self) -> None:
         """Execute the recorded operations on the current contents of the memory."""
         with torch.autocast("cpu", enabled=False):  # a method's autocast around a fit is already part of the operations
-            for func, args, kwargs, fresh in self.operations:
-                again = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if isinstance(leaf, Tensor)]
+            for func, args, kwargs, fresh, with_grad in self.operations:
+                # Recurrent layers return what their backward needs only if gradients are enabled.
+                with torch.set_grad_enabled(with_grad):
+                    again = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if isinstance(leaf, Tensor)]
                 for i, tensor in fresh:
-                    tensor.detach().copy_(again[i])
+                    tensor.copy_(again[i])
 
 
 class Replay:

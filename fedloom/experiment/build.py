@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from fedloom.config.recipe import ModelSettings, NetworkSettings, Recipe
+from fedloom.config.recipe import Recipe
 from fedloom.core.dataset import Dataset
 from fedloom.core.errors import UserError
 from fedloom.core.federation import Federation
@@ -16,6 +16,7 @@ from fedloom.data.dataset import with_channels
 from fedloom.data.sources import load
 from fedloom.models import Factory
 from fedloom.models.per_client import by_client, dealt
+from fedloom.models.settings import ModelSettings, NetworkSettings
 
 VIEWS = {"images": ("crop:4", "flip"), "other inputs": ("gaussian:0.1", "mask:0.2")}
 """Default of `data.views`."""

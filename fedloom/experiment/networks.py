@@ -63,7 +63,7 @@ def remarks(server: Workspace) -> list[str]:
 
 
 def _frozen(workspace: Workspace) -> Iterator[str]:
-    """Yield remarks about parts that the recipe freezes."""
+    """Yield remarks about frozen parts, and about a method that shares nothing because of them."""
     fixed = {name: tensor for name, tensor in workspace.tensors.items() if under(name, workspace.fixed)}
     if fixed:
         parts = dict.fromkeys(str(frozen_part(name, workspace.fixed)) for name in fixed)
@@ -72,8 +72,9 @@ def _frozen(workspace: Workspace) -> Iterator[str]:
             f"{field}: {', '.join(parts)}: {len(fixed)} tensors ({nbytes(fixed):,} bytes) stay fixed; "
             "they are not trained, sent or stored for clients"
         )
-        if workspace.setup.method.up and not workspace.sent:
-            yield f"{field}: {workspace.setup.method.name} has nothing left to send, so clients learn alone"
+    if workspace.setup.method.up and not workspace.sent:
+        method = workspace.setup.method
+        yield f"{method.name} has nothing to send (nothing to train in {', '.join(method.up)}), so clients learn alone"
 
 
 def _shared(setup: Setup) -> dict[str, bool]:

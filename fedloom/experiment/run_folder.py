@@ -245,11 +245,12 @@ def _line(row: RoundRecord | ClientRow) -> bytes:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, packages, the system, the user's imported files and files of weights."""
+    """Return the versions of Python, packages, the system, the user's code and files of weights."""
     found = {"python": platform.python_version(), "machine": platform.machine(), "system": platform.system()}
     for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed as a package"
-    return found | registry.files() | weights.files() | {"torch": torch.__version__}  # includes the build (cpu, cu130)
+    found["torch"] = torch.__version__  # includes the build (cpu, cu130)
+    return found | registry.sources() | weights.files()

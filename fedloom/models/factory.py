@@ -11,8 +11,9 @@ from fedloom.core.errors import UserError
 from fedloom.core.options import Declaration, declared, validated
 from fedloom.core.protocols import Shape
 from fedloom.core.registry import OBJECT
+from fedloom.core.state import under
 from fedloom.models.base import MODELS, Network, SplitModel, is_split
-from fedloom.models.freezing import freeze
+from fedloom.models.freezing import freeze, untrained_parts
 from fedloom.models.lora import LoraSettings, add_adapters, from_rank
 from fedloom.models.plain import build_plain, disable_fast_attention, options_of
 from fedloom.models.projected import project
@@ -87,16 +88,18 @@ class Factory:
         options = check(self.name, self.options)
         common = {name: options.pop(name) for name in COMMON if name in options}
         model = self._network(shape, classes, options)
+        frozen = [*common.get("freeze", ()), *untrained_parts(model)]
         disable_fast_attention(model)
         if lora := common.get("lora"):
-            add_adapters(model, lora, common.get("freeze", ()), shape)
+            add_adapters(model, lora, common.get("freeze", ()), shape)  # freezes the extractor
+            frozen = [name for name in frozen if name in common.get("freeze", ()) or not under(name, ["extractor"])]
         notes = []
         on_meta = any(tensor.is_meta for tensor in model.parameters())  # only the size of the network is wanted
         if (file := common.get("weights")) and not on_meta:
             notes.append(load_weights(model, file))
         if width := common.get("project"):
             project(model, width, classes)
-        freeze(model, common.get("freeze", ()))
+        freeze(model, frozen)
         return model, notes
 
     def _network(self, shape: Shape, classes: int, options: dict[str, Any]) -> SplitModel:
@@ -162,11 +165,6 @@ def check(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: The name or an option is unknown, or a value is invalid.
     """
-    if name.startswith("object-") and MODELS.look_up(name) is None:
-        raise UserError(
-            f"model.name = '{name}': the network was passed as a Python object, which is not stored with a run; pass "
-            "the same object again, for example fedloom.resume(RUN, model=net)"
-        )
     return validated(_declared(MODELS.find(name)), options, "model", name)
 
 

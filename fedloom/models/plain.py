@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedloom.core.errors import UserError, brief, nearest
 from fedloom.core.options import Declaration, option
@@ -30,12 +31,12 @@ class PlainModel(SplitModel):
         super().__init__()
         self.extractor, self.head, self.features, self.taps = extractor, head, features, taps
         self.place = place
-        """Name of the head in the plain network."""
+        """Name of the head in the plain network; empty if the whole network is the head."""
 
     def published_name(self, name: str) -> str:
         """Return the name of a tensor in the plain network's state dict."""
         part, _, rest = name.partition(".")
-        return f"{self.place}.{rest}" if part == "head" else rest
+        return f"{self.place}.{rest}".removeprefix(".") if part == "head" else rest
 
 
 def disable_fast_attention(module: nn.Module) -> None:
@@ -64,7 +65,8 @@ def split_model(
     Args:
         module: The network. It maps images [B, C, H, W] to logits [B, classes]. It is not changed.
         head: Dotted name of its last layer, such as `fc` or `classifier.6`. Default: the last `nn.Linear`, if it has
-            as many outputs as there are classes and is the last layer that runs.
+            as many outputs as there are classes and is the last layer that runs. An `nn.Linear` is a head without an
+            extractor.
         shape: Channels, height and width of images. With it, the result is compared with the original network on
             made-up images. Required if `head` is not given or is not a linear layer.
         classes: Number of classes. Default: the width of the network's output.
@@ -82,6 +84,9 @@ def split_model(
         32
     """
     kind = type(module).__name__
+    refuse_other_parameters(module)
+    if isinstance(module, nn.Linear) and head is None:  # logistic regression: the inputs are the representation
+        return _only_a_head(module, shape, classes)
     if shape is None and head is None:
         raise UserError(f"split_model({kind}): give the name of its last layer (head='fc'), or the shape of images")
     run = None if shape is None else _Run(module, shape)
@@ -103,6 +108,28 @@ def split_model(
         split.features = run.checked_features(split)
         run.refuse_random_numbers(split)
     return split
+
+
+def _only_a_head(module: nn.Linear, shape: Shape | None, classes: int | None) -> SplitModel:
+    if shape is not None:
+        _Run(module, shape).refuse_other_outputs(classes)
+    return PlainModel(nn.Identity(), deepcopy(module), module.in_features, "", ())
+
+
+def refuse_other_parameters(module: nn.Module) -> None:
+    """Raise a UserError if parameters have no shape yet, or are not float32."""
+    for name, parameter in module.named_parameters():
+        kind = type(module).__name__
+        if is_lazy(parameter):
+            raise UserError(
+                f"model: {kind} has a layer without a shape, whose parameter is '{name}'; call the network once "
+                "with a batch of inputs, or give all sizes"
+            )
+        if parameter.dtype != torch.float32:
+            raise UserError(
+                f"model: the parameter '{name}' of {kind} is {parameter.dtype}; convert the network to float32 with "
+                ".float() (engine.precision sets the precision of training)"
+            )
 
 
 def options_of(network: Callable[..., nn.Module]) -> Declaration:
@@ -217,8 +244,14 @@ class _Run:
 
     def checked_features(self, split: SplitModel) -> int:
         """Return the width of the representation; raise a UserError unless head ∘ extractor is the network."""
-        z = self._forward(split.extractor)
         place = getattr(split, "place", "head")
+        try:
+            z = self._forward(split.extractor)
+        except UserError as error:
+            raise UserError(
+                f"model.head = '{place}': {self.kind} cannot run without this layer, so it cannot be split there; name "
+                "a layer whose output is the output of the network, or write a SplitModel"
+            ) from error
         if not isinstance(z, Tensor) or z.dim() != 2:
             got = list(z.shape) if isinstance(z, Tensor) else type(z).__name__
             raise UserError(
@@ -266,6 +299,10 @@ def _last_layer(module: nn.Module, run: _Run | None) -> str:
     fitting = [name for name, inner in linear.items() if inner.out_features == run.output.shape[1]]
     if fitting and run.leaves and run.leaves[-1] is linear[fitting[-1]] and fitting[-1]:
         return fitting[-1]
+    if run.leaves and isinstance(run.leaves[-1], nn.Softmax | nn.LogSoftmax | nn.Sigmoid):
+        raise UserError(
+            f"model: {run.kind} ends with a {type(run.leaves[-1]).__name__}, but must return logits; remove this layer"
+        )
     if fitting:
         offers = ", ".join(f"'{name}'" for name in fitting)
         raise UserError(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedloom.config.loading import read_recipe, read_yaml, section_name
+from fedloom.config.loading import read_yaml, section_name
 from fedloom.config.local_objects import local_object
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
@@ -15,7 +15,7 @@ from fedloom.experiment.run_folder import RunFolder, write_json
 from fedloom.report.progress import showing
 from fedloom.runs.comparison import labels_of, read_comparison, recipe_of, refuse_equal_methods
 from fedloom.runs.newcomers import NEWCOMERS, compare_newcomers
-from fedloom.runs.objects import method_section, named
+from fedloom.runs.objects import method_section, named, read_with_objects
 from fedloom.runs.result import Runs
 from fedloom.runs.series import Tasks, run_series
 from fedloom.runs.watching import on_run_of
@@ -76,7 +76,7 @@ def compare(
         raise UserError(f"methods = '{methods}': must be a list, such as methods=['local', '{methods}']")
     methods = None if methods is None else [method_section(method) for method in methods]
     trusted_code.allow(methods)
-    values = read_recipe(recipe, fields, trust_code=trust_code)
+    values = read_with_objects(recipe, fields, trust_code=trust_code)
     values.pop("sweep", None)  # a recipe may describe both a comparison and a sweep
     methods = [fields["method"]] if methods is None and "method" in fields else methods
     seeds = [fields["seed"]] if seeds is None and "seed" in fields else seeds

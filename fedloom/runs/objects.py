@@ -21,17 +21,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedloom.config.loading import section_name
+from fedloom.config.loading import raw_recipe, read_recipe, section_name
+from fedloom.config.recipe import Recipe
+from fedloom.core import trusted_code
 from fedloom.core.dataset import Dataset
 from fedloom.core.errors import UserError, brief
 from fedloom.core.method import METHODS, Method
 from fedloom.core.optimizers import MOMENTS, add_own
-from fedloom.core.registry import OBJECT
+from fedloom.core.registry import OBJECT, note_source
 from fedloom.data.from_objects import as_dataset, is_data
 from fedloom.data.partitions import PARTITIONS, Pool
 from fedloom.data.sources import SOURCES
 from fedloom.experiment.run_folder import stored_values
 from fedloom.models import MODELS
+from fedloom.models.plain import refuse_other_parameters
 
 
 def named(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,8 +45,7 @@ def named(fields: Mapping[str, Any]) -> dict[str, Any]:
             objects.
 
     Returns:
-        The fields, with names only. Data that are divided among clients already set the partition `natural`. An
-        optimizer of torch.optim sets the learning rate.
+        The fields, with names only. An optimizer of torch.optim sets the learning rate.
 
     Raises:
         UserError: An object cannot be used.
@@ -54,10 +56,7 @@ def named(fields: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(found.get("model"), nn.Module) or callable(found.get("model")):
         found["model"] = register_model(found["model"])
     if "data" in found and is_data(found["data"]):
-        dataset = as_dataset(found["data"])
-        found["data"] = register_dataset(dataset)
-        if dataset.groups is not None:
-            found.setdefault("partition", "natural")
+        found["data"] = register_dataset(as_dataset(found["data"]))
     if callable(found.get("partition")):
         found["partition"] = register_partition(found["partition"])
     optimizer = found.get("optimizer")
@@ -72,6 +71,31 @@ def named(fields: Mapping[str, Any]) -> dict[str, Any]:
         if lr is not None:
             found["lr"] = lr
     return found
+
+
+def read_with_objects(
+    recipe: str | Path | Mapping[str, Any] | Recipe | None, fields: Mapping[str, Any], *, trust_code: bool = False
+) -> dict[str, Any]:
+    """Return the values of a recipe with the fields that `named` has returned.
+
+    Data that were passed as an object and are divided already keep their division, unless the recipe or a field sets
+    another one.
+    """
+    if isinstance(recipe, Recipe):  # it may come from a file: no consent to the Python files that it names
+        trusted_code.allow_fields(fields)
+        values = raw_recipe(recipe.model_dump(mode="json", exclude_unset=True), fields)
+    else:
+        values = read_recipe(recipe, fields, trust_code=trust_code)
+    name = str(section_name(values.get("data")))
+    if name.startswith(OBJECT) and name in SOURCES:
+        dataset = SOURCES[name]()
+        section = {"name": name} if isinstance(values["data"], str) else values["data"]
+        if dataset.groups is not None and "partition" not in section:
+            section = section | {"partition": "natural", "clients": len(dataset.group_names)}
+        if dataset.split is not None:
+            section = {"split": dataset.split} | section
+        values["data"] = section
+    return values
 
 
 PATHS = {"data.partition": "partition", "training.optimizer.name": "optimizer"}
@@ -112,6 +136,7 @@ def method_section(method: Any) -> Any:
     base = kind.plain
     if METHODS.get(base.name) is not base:
         raise UserError(f"method: another class named '{base.__name__}' is registered; rename one of them")
+    note_source(f"method {base.name}", base)
     return {"name": kind.name, **options} if options else kind.name
 
 
@@ -140,6 +165,7 @@ def register_model(model: Any) -> str:
     """
     digest = hashlib.sha256()
     if isinstance(model, nn.Module):
+        refuse_other_parameters(model)
         kind, make = type(model), partial(deepcopy, model)
         for name, tensor in model.state_dict().items():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -156,7 +182,7 @@ def register_partition(divide: Callable[..., Any]) -> str:
 
     Args:
         divide: A function of (labels, clients, rng), or of a `fedloom.data.Pool`. It returns the positions of each
-            client's samples (a list of arrays), or the client of each sample (an array, −1 for none).
+            client's samples, or masks of them (a list of arrays), or the client of each sample (an array, −1 for none).
     """
     name = _name_of(divide, hashlib.sha256())
     parameters = inspect.signature(divide).parameters.values()
@@ -168,7 +194,12 @@ def register_partition(divide: Callable[..., Any]) -> str:
         )
 
     def owners(pool: Pool) -> np.ndarray:
-        made = divide(pool) if count == 1 else divide(pool.labels, pool.clients, pool.rng)
+        try:
+            made = divide(pool) if count == 1 else divide(pool.labels, pool.clients, pool.rng)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"partition: {_label(divide)} failed: {brief(error)}") from error
         return _owners(made, pool, _label(divide)) if isinstance(made, list | tuple) else np.asarray(made)
 
     PARTITIONS[name] = owners
@@ -184,6 +215,8 @@ def _owners(positions: list[Any] | tuple[Any, ...], pool: Pool, label: str) -> n
         )
     owner = np.full(len(pool.labels), -1)
     for client, samples in enumerate(np.asarray(one).reshape(-1) for one in positions):
+        if samples.dtype == bool and len(samples) == len(owner):
+            samples = np.flatnonzero(samples)
         if samples.size and (samples.dtype.kind not in "iu" or samples.min() < 0 or samples.max() >= len(owner)):
             raise UserError(f"partition: {label} returned positions of client {client} outside 0 to {len(owner) - 1}")
         if len(np.unique(samples)) < len(samples) or (owner[samples] >= 0).any():

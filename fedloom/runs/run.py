@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedloom.config.loading import SHORT, read_recipe
+from fedloom.config.loading import SHORT
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.experiment.loop import Experiment
@@ -13,7 +13,7 @@ from fedloom.experiment.resume import finished_summary
 from fedloom.experiment.run_folder import RECIPE, stored_values
 from fedloom.report.progress import showing
 from fedloom.runs.compare import holds_comparison
-from fedloom.runs.objects import named
+from fedloom.runs.objects import named, read_with_objects
 from fedloom.runs.result import Run
 from fedloom.runs.sweep import holds_sweep
 from fedloom.runs.watching import on_round_of
@@ -43,8 +43,8 @@ def run(
             (`method="mine.py:Mine"`) are always allowed.
         **fields: Recipe fields by short name (`rounds=5`) or path (`**{"training.rounds": 5}`). Objects work too:
             `method` may be a method class or instance, `model` an `nn.Module`, a class or a function that returns one,
-            and `data` a pair of arrays (x, y), a dict of such pairs per client, a `fedloom.data.Dataset`, or a PyTorch
-            or Hugging Face dataset.
+            and `data` a pair of arrays (x, y), a frame, a PyTorch or Hugging Face dataset, `{"train": …, "test": …}`
+            of these, a dict of these per client, or a `fedloom.data.Dataset`.
 
     Returns:
         The run: its summary (`run["personal_accuracy"]`), frames of rounds and clients (`run.history`, `run.clients`),
@@ -60,10 +60,7 @@ def run(
         >>> run["personal_accuracy"], run.history["loss"]   # doctest: +SKIP
     """
     fields = named(fields)
-    if isinstance(recipe, Recipe):
-        recipe = recipe.with_(**{SHORT.get(name, name): value for name, value in fields.items()})
-    else:
-        recipe = Recipe.parse(read_recipe(recipe, fields, trust_code=trust_code))
+    recipe = Recipe.parse(read_with_objects(recipe, fields, trust_code=trust_code))
     if resume and recipe.out is None:
         raise UserError("--resume: out is missing; name the run's folder: --out FOLDER, or `fedloom resume FOLDER`")
     if resume and recipe.out is not None and finished_summary(recipe):

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import Field
 
-from fedloom.config.loading import raw_recipe, read_list, read_recipe
+from fedloom.config.loading import raw_recipe, read_list
 from fedloom.config.local_objects import local_object
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
@@ -27,7 +27,7 @@ from fedloom.experiment.records import RoundRecord, Summary
 from fedloom.experiment.run_folder import RunFolder, write_json
 from fedloom.report.progress import showing
 from fedloom.report.sweep import Setting, best_setting, short_names
-from fedloom.runs.objects import named
+from fedloom.runs.objects import named, read_with_objects
 from fedloom.runs.result import Runs
 from fedloom.runs.series import Seeds, run_series
 from fedloom.runs.watching import on_run_of
@@ -114,7 +114,7 @@ def sweep(
     """
     fields = named(fields)
     trusted_code.allow(over)
-    values = read_recipe(recipe, fields, trust_code=trust_code)
+    values = read_with_objects(recipe, fields, trust_code=trust_code)
     chosen = _sweep(values, {"over": over, "seeds": seeds and list(seeds), "random": random, "parallel": parallel})
     values.pop("compare", None)  # a recipe may describe both a comparison and a sweep
     out = values.pop("out", None)

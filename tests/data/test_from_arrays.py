@@ -3,9 +3,11 @@
 from typing import ClassVar
 
 import numpy as np
+import pandas
 import pytest
+import scipy.sparse
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from fedloom.core.errors import UserError
 from fedloom.data import Dataset, from_arrays, from_clients, from_frame, from_splits, from_torch
@@ -75,37 +77,37 @@ def test_datasets_of_other_libraries():
         assert dataset.labels.tolist() == Y.tolist()
 
 
-class Frame:
-    """As much of a pandas frame as is used; pandas is not a dependency."""
-
-    def __init__(self, columns):
-        self._columns = columns
-        self.columns = list(columns)
-
-    def __getitem__(self, name):
-        return Series(self._columns[name])
-
-    def to_numpy(self):
-        return np.stack(list(self._columns.values()), axis=1)
-
-
-class Series:
-    def __init__(self, values):
-        self.values, self.dtype = values, values.dtype
-
-    def isna(self):
-        return np.isnan(self.values)
+def test_frames_give_numbers_and_inputs_of_0_or_1_without_missing_values():
+    good = pandas.DataFrame({"age": X[:, 0], "smoker": Y > 0, "sex": pandas.Categorical(list("mfmfmfmf"))})
+    dataset = from_arrays(good, Y)
+    assert np.array_equal(dataset.inputs.numpy(), np.stack([X[:, 0], Y, Y, 1 - Y], axis=1))
+    assert dataset.notes == ("columns of texts became inputs of 0 or 1: sex (f, m)",)
+    holes = pandas.array([None, *[1] * 7], dtype="Int64")
+    with pytest.raises(UserError, match=r"values are missing in age \(2\), dose \(1\); fill them"):
+        from_arrays(good.assign(age=np.where(X[:, 0] < 6, np.nan, X[:, 0]), dose=holes), Y)
+    with pytest.raises(UserError, match="columns day have dates"):
+        from_arrays(good.assign(day=pandas.Timestamp("2020-01-31")), Y)
+    with pytest.raises(UserError, match="two columns are called 'age'; rename one"):
+        from_arrays(pandas.concat([good, good[["age"]]], axis=1), Y)
 
 
-def test_frames_have_numeric_columns_without_missing_values():
-    good = {"age": X[:, 0], "dose": X[:, 1]}
-    assert np.array_equal(from_arrays(Frame(good), Y).inputs.numpy(), X[:, :2])
-    with pytest.raises(UserError, match="columns sex are not numeric; encode them"):
-        from_arrays(Frame(good | {"sex": np.array(list("mfmfmfmf"), object)}), Y)
-    holes = X[:, 1].copy()
-    holes[:2] = np.nan
-    with pytest.raises(UserError, match=r"values are missing in dose \(2\)"):
-        from_arrays(Frame(good | {"dose": holes}), Y)
+def test_arrays_may_be_views_of_any_memory_and_byte_order():
+    wide = np.arange(96, dtype=">f8").reshape(16, 6)
+    expected = from_arrays(wide.astype("<f4")[::-2, ::2].copy(), Y).inputs
+    for x in (wide[::-2, ::2], np.asfortranarray(wide)[::-2, ::2], wide.astype(object)[::-2, ::2].astype("f2")):
+        assert torch.equal(from_arrays(x, Y).inputs, expected)
+    tensor = torch.from_numpy(wide.astype("f8")).flip(0)[::2, ::2].requires_grad_()
+    assert torch.equal(from_arrays(tensor.bfloat16().double(), Y).inputs, expected)
+    assert from_arrays(torch.zeros(1).expand(8, 3), Y).inputs.shape == (8, 3)
+
+
+@pytest.mark.parametrize("kind", ["i4", "u1", "u8", "?", "f2", "S1", "U1", "O", "M8[D]"])
+def test_labels_may_have_any_type(kind):
+    labels = Y.astype("i8").astype(kind) if kind != "M8[D]" else Y.astype(kind)
+    dataset = from_arrays(X, labels)
+    assert dataset.labels.tolist() == Y.tolist() and len(dataset.classes) == 2
+    if kind in ("S1", "U1", "i4"):
+        assert dataset.classes == ("0", "1")
 
 
 @pytest.mark.parametrize(
@@ -113,12 +115,20 @@ def test_frames_have_numeric_columns_without_missing_values():
     [
         (X, Y[:7], "7 labels for 8 samples"),
         (X, np.zeros(8), "all labels are '0'; at least two classes"),
-        (X, Y / 2, "labels must be whole numbers or texts"),
+        (X, Y / 2, "labels must be whole numbers or texts, but 4 of 8 are not, for example 0.5"),
+        (X, np.where(Y, np.nan, 0), "4 of 8 labels are missing"),
+        (X, np.array(["2020-01-01", "NaT"] * 4, "M8[D]"), "4 of 8 labels are missing"),
+        (X, np.array([pandas.NA, "a"] * 4, object), "4 of 8 labels are missing"),
+        (X, np.ma.masked_array(Y, Y > 0), "4 values of .* are masked"),
+        (np.ma.masked_array(X, X > 20), Y, "3 values of x are masked; fill them, or drop the samples"),
+        (X * 1e300, Y, r"x has values above 3.4e\+38; scale them"),
+        (torch.from_numpy(X).to_sparse(), Y, r"x is a sparse tensor; give x.to_dense\(\)"),
+        (scipy.sparse.csr_matrix(X), Y, r"x is a sparse matrix; give x.toarray\(\)"),
         (np.where(X == 7, np.nan, X), Y, "1 of 8 samples contain NaN or infinity, first sample 2"),
         (X[:0], Y[:0], "expected inputs"),
-        (X[:, 0], Y, r"float32 \[N, …\], but have dtype torch.float32 and shape \(8,\)"),
-        ([[1, 2], [3]], [0, 1], "cannot be read as an array of numbers"),
-        (np.array(list("abcdefgh")), Y, "cannot be read as an array of numbers"),
+        (X[:, 0], Y, r"x has the shape \(8,\); expected inputs \[N, …\]; give one value per sample as x.reshape"),
+        ([[1, 2], [3]], [0, 1], "x cannot be read as an array: setting an array element"),
+        (np.array(list("abcdefgh")), Y, "x has the type <U1; expected numbers"),
     ],
 )
 def test_what_does_not_fit_is_refused(x, y, words):
@@ -126,11 +136,28 @@ def test_what_does_not_fit_is_refused(x, y, words):
         from_arrays(x, y)
 
 
-def test_clients_of_other_shapes_and_other_objects_are_refused():
-    with pytest.raises(UserError, match=r"samples differ in shape: \(3,\) of client '0' and \(2,\) of client '1'"):
-        from_clients([(X, Y), (X[:, :2], Y)])
-    with pytest.raises(UserError, match="data: a set cannot be used; give a name"):
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ((X[:, :2], Y), r"samples differ in shape: \(3,\) of client 'a' and \(2,\) of client 'b'"),
+        ((X.astype("u1"), Y), "inputs differ in type: numbers of client 'a' and uint8 of client 'b'"),
+        ((X, np.array(list("nynynyny"))), "labels differ in type: numbers of client 'a' and texts of client 'b'"),
+        ((X, Y[:5]), "client 'b' has 5 labels for 8 samples"),
+        ((X[:0], Y[:0]), "client 'b' has no samples; leave it out"),
+        ((X, Y, Y), r"client 'b' must have a pair \(x, y\) of inputs and labels, .* not a tuple of 3"),
+        ({"train": (X, Y), "dev": (X, Y)}, r"the splits train, dev cannot be used together; give one of them"),
+    ],
+)
+def test_clients_that_do_not_fit_are_named(other, words):
+    with pytest.raises(UserError, match=words):
+        as_dataset({"a": (X, Y), "b": other})
+
+
+def test_other_objects_are_refused():
+    with pytest.raises(UserError, match="data: an object of type set cannot be used; give a name"):
         as_dataset({1, 2})
+    with pytest.raises(UserError, match="data: a DataLoader gives batches; give its dataset"):
+        as_dataset(DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))))
     assert isinstance(as_dataset(from_arrays(X, Y)), Dataset)
 
 
@@ -166,21 +193,63 @@ def test_hugging_face_datasets_keep_their_class_names_and_splits():
         from_splits({"train": Hugging(), "validation": Hugging()})
 
 
+def test_clients_may_have_datasets_frames_and_their_own_test_samples():
+    pairs = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    frame = pandas.DataFrame(X).assign(label=Y)
+    for north in (pairs, Rows(), frame, [X, Y]):
+        dataset = as_dataset({"north": north, "south": {"train": (X, Y), "test": (X[:3] + 1, Y[:3])}})
+        assert dataset.group_names == ("north", "south")
+        assert dataset.groups.tolist() == [0] * 8 + [1] * 11
+        assert dataset.test.tolist() == [False] * 16 + [True] * 3
+        assert np.array_equal(dataset.inputs.numpy(), np.concatenate([X, X, X[:3] + 1]))
+        assert dataset.labels.tolist() == [*Y, *Y, *Y[:3]]
+    names = as_dataset({str(site): Hugging() for site in range(12)}).group_names
+    assert names == tuple(map(str, range(12)))  # in the order of the mapping
+    wards = [frame.assign(ward=pandas.Categorical([ward] * 8)) for ward in "ab"]
+    columns = as_dataset({"a": wards[0], "b": wards[1]}).inputs[:, -2:]
+    assert columns.tolist() == [[1, 0]] * 8 + [[0, 1]] * 8  # the same inputs at all clients
+    with pytest.raises(UserError, match="columns differ: "):
+        as_dataset({"a": wards[0], "b": frame})
+
+
+def test_train_and_test_are_never_two_clients():
+    for part in ((X, Y), pandas.DataFrame(X).assign(label=Y)):
+        dataset = as_dataset({"train": part, "test": part})
+        assert dataset.groups is None and dataset.test.tolist() == [False] * 8 + [True] * 8
+
+
+def test_a_sample_that_cannot_be_read_is_named():
+    class Damaged(Rows):
+        def __getitem__(self, i):
+            return super().__getitem__(i) if i != 5 else {}[i]
+
+    with pytest.raises(UserError, match="dataset 'Damaged': sample 5 cannot be read: KeyError: 5|sample 5 .*5"):
+        from_torch(Damaged())
+    with pytest.raises(UserError, match="dataset 'list': it has no samples"):
+        from_torch([])
+    with pytest.raises(UserError, match="an item is 3 values; items must be"):
+        from_torch([(1, 2, 3)])
+
+
 def test_items_of_other_shapes_are_refused():
     pairs = [(X[i, : 3 - i // 7], int(Y[i])) for i in range(8)]
     with pytest.raises(UserError, match=r"samples differ in shape: \(3,\) of sample 0 and \(2,\) of sample 7"):
         from_torch(pairs)
 
 
-def test_a_pandas_frame_with_labels_is_a_dataset():
-    pandas = pytest.importorskip("pandas")
+def test_a_frame_with_labels_is_a_dataset():
     frame = pandas.DataFrame(X, columns=["age", "dose", "weight"]).assign(target=np.where(Y, "ill", "well"))
     for dataset in (as_dataset(frame), from_frame(frame, label="target")):
         assert dataset.classes == ("ill", "well")
         assert np.array_equal(dataset.inputs.numpy(), X)
-    with pytest.raises(UserError, match="the column of labels is not clear among age, dose, weight; use"):
+    sites = from_frame(frame.assign(site=["x", "y"] * 4), client="site")
+    assert sites.group_names == ("x", "y") and sites.groups.tolist() == [0, 1] * 4
+    assert np.array_equal(sites.inputs.numpy(), X)
+    with pytest.raises(UserError, match=r"no column is called .*; name the column .*from_frame.frame, label=NAME"):
         as_dataset(frame.drop(columns="target"))
-    with pytest.raises(UserError, match="the column of labels is not clear"):
+    with pytest.raises(UserError, match="data.label = 'diagnosis': is not a column of dataset 'frame'"):
         from_frame(frame, label="diagnosis")
-    with pytest.raises(UserError, match="labels are missing"):
+    with pytest.raises(UserError, match="client = 'target': is not another column"):
+        from_frame(frame, label="target", client="target")
+    with pytest.raises(UserError, match=r"values are missing in target \(4\)"):
         as_dataset(frame.assign(target=["a", None] * 4))

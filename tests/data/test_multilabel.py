@@ -47,7 +47,7 @@ def test_pytorch_datasets_and_clients():
     assert np.array_equal(dataset.labels, Y) and dataset.classes == ("0", "1", "2", "3")
     federation = federate(dataset, clients=9, partition="natural", seed=0)
     assert federation.names == ("north", "south")
-    with pytest.raises(UserError, match="labels of clients differ in shape"):
+    with pytest.raises(UserError, match=r"labels differ in shape: \(4,\) of client '0' and \(\) of client '1'"):
         from_clients([(X[:20], Y[:20]), (X[20:], Y[20:, 0])])
 
 

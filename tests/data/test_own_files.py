@@ -224,7 +224,7 @@ def test_npz_may_have_a_test_set_groups_and_names(tmp_path: Path) -> None:
         ),
         ({"x": X, "y": Y[:5]}, "y must be 6 labels"),
         ({"x": X, "y": Y / 2}, "labels must be whole numbers or texts"),
-        ({"x": X, "y": np.array([0, 1, np.nan] * 2)}, "labels must be whole numbers or texts, without missing"),
+        ({"x": X, "y": np.array([0, 1, np.nan] * 2)}, "2 of 6 labels are missing"),
         ({"x": X, "y": Y - 1, "classes": np.array(["a", "b", "c"])}, "label -1 of sample 0"),
         ({"x": X, "y": Y, "classes": np.array(["a", "b"])}, "label 2 of sample 2"),
         ({"x": X, "y": Y, "groups": np.zeros(2)}, "2 groups for 6 samples"),

@@ -84,7 +84,7 @@ ROWS = "a,b,label\n1,2,0\n3,4,1\n"
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
-        ("a,b\n1,2\n", {}, r"no column is called label, target, y; .* data\.label=b \(columns: a, b\)"),
+        ("a,b\n1,2\n", {}, r"no column is called label, labels, target, class, y; .* data\.label=b \(columns: a, b\)"),
         ("y,label\n1,2\n", {}, "2 columns are called"),
         (ROWS, {"label": "c"}, r"data\.label = 'c': is not a column"),
         (ROWS, {"client": "label"}, r"data\.client = 'label': is not another column"),

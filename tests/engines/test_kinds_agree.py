@@ -1,10 +1,13 @@
 """Binary and multilabel tasks, also on tables: the same numbers on every engine, and figures that fit each other."""
 
+import numpy as np
 import pytest
 import torch
 from references import figures
 from tiny import same_state, task_of_kind, tiny_run, with_validation, without_times
+from torch import nn
 
+import fedloom
 from fedloom import objectives
 from fedloom.core.errors import UserError
 from fedloom.methods import METHODS
@@ -41,6 +44,29 @@ def test_an_engine_equals_inline_bit_for_bit(objective, method, engine, table):
     assert without_times(got.history) == without_times(expected.history)
     assert figures(got.scores) == figures(expected.scores)
     assert [s.metrics for s in got.scores] == [s.metrics for s in expected.scores]
+
+
+class Recurrent(nn.Module):
+    """A recurrent network, whose layers change the shape of tensors in place."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = kind(1, 6, batch_first=True)
+        self.fc = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.fc(self.layer(x[..., None])[0][:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_networks_of_a_user_agree(kind):
+    x = np.random.default_rng(0).normal(size=(60, 7))
+    fields = {"data": (x, (x[:, -1] > 0).astype(int)), "model": Recurrent(kind), "clients": 3, "partition": "iid"}
+    runs = [fedloom.run(**fields, engine=engine, rounds=2) for engine in ("inline", "processes", "replay")]
+    outputs = [run.global_model()(x[:5]) for run in runs]
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
+    untrained = fedloom.run(**fields, rounds=1, epochs=0)
+    assert not torch.equal(outputs[0], untrained.global_model()(x[:5]))
 
 
 @pytest.mark.parametrize("objective", ["binary", "multilabel"])

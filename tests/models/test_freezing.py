@@ -1,9 +1,12 @@
 import json
+from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from tiny import same_state, tiny_run, tiny_run_with_memory, tiny_task
+from torch import nn
 
 import fedloom
 from fedloom.core.errors import UserError
@@ -138,6 +141,32 @@ def test_pretrained_frozen_weights_are_in_the_models_of_the_run(tmp_path):
 def test_names_that_cannot_be_frozen_are_refused(names, wanted):
     with pytest.raises(UserError, match=wanted):
         build("mlp", shape=(1, 8, 8), classes=4, freeze=names)
+
+
+def test_layers_without_gradients_are_frozen_like_those_that_the_recipe_names():
+    x, y = np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 3
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    fields = {"data": (x, y), "clients": 3, "partition": "iid", "rounds": 2, "method": "fedavg"}
+    named = fedloom.run(model=deepcopy(net), **fields, **{"model.freeze": ["extractor.0"]})
+    net[0].requires_grad_(False)
+    run = fedloom.run(model=net, **fields)
+    assert run["up_bytes"] == named["up_bytes"] == 4 * (6 * 7 + 3 * 7)
+    assert run.summary["notes"] == named.summary["notes"] and "stay fixed" in run.summary["notes"][0]
+    assert torch.equal(run.global_model()(x), named.global_model()(x))
+    adapted = fedloom.run(model=net, **fields, **{"model.lora": 2})
+    assert adapted["up_bytes"] == 4 * (2 * (5 + 6) + 2 * (6 + 6) + 3 * 7)
+    net[0].bias.requires_grad_(True)
+    with pytest.raises(UserError, match="'weight' of 'extractor.0' has requires_grad = False, but others"):
+        fedloom.run(model=net, **fields)
+
+
+def test_a_method_that_shares_an_extractor_without_parameters_says_that_clients_learn_alone():
+    x, y = np.random.default_rng(0).normal(size=(60, 5)), np.arange(60) % 3
+    fields = {"data": (x, y), "model": nn.Linear(5, 3), "clients": 3, "partition": "iid", "rounds": 2}
+    assert fedloom.run(**fields, method="fedavg")["up_bytes"] == 4 * 3 * 6
+    notes = fedloom.run(**fields, method="fedper").summary["notes"]
+    assert notes == ["fedper has nothing to send (nothing to train in model.extractor), so clients learn alone"]
+    assert not fedloom.run(**fields, method="local").summary["notes"]
 
 
 @pytest.mark.parametrize("kind", ["freeze", "lora"])

@@ -86,6 +86,14 @@ def test_a_shape_is_needed_only_where_the_head_does_not_say_its_width():
         split_model(Net())
 
 
+def test_a_linear_layer_is_a_head_without_an_extractor():
+    layer = nn.Linear(5, 3)
+    split = split_model(layer, shape=(5,), classes=3)
+    x = torch.randn(4, 5)
+    assert torch.equal(split(x), layer(x)) and torch.equal(split.extractor(x), x) and split.features == 5
+    assert {split.published_name(name) for name in split.state_dict()} == {"weight", "bias"}
+
+
 class Scaled(Net):
     def forward(self, x):
         return F.log_softmax(super().forward(x), 1)

@@ -31,6 +31,16 @@ class Pair(nn.Module):
         return self.fc(x), x
 
 
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.a, self.b = nn.Linear(5, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        z = self.body(x)
+        return self.a(z) + self.b(z)
+
+
 def layers(outputs):
     return nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, outputs))
 
@@ -43,6 +53,16 @@ def layers(outputs):
         ({"model": layers(2), "model.head": "fcc"}, r"model.head = 'fcc': Sequential has no such layer: .*choices"),
         ({"model": layers(2), "data": (X[:, :4], Y)}, r"Sequential cannot process inputs of shape \(4,\)"),
         ({"model": lambda num_classes: nn.Linear(None, num_classes)}, "the call with num_classes=2 failed"),
+        ({"model": nn.Sequential(layers(2), nn.Softmax(1))}, "Sequential ends with a Softmax, but must return logits"),
+        ({"model": layers(2).double()}, r"the parameter '0.weight' of Sequential is torch.float64; .* with .float\(\)"),
+        ({"model": nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))}, "Sequential has a layer without a shape"),
+        ({"model": layers(2).requires_grad_(False)}, "nothing of the network is left to train; .* requires_grad_.True"),
+        (
+            {"model": TwoHeads()},
+            "model.head = 'b': TwoHeads cannot run without this layer, so it cannot be split there",
+        ),
+        ({"model": nn.Linear(7, 2)}, r"Linear cannot process inputs of shape \(5,\)"),
+        ({"partition": lambda labels, clients, rng: 1 / 0}, "partition: lambda failed: .*division by zero"),
         ({"clients": 0}, "data.clients = 0: must be at least 1"),
         ({"evaluation.metrics": ["acuracy"]}, r"evaluation.metrics.0 = 'acuracy': is unknown; did you mean 'auc'"),
         ({"evaluation.measure": "f2"}, "evaluation.measure = 'f2': is unknown"),
@@ -51,7 +71,7 @@ def layers(outputs):
         ({"data": (X, [None] * 90)}, "90 of 90 labels are missing"),
         ({"data": (X, [1, "a"] * 44 + [None, 2])}, "1 of 90 labels are missing"),
         ({"data": (X * 1j, Y)}, "x is complex"),
-        ({"data": X}, "data: a ndarray cannot be used; give a name, a pair"),
+        ({"data": X}, "data: an object of type ndarray cannot be used; give a name, a pair"),
         ({"data": {"a": (X,)}}, "client 'a' must have a pair"),
         ({"data.views": ["crop:4", "flip"]}, r"data.views = 'crop:4': needs images, but samples have the shape \(5,\)"),
         ({"optimizer": "adma"}, "training.optimizer.name = 'adma': is unknown; did you mean 'adam'"),
@@ -90,11 +110,11 @@ def whole(self, client, batch):
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("loss", matrix, r"a loss returned a tensor torch.float32 of shape \[22, 2\]; it must return .* scalar"),
+        ("loss", matrix, r"a loss returned a torch.float32 tensor of shape \[22, 2\]; it must return .* scalar"),
         ("loss", three, r"of shape \[7\]; it must return .* one entry per sample"),
         ("loss", number, "a loss returned a float; it must return a tensor"),
         ("loss", detached, "the loss does not depend on model"),
-        ("loss", whole, "a loss returned a tensor torch.int64"),
+        ("loss", whole, "a loss returned a torch.int64 tensor"),
         ("shares", ("modle",), r"wrong.shares = \('modle',\): there is no part 'modle'; did you mean 'model'"),
         ("keeps", ("model.haed",), "wrong.keeps = .* there is no part 'model.haed'; did you mean 'model.head'"),
         ("shares", "model", r"wrong.shares = 'model': must be a tuple of parts: \(\"model\",\)"),

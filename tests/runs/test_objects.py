@@ -1,5 +1,8 @@
 """Methods and data that are passed as Python objects."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -37,6 +40,7 @@ def test_a_method_is_a_class_or_an_instance(near):
     assert by_class["method"] == "near"
     fedloom.run(data=(X, Y), method=near(pull=0.7), out="instance", **SETTING)
     assert fedloom.load("instance").recipe.method.options == {"pull": 0.7}
+    assert json.loads(Path("class/versions.json").read_text())["method near"].startswith("sha256 ")
     runs = fedloom.compare(data=(X, Y), methods=[near, "fedavg"], **SETTING | {"rounds": 1})
     assert [run["method"] for run in runs] == ["near", "fedavg"]
     assert runs[0]["personal_accuracy"] == runs[1]["personal_accuracy"]
@@ -66,7 +70,7 @@ def test_a_network_that_was_an_object_is_needed_again_to_resume_a_run():
     fedloom.run(data=(X, Y), model=net, out="run", **SETTING | {"rounds": 1})
     name = fedloom.load("run").recipe.model.name
     del MODELS[name]
-    wanted = f"model.name = '{name}': the network was passed as a Python object, .* fedloom.resume.RUN, model=net"
+    wanted = f"model.name = '{name}': it was passed as a Python object, .* fedloom.resume.RUN, model=…"
     with pytest.raises(UserError, match=wanted):
         fedloom.resume("run", rounds=2)
     assert fedloom.resume("run", rounds=2, model=net)["rounds"] == 2
@@ -94,6 +98,29 @@ def test_clients_keep_their_division():
     assert summary["clients"] == 2
     federation = fedloom.load("run").task.federation
     assert [len(a) + len(b) for a, b in zip(federation.train, federation.test, strict=True)] == [100, 140]
+
+
+def test_a_division_by_the_recipe_replaces_that_of_the_data():
+    data = {"north": (X[:100], Y[:100]), "south": (X[100:], Y[100:])}
+    run = fedloom.run({"data": {"partition": "iid", "clients": 4}}, data=data, rounds=1, out="run")
+    assert (run["clients"], run.recipe.data.partition) == (4, "iid")
+    assert fedloom.resume("run", data=data, rounds=2)["rounds"] == 2
+    runs = fedloom.compare(data=data, methods=["local", "fedavg"], rounds=1)
+    assert [run["clients"] for run in runs] == [2, 2]
+    assert fedloom.sweep(data=data, over={"lr": [0.1]}, rounds=1)[0]["clients"] == 2
+
+
+def test_test_samples_of_the_data_are_not_trained_on():
+    parts = {"train": (X[:200], Y[:200]), "test": (X[200:], Y[200:])}
+    alone = fedloom.run(data=parts, clients=4, partition="iid", rounds=1, out="alone").task.federation
+    assert sorted(np.concatenate(alone.train)) == list(range(200))
+    assert sorted(np.concatenate(alone.test)) == list(range(200, 240))
+    clients = {"north": parts, "south": {"train": (X, Y), "test": (X[:9], Y[:9])}}
+    run = fedloom.run(data=clients, rounds=1, out="clients")
+    assert [len(test) for test in run.task.federation.test] == [40, 9]
+    assert run.summary["notes"] == [note for note in run.summary["notes"] if "natural" not in note]
+    mixed = fedloom.run(data=parts, clients=4, partition="iid", rounds=1, **{"data.split": "pooled:0.5"})
+    assert len(np.concatenate(mixed.task.federation.train)) == 120
 
 
 def test_a_stopped_run_needs_the_same_data_again():

@@ -118,6 +118,10 @@ def by_pool(pool):
     return np.arange(len(pool.labels)) % pool.clients
 
 
+def by_masks(labels, clients, rng):
+    return [np.arange(len(labels)) % clients == client for client in range(clients)]
+
+
 def test_a_partition_is_a_function():
     run = fedloom.run(**SETTING | {"partition": halves, "rounds": 1}, out="run")
     assert run.recipe.data.partition.startswith("object-halves-")
@@ -125,6 +129,8 @@ def test_a_partition_is_a_function():
     assert [len(a) + len(b) for a, b in zip(division.train, division.test, strict=True)] == [40, 40, 40]
     other = fedloom.run(**SETTING | {"partition": by_pool, "rounds": 1})
     assert sorted([*other.task.federation.train[1], *other.task.federation.test[1]]) == list(range(1, 120, 3))
+    masks = fedloom.run(**SETTING | {"partition": by_masks, "rounds": 1}).task.federation
+    assert all(np.array_equal(a, b) for a, b in zip(masks.train, other.task.federation.train, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fedloom.core.limits import refuse_without_room
 from fedloom.core.reading import decoding
 from fedloom.data import hub
 from fedloom.data.arrays import Archive, Header
-from fedloom.data.from_arrays import coded
+from fedloom.data.coding import coded
 from fedloom.data.sources.source import Source
 
 MOST_CLASSES = 1_000_000
