@@ -135,10 +135,10 @@ def order_in_words(standing: Standing) -> list[str]:
     verdicts = [pair.verdict for pair in found]
     alone = sum(pair.interval is None for pair in found)
     same = sum(pair.here > 0 for pair in found)
-    text = f"Order: {len(found)} pairs of methods have different published figures; {same} of them have the same order "
-    text += f"here, {len(against)} the reverse. By 95% intervals over seeds, "
-    text += f"{verdicts.count('confirmed')} are confirmed, {verdicts.count('contradicted')} contradicted and "
-    text += f"{verdicts.count('open')} open ({alone} because a method has one seed)."
+    text = f"Order, over pairs of methods with different published figures ({len(found)}): {same} the same here, "
+    text += f"{len(against)} reversed. By 95% intervals over seeds: {verdicts.count('confirmed')} confirmed, "
+    text += f"{verdicts.count('contradicted')} contradicted, {verdicts.count('open')} open ({alone} because a method "
+    text += "has one seed)."
     return [text, *map(_contradiction, against)]
 
 

@@ -30,8 +30,12 @@ mean over clients of their accuracies. **Best** is the best round by this very f
 last round, for which nothing is chosen on test data.
 """
 
+REST = """\
+`{status}`: {rest}. The time is estimated from the speed of stored runs of the
+same network, whatever their batch size, and does not include evaluation."""
 
-def markdown(name: str, table: Table, cells: Sequence[Cell], results: Sequence[CellResult]) -> str:
+
+def markdown(name: str, table: Table, cells: Sequence[Cell], results: Sequence[CellResult], rest: str = "") -> str:
     """Return the page as Markdown.
 
     Args:
@@ -39,6 +43,7 @@ def markdown(name: str, table: Table, cells: Sequence[Cell], results: Sequence[C
         table: The board.
         cells: Its cells.
         results: Stored results.
+        rest: Runs that remain and how long they take, in words.
     """
     own = "" if name == "pfllib/board" else f" {name}"
     source = f"fedloom/studies/recipes/{name}.yaml" if not own else name
@@ -54,7 +59,11 @@ def markdown(name: str, table: Table, cells: Sequence[Cell], results: Sequence[C
         text += ["", f"## {standing.title}", "", *_standing(standing, published_name(table))]
     if left := waiting(cells, results):
         text += ["", "## Not run yet", ""]
+        if not found:
+            text += ["No run of this board is stored yet, on any machine: this page has no figures of fedloom.", ""]
         text += [f"- {column}: {names}" for column, names in left.items()]
+    if rest:
+        text += ["", REST.format(rest=rest, status=f"fedloom board{own} --status")]
     text += _published(table, cells)
     return "\n".join(text) + "\n"
 
