@@ -217,6 +217,12 @@ def test_the_leaders_are_run_as_in_the_code_that_their_published_figures_come_fr
     assert methods["feddbe"] == {"kappa": 50, "momentum": 1}
 
 
+def test_only_methods_that_train_for_an_evaluation_are_evaluated_rarely() -> None:
+    """With evaluation in every round, FedBABU's ten epochs of fine-tuning would take ten times its training."""
+    every = {cell.row: cell.recipe().evaluation.every for cell in cells_of("pfllib/board", load_table("pfllib/board"))}
+    assert {row for row, rounds in every.items() if rounds != 1} == {"fedbabu", "fedavg+ft", "repper"}
+
+
 def test_the_boards_queue_has_300_rounds_for_all_methods_and_2000_for_five() -> None:
     entries = load_queue("board").runs(StudyPlan())
     rounds = [sorted({run.recipe.training.rounds for run in runs}) for _, runs in entries]
