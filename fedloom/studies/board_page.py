@@ -104,8 +104,12 @@ def _standing(standing: Standing, publisher: str) -> Iterator[str]:
 
 def _with_spread(line: Line) -> str:
     """Return the figure that is compared, with its deviation over seeds."""
-    spread = f" ± {stdev(line.figures):.2f}" if len(line.figures) > 1 else ""
-    return f"{line.here:.2f}{spread}"
+    return f"{line.here:.2f} {_spread(line)}".rstrip()
+
+
+def _spread(line: Line) -> str:
+    """Return the deviation over seeds of the figure that is compared; empty for one seed."""
+    return f"± {stdev(line.figures):.2f}" if len(line.figures) > 1 else ""
 
 
 def _published(table: Table, cells: Sequence[Cell]) -> list[str]:
@@ -129,24 +133,30 @@ def page(table: Table, cells: Sequence[Cell], results: Sequence[CellResult]) -> 
     facts = [("setting", table.setting), *([("published figures", table.source)] if table.source else [])]
     sections = [_section(number, standing, publisher) for number, standing in enumerate(found)]
     if not sections:
-        sections = [PageSection("empty", "Standings", missing="No run has finished yet: fedloom board --run")]
+        sections = [
+            PageSection("empty", "Standings", missing="No run has finished yet; fedloom board --run starts them")
+        ]
     if table.deviations:
-        sections.append(PageSection("setting", "Deviations", texts=[("", "\n\n".join(table.deviations))]))
+        text = "\n\n".join(table.deviations)
+        sections.append(PageSection("setting", "Deviations", texts=[("from the published setting", text)]))
     state = f"{len(done)} of {len({cell.key for cell in cells})} cells run"
     return Page(table.title, facts, state, running=False, legend=[], sections=sections)
 
 
 def _section(number: int, standing: Standing, publisher: str) -> PageSection:
     columns = [Column("method"), *([Column(publisher, "published figure")] if publisher else [])]
-    columns += [Column(measure.title, measure.help) for measure in MEASURES] + [Column("seeds")]
+    columns += [Column(measure.title, measure.help) for measure in MEASURES]
+    columns += [Column("best round", "the round of the first figure, for each seed"), Column("seeds")]
     rows = []
     for line in standing.lines:
         printed = line.cell.printed
         row = [PageCell(line.cell.name, line.cell.name)]
         row += [PageCell("" if printed is None else f"{printed:.2f}", printed)] * bool(publisher)
         row += [PageCell(measure.text(line), measure.of(line)) for measure in MEASURES]
-        rows.append([*row, PageCell(str(len(line.results)), float(len(line.results)))])
-    table = PageTable(f"standing-{number}", columns, rows, note=standing.changes)
-    return PageSection(
-        f"standing-{number}", standing.title, text=" ".join(order_in_words(standing)), tables=[table]
-    )  # fmt: skip
+        row[-len(MEASURES)].spread = _spread(line)
+        seeds = len(line.results)
+        rows.append([*row, PageCell(best_rounds(line)), PageCell(str(seeds), float(seeds))])
+    name, (counts, *reversed_) = f"standing-{number}", order_in_words(standing) or [""]
+    table = PageTable(name, columns, rows, note=standing.changes)
+    texts = [("pairs of methods in the reverse order", "\n".join(reversed_))] if reversed_ else []
+    return PageSection(name, standing.title, text=counts, tables=[table], texts=texts)
