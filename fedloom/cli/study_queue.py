@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table as Grid
 
-from fedloom.cli import study_output
+from fedloom.cli import study_data, study_output
 from fedloom.cli.base import err, out, say, show_json, watching
 from fedloom.core.errors import UserError
 from fedloom.core.signals import Interrupts
@@ -61,7 +61,12 @@ def run(
             study_output.show_plan(one.plan, one.cells)
         return
     failures: list[Failure] = []
+    missing: study_data.Missing = {}
     if not only_status:
+        ready, missing = study_data.split([(one.plan, list(one.cells)) for one in runs])
+        study_data.show(missing)
+        plans = {id(plan) for plan, _ in ready}
+        runs = [one for one in runs if id(one.plan) in plans]
         with watching(), Interrupts() as interrupts:
             failures = run_queue(runs, parallel, plan, interrupts, lambda text: say(text, err))
     found, machine = status(entries, plan.results)
@@ -75,6 +80,8 @@ def run(
     if failures:
         code = failures[0].exit_code
         raise typer.Exit(code if code > 0 else 128 - code)  # killed by a signal: the shell's convention
+    if missing:
+        raise typer.Exit(2)
 
 
 def _show(source: str, found: Sequence[EntryStatus], machine: str) -> None:

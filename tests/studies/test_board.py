@@ -13,7 +13,7 @@ from fedloom.core.errors import UserError
 from fedloom.studies.board import MEASURES, order_in_words, standings, waiting
 from fedloom.studies.outcome import best_of
 from fedloom.studies.plan import StudyPlan, result_path, runs_of
-from fedloom.studies.queue import Entry, Queue, load_queue
+from fedloom.studies.queue import Entry, Queue, QueuedRun, load_queue
 from fedloom.studies.queue_running import status, time_left
 from fedloom.studies.results import ELSEWHERE, CellResult, default_folder, processors, store
 from fedloom.studies.running import run_cells
@@ -129,6 +129,19 @@ def test_the_page_of_a_board_of_ones_own_is_named_after_it_and_says_what_remains
     assert "No run of this board is stored yet, on any machine" in page
     assert "`fedloom board mine.yaml --status`: 8 runs of the queue remain; time left: unknown" in page
     assert not Path("docs").exists()
+
+
+def test_missing_data_are_named_once_and_the_other_runs_are_done(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = MINE.replace("dataset: [digits], division: [dir, iid]", "dataset: [digits, mnist], division: [iid]")
+    Path(mine).write_text(text.replace("seeds: [0, 1]\n", ""))
+    load_table.cache_clear()
+    monkeypatch.setattr("fedloom.studies.queue_running.run_queue", lambda runs, *_: asked.extend(runs) or [])
+    asked: list[QueuedRun] = []
+    said = CliRunner().invoke(commands.app, ["board", mine, "--run", "--data-dir", "nowhere"], env={"COLUMNS": "160"})
+    assert said.exit_code == 2
+    assert said.stderr.count("dataset 'mnist' is not in the data folder") == 1
+    assert "not run (2 runs)" in said.stderr
+    assert [run.cells[0].place for run in asked] == ["digits-iid"] * 2
 
 
 def test_a_changed_recipe_is_not_answered_by_the_earlier_results(mine: str) -> None:
