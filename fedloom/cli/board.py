@@ -170,12 +170,12 @@ def _write(path: Path, text: str) -> None:
 
 def _show(table: Table, cells: Sequence[Cell], found: Sequence[CellResult]) -> None:
     """Print the standings, and what was not run yet."""
-    from fedloom.studies.board import MEASURES, order_in_words, published_name, waiting
+    from fedloom.studies.board import order_in_words, published_name, waiting
 
     publisher = published_name(table)
     out.print(f"[bold]{table.title}[/bold]", highlight=False)
-    measures = [measure for measure in MEASURES if measure.title in SHOWN]
     for standing in _standings(cells, found):
+        measures = [m for m in standing.measures if m.title in SHOWN or m.figure == standing.lines[0].cell.measure]
         grid = Grid(title=standing.title, title_justify="left", box=SIMPLE_HEAD, padding=0)  # narrow: it has 10 columns
         for head in ("method", *([publisher] if publisher else []), *(m.title for m in measures), "seeds"):
             grid.add_column(head, justify="left" if head == "method" else "right", no_wrap=head == "method")
@@ -194,7 +194,13 @@ def _as_json(standing: Standing) -> dict[str, object]:
     from fedloom.studies.board import MEASURES, order_in_words
 
     methods = [
-        {"row": line.cell.row, "published": line.cell.printed, "seeds": [result.seed for result in line.results]}
+        {
+            "row": line.cell.row,
+            "published": line.cell.printed,
+            "measure": line.cell.measure,
+            "figures": line.figures,
+            "seeds": [result.seed for result in line.results],
+        }
         | {measure.title: measure.of(line) for measure in MEASURES}
         for line in standing.lines
     ]

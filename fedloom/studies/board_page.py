@@ -7,7 +7,7 @@ from fedloom.report.page.figure import Cell as PageCell
 from fedloom.report.page.figure import Column, Page, PageSection
 from fedloom.report.page.figure import Table as PageTable
 from fedloom.studies.board import (
-    MEASURES,
+    Measure,
     Standing,
     best_rounds,
     order_in_words,
@@ -82,7 +82,7 @@ def _times(found: Sequence[Standing]) -> Iterator[str]:
 
 
 def _standing(standing: Standing, publisher: str) -> Iterator[str]:
-    heads = ["method", *([publisher] if publisher else []), *(measure.title for measure in MEASURES)]
+    heads = ["method", *([publisher] if publisher else []), *(measure.title for measure in standing.measures)]
     heads += ["best round", "seeds"]
     if standing.changes:
         yield f"{standing.changes}; published figures are those of the full setting."
@@ -90,7 +90,7 @@ def _standing(standing: Standing, publisher: str) -> Iterator[str]:
     yield f"| {' | '.join(heads)} |"
     yield "|---" + "|---:" * (len(heads) - 1) + "|"
     for line in standing.lines:
-        figures = [_with_spread(line), *(measure.text(line) for measure in MEASURES[1:])]
+        figures = [f"{measure.text(line)} {_spread(line, measure)}".rstrip() for measure in standing.measures]
         printed = "" if line.cell.printed is None else f"{line.cell.printed:.2f}"
         row = [line.cell.name, *([printed] if publisher else []), *figures, best_rounds(line), str(len(line.results))]
         yield f"| {' | '.join(row)} |"
@@ -102,14 +102,10 @@ def _standing(standing: Standing, publisher: str) -> Iterator[str]:
             yield from (f"- {text}" for text in words[1:])
 
 
-def _with_spread(line: Line) -> str:
-    """Return the figure that is compared, with its deviation over seeds."""
-    return f"{line.here:.2f} {_spread(line)}".rstrip()
-
-
-def _spread(line: Line) -> str:
-    """Return the deviation over seeds of the figure that is compared; empty for one seed."""
-    return f"± {stdev(line.figures):.2f}" if len(line.figures) > 1 else ""
+def _spread(line: Line, measure: Measure) -> str:
+    """Return the deviation over seeds of the measure that is compared; empty for other measures and for one seed."""
+    is_compared = measure.figure == line.cell.measure
+    return f"± {stdev(line.figures):.2f}" if is_compared and len(line.figures) > 1 else ""
 
 
 def _published(table: Table, cells: Sequence[Cell]) -> list[str]:
@@ -145,15 +141,14 @@ def page(table: Table, cells: Sequence[Cell], results: Sequence[CellResult]) -> 
 
 def _section(number: int, standing: Standing, publisher: str) -> PageSection:
     columns = [Column("method"), *([Column(publisher, "published figure")] if publisher else [])]
-    columns += [Column(measure.title, measure.help) for measure in MEASURES]
-    columns += [Column("best round", "the round of the first figure, for each seed"), Column("seeds")]
+    columns += [Column(measure.title, measure.help) for measure in standing.measures]
+    columns += [Column("best round", "the round of the best figure, for each seed"), Column("seeds")]
     rows = []
     for line in standing.lines:
         printed = line.cell.printed
         row = [PageCell(line.cell.name, line.cell.name)]
         row += [PageCell("" if printed is None else f"{printed:.2f}", printed)] * bool(publisher)
-        row += [PageCell(measure.text(line), measure.of(line)) for measure in MEASURES]
-        row[-len(MEASURES)].spread = _spread(line)
+        row += [PageCell(m.text(line), m.of(line), spread=_spread(line, m)) for m in standing.measures]
         seeds = len(line.results)
         rows.append([*row, PageCell(best_rounds(line)), PageCell(str(seeds), float(seeds))])
     name, (counts, *reversed_) = f"standing-{number}", order_in_words(standing) or [""]

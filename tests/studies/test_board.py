@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 from fedloom.cli import commands
 from fedloom.core.errors import UserError
 from fedloom.studies.board import MEASURES, order_in_words, standings, waiting
+from fedloom.studies.board_page import markdown
 from fedloom.studies.outcome import best_of
 from fedloom.studies.plan import StudyPlan, result_path, runs_of
 from fedloom.studies.queue import Entry, Queue, QueuedRun, load_queue
@@ -187,6 +188,19 @@ def test_standings_are_ranked_and_separated_by_rounds(mine: str) -> None:
     assert last.of(found[1].lines[1]) == pytest.approx(50)
     assert found[1].seconds == 30
     assert waiting(cells, [result(fedavg, 0.5)]) == {"digits, dir": "FedRep", "digits, iid": "all 2 methods"}
+
+
+def test_the_measure_that_is_compared_has_a_column_and_costs_that_were_not_measured_have_none(mine: str) -> None:
+    cells = cells_of(mine, load_table(mine))
+    (usual,) = standings(cells, [result(cells[0].key, 0.5)])
+    assert [measure.title for measure in usual.measures] == ["best, all samples", "last, all samples", "s in all"]
+    Path(mine).write_text(f"measure: global_accuracy\n{MINE}")
+    load_table.cache_clear()
+    cells = cells_of(mine, load_table(mine))
+    seeds = [replace(result(cells[0].key, 0, seed), figures={"global_accuracy": 0.6 + seed / 10}) for seed in (0, 1)]
+    (other,) = standings(cells, seeds)
+    assert [measure.title for measure in other.measures] == ["global_accuracy", "s in all"]
+    assert "| FedAvg | 50.00 | 65.00 ± 7.07 | 10.0 |  | 2 |" in markdown(mine, load_table(mine), cells, seeds)
 
 
 def test_contradictions_of_the_published_order_are_named(mine: str) -> None:
