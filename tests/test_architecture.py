@@ -1,8 +1,12 @@
 """The way from `fedloom run` to a weight update, as docs/explanation/architecture.md lists it."""
 
+import ast
 import re
 import sys
+from io import StringIO
 from pathlib import Path
+from statistics import median
+from tokenize import COMMENT, DEDENT, ENDMARKER, INDENT, NEWLINE, NL, generate_tokens
 from traceback import extract_stack
 
 import pytest
@@ -51,3 +55,20 @@ def test_every_package_is_on_the_page():
     assert {name for name in packages if f"`{name}`" not in page} == set()
     files = {path.name for path in PACKAGE.iterdir() if path.is_file()}
     assert files == {"__init__.py", "__main__.py", "py.typed"}
+
+
+def lines_of_code(path: Path) -> int:
+    """Count the lines with code: no blank lines, comments or docstrings."""
+    source = path.read_text(encoding="utf-8")
+    texts = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr))
+    texts = [node for node in texts if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    docs = {line for node in texts for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+    nothing = {COMMENT, NL, NEWLINE, INDENT, DEDENT, ENDMARKER}
+    tokens = (token for token in generate_tokens(StringIO(source).readline) if token.type not in nothing)
+    return len({line for token in tokens for line in range(token.start[0], token.end[0] + 1)} - docs)
+
+
+def test_method_files_are_short():
+    lines = {p.name: lines_of_code(p) for p in (PACKAGE / "methods").glob("*.py") if p.name != "__init__.py"}
+    assert {name: count for name, count in lines.items() if count > 110} == {}
+    assert median(lines.values()) <= 45

@@ -7,6 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table as Grid
 
 from fedloom.cli import flags, study_queue
@@ -14,9 +15,10 @@ from fedloom.cli.base import app, out, say, show_json
 from fedloom.core.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fedloom.studies.board import Standing
+    from fedloom.studies.plan import StudyPlan
     from fedloom.studies.results import CellResult
     from fedloom.studies.table import Cell, Table
 
@@ -51,7 +53,9 @@ def board(
         ),
     ] = None,
     page: Annotated[bool, typer.Option("--page", help="Write the board as Markdown.")] = False,
-    to: Annotated[Path, typer.Option("--to", help="File of --page.")] = Path("docs/board.md"),
+    to: Annotated[
+        Path | None, typer.Option("--to", help="File of --page; default: docs/board.md; for your own board BOARD.md.")
+    ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write the board as HTML with sortable tables.")] = None,
     as_json: flags.Json = False,
 ) -> None:  # fmt: skip
@@ -70,14 +74,21 @@ def board(
 
       fedloom board --page --html board.html       # writes docs/board.md and a page with sortable tables
 
-      fedloom board mine.yaml --run --page --to mine.md
+      fedloom board mine.yaml --run --page         # your own board; writes mine.md
     """
     from fedloom.studies.plan import StudyPlan
-    from fedloom.studies.results import ELSEWHERE, default_folder, stored
-    from fedloom.studies.table import SUFFIX, cells_of, load_table, study_of
+    from fedloom.studies.results import default_folder, stored
+    from fedloom.studies.table import cells_of, load_table, study_of
 
     began = monotonic()
-    folder = results or (ELSEWHERE if name.endswith(SUFFIX) else default_folder())
+    if to is not None and not page:
+        raise UserError(f"--to {to}: is the file of --page; add --page")
+    if not run:
+        _refuse_without_run({
+            "--dry-run": dry_run, "--parallel": parallel != 1, "--limit-seconds": limit_seconds is not None,
+            "--engine": engine, "--set": set_,
+        })  # fmt: skip
+    folder = results or default_folder([name])
     table = load_table(name)
     cells = cells_of(name, table)
     fields = flags.fields_of(set_, **{"engine.name": engine, "data.dir": None if data_dir is None else str(data_dir)})
@@ -85,13 +96,15 @@ def board(
     if run or status:
         plan = StudyPlan(trial=fields, results=folder, deadline=deadline)
         study_queue.run(
-            _queue(name, table, queue), plan, parallel, only_status=not run, dry_run=dry_run, as_json=as_json
-        )
+            _queue(name, table, queue), plan, parallel, only_status=not run, dry_run=dry_run, as_json=as_json,
+            otherwise="write it in the recipe of your own board (docs/how-to/board.md)",
+        )  # fmt: skip
         if status or dry_run or as_json:
             return
     found = stored(folder, study_of(name))
     if page:
-        _write(to, _markdown(name, table, cells, found))
+        rest = _rest(_queue(name, table, queue), StudyPlan(results=folder))
+        _write(to or _page_of(name), _markdown(name, table, cells, found, rest))
     if html is not None:
         from fedloom.report.page.page import refuse_unwritable, write
         from fedloom.studies.board_page import page as page_of
@@ -103,6 +116,26 @@ def board(
         show_json({"board": name, "standings": [_as_json(one) for one in _standings(cells, found)]})
     elif not page and html is None:
         _show(table, cells, found)
+
+
+def _refuse_without_run(given: Mapping[str, object]) -> None:
+    if names := [name for name, value in given.items() if value]:
+        raise UserError(f"{names[0]}: only affects runs; add --run")
+
+
+def _page_of(name: str) -> Path:
+    """Return the file of the page: docs/board.md for the shipped board, else the board's name with .md."""
+    return Path("docs/board.md") if name == PFLLIB else Path(Path(name).stem + ".md")
+
+
+def _rest(queue: study_queue.Source, plan: StudyPlan) -> str:
+    """Say how many runs of a queue remain and how long they take; empty if none remain."""
+    from fedloom.studies.queue import load_queue
+    from fedloom.studies.queue_running import status, time_left
+
+    found, machine = status((load_queue(queue) if isinstance(queue, str) else queue).runs(plan), plan.results)
+    left = sum(len(one.runs) - one.count("done") for one in found)
+    return f"{left} runs of the queue remain; {time_left(found, machine)}" if left else ""
 
 
 def _queue(name: str, table: Table, queue: str | None) -> study_queue.Source:
@@ -120,10 +153,10 @@ def _standings(cells: Sequence[Cell], found: Sequence[CellResult]) -> list[Stand
     return standings(cells, found)
 
 
-def _markdown(name: str, table: Table, cells: Sequence[Cell], found: Sequence[CellResult]) -> str:
+def _markdown(name: str, table: Table, cells: Sequence[Cell], found: Sequence[CellResult], rest: str) -> str:
     from fedloom.studies.board_page import markdown
 
-    return markdown(name, table, cells, found)
+    return markdown(name, table, cells, found, rest)
 
 
 def _write(path: Path, text: str) -> None:
@@ -137,13 +170,13 @@ def _write(path: Path, text: str) -> None:
 
 def _show(table: Table, cells: Sequence[Cell], found: Sequence[CellResult]) -> None:
     """Print the standings, and what was not run yet."""
-    from fedloom.studies.board import MEASURES, order_in_words, published_name, waiting
+    from fedloom.studies.board import order_in_words, published_name, waiting
 
     publisher = published_name(table)
     out.print(f"[bold]{table.title}[/bold]", highlight=False)
-    measures = [measure for measure in MEASURES if measure.title in SHOWN]
     for standing in _standings(cells, found):
-        grid = Grid(title=standing.title, title_justify="left")
+        measures = [m for m in standing.measures if m.title in SHOWN or m.figure == standing.lines[0].cell.measure]
+        grid = Grid(title=standing.title, title_justify="left", box=SIMPLE_HEAD, padding=0)  # narrow: it has 10 columns
         for head in ("method", *([publisher] if publisher else []), *(m.title for m in measures), "seeds"):
             grid.add_column(head, justify="left" if head == "method" else "right", no_wrap=head == "method")
         for line in standing.lines:
@@ -161,7 +194,13 @@ def _as_json(standing: Standing) -> dict[str, object]:
     from fedloom.studies.board import MEASURES, order_in_words
 
     methods = [
-        {"row": line.cell.row, "published": line.cell.printed, "seeds": [result.seed for result in line.results]}
+        {
+            "row": line.cell.row,
+            "published": line.cell.printed,
+            "measure": line.cell.measure,
+            "figures": line.figures,
+            "seeds": [result.seed for result in line.results],
+        }
         | {measure.title: measure.of(line) for measure in MEASURES}
         for line in standing.lines
     ]

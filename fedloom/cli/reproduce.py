@@ -104,7 +104,7 @@ def reproduce(
     from fedloom.studies.selection import Selection
 
     began = monotonic()
-    results = results or default_folder()
+    results = results or default_folder(tables or ())
     if report_:
         from fedloom.studies.report import write
 

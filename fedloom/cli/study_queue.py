@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table as Grid
 
-from fedloom.cli import study_output
+from fedloom.cli import study_data, study_output
 from fedloom.cli.base import err, out, say, show_json, watching
 from fedloom.core.errors import UserError
 from fedloom.core.signals import Interrupts
@@ -32,7 +32,10 @@ def refuse_selection(given: Mapping[str, object]) -> None:
         )
 
 
-def run(source: Source, plan: StudyPlan, parallel: int, *, only_status: bool, dry_run: bool, as_json: bool) -> None:
+def run(
+    source: Source, plan: StudyPlan, parallel: int, *, only_status: bool, dry_run: bool, as_json: bool,
+    otherwise: str = "run it without --queue",
+) -> None:  # fmt: skip
     """Run a queue and print its status.
 
     Args:
@@ -42,15 +45,14 @@ def run(source: Source, plan: StudyPlan, parallel: int, *, only_status: bool, dr
         only_status: Print the status without running anything.
         dry_run: Print each run's command and recipe without running anything.
         as_json: Print JSON instead of a table.
+        otherwise: What to do instead of setting a field that changes the figures.
     """
     from fedloom.config.loading import is_free
     from fedloom.studies.queue import distinct, load_queue
     from fedloom.studies.queue_running import run_queue, status
 
     if fixed := [path for path in plan.trial if not is_free(path)]:
-        raise UserError(
-            f"--set {fixed[0]}: changes the figures, and a queue stores its results; run it without --queue"
-        )
+        raise UserError(f"--set {fixed[0]}: changes the figures, which are stored as those of the recipe; {otherwise}")
     waiting = load_queue(source) if isinstance(source, str) else source
     entries = waiting.runs(plan)
     runs = distinct(entries)
@@ -59,7 +61,12 @@ def run(source: Source, plan: StudyPlan, parallel: int, *, only_status: bool, dr
             study_output.show_plan(one.plan, one.cells)
         return
     failures: list[Failure] = []
+    missing: study_data.Missing = {}
     if not only_status:
+        ready, missing = study_data.split([(one.plan, list(one.cells)) for one in runs])
+        study_data.show(missing)
+        plans = {id(plan) for plan, _ in ready}
+        runs = [one for one in runs if id(one.plan) in plans]
         with watching(), Interrupts() as interrupts:
             failures = run_queue(runs, parallel, plan, interrupts, lambda text: say(text, err))
     found, machine = status(entries, plan.results)
@@ -73,10 +80,12 @@ def run(source: Source, plan: StudyPlan, parallel: int, *, only_status: bool, dr
     if failures:
         code = failures[0].exit_code
         raise typer.Exit(code if code > 0 else 128 - code)  # killed by a signal: the shell's convention
+    if missing:
+        raise typer.Exit(2)
 
 
 def _show(source: str, found: Sequence[EntryStatus], machine: str) -> None:
-    from fedloom.studies.workload import in_words
+    from fedloom.studies.queue_running import time_left
 
     grid = Grid(title=f"queue {source}", title_justify="left")
     for head in ("entry", "runs", "state", "time left"):
@@ -85,9 +94,7 @@ def _show(source: str, found: Sequence[EntryStatus], machine: str) -> None:
         states = ", ".join(f"{number} {state}" for state in STATES if (number := one.count(state)))
         grid.add_row(one.entry.name, str(len(one.runs)), states, _time(one))
     out.print(grid)
-    unknown = sum(one.unknown for one in found)
-    words = f"time left: {in_words(sum(one.seconds for one in found))} on {machine}, kept busy with several runs"
-    say(words + (f", and {unknown} runs of unknown speed" if unknown else ""))
+    say(time_left(found, machine))
     for one in found:
         for run, state in one.runs:
             if state == "failed":

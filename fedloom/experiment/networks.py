@@ -29,26 +29,26 @@ def refuse_different_networks(setup: Setup, method: Method, distance: str | None
     """
     if len(setup.variants) == 1:
         return
-    names = ", ".join(kind.name for kind in setup.task.network.kinds)
-    where = f"model = [{names}]: clients have different networks, but {method.name}"
+    kinds = setup.task.network.kinds
+    where = f"model = [{setup.task.network.title}]: clients have different networks, but {method.name}"
     shared = [_shared(variant) for variant in setup.variants]
     if inside := next((name for names in shared for name, extracts in names.items() if extracts), None):
         raise UserError(f"{where} shares '{inside}', a part of the extractor; {REMEDY} ({_examples()})")
     if method.has_global or method.pooled:
         raise UserError(f"{where} has a global model, which is one network; {REMEDY} ({_examples()})")
     for number, variant in enumerate(setup.variants[1:], 1):
-        other = setup.task.network.kinds[number].name
+        other = kinds[number].title
         if (different := _difference(setup.shapes, variant.shapes, [*shared[0], *shared[number]])) is not None:
             raise UserError(
                 f"{where} shares '{different}', which has {_shape(setup.shapes, different)} with "
-                f"{setup.task.network.name} and {_shape(variant.shapes, different)} with {other}; give the networks "
+                f"{kinds[0].title} and {_shape(variant.shapes, different)} with {other}; give the networks "
                 "representations of the same width, for example with the option 'project: 128' of each network"
             )
         kept = [name for name in setup.shapes if distance is not None and under(name, (distance,))]
         if (different := _difference(setup.shapes, variant.shapes, kept)) is not None:
             raise UserError(
                 f"evaluation.distance = '{distance}': {different} has {_shape(setup.shapes, different)} with "
-                f"{setup.task.network.name} and {_shape(variant.shapes, different)} with {other}; remove the field"
+                f"{kinds[0].title} and {_shape(variant.shapes, different)} with {other}; remove the field"
             )
 
 

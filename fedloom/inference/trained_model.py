@@ -112,7 +112,7 @@ class TrainedModel(ImageModel):
         z: Tensor = self._holder.model.extractor(x)
         return z
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the model to one safetensors file, for `load_model`.
 
         Args:
@@ -122,9 +122,9 @@ class TrainedModel(ImageModel):
             UserError: The file cannot be written, or the model has no classifier.
 
         Example:
-            >>> fedloom.load("runs/mine").personal(3).save(Path("client3.safetensors"))   # doctest: +SKIP
+            >>> fedloom.load("runs/mine").personal(3).save("client3.safetensors")   # doctest: +SKIP
         """
-        write_anywhere(path, self.to_bytes())
+        write_anywhere(Path(path), self.to_bytes())
 
     def to_bytes(self) -> bytes:
         """Return the model as safetensors: the tensors that it needs, and a description of the rest as metadata.

@@ -278,10 +278,9 @@ class TrainedRun:
 
     def _refuse_different_networks(self, what: str) -> None:
         if len(self._network.kinds) > 1:
-            names = ", ".join(kind.name for kind in self._network.kinds)
             raise UserError(
-                f"the run in '{self.path}' has no {what}: its clients have different networks ({names}); choose a "
-                "client's model (--client 3)"
+                f"the run in '{self.path}' has no {what}: its clients have different networks ({self._network.title}); "
+                "choose a client's model (--client 3)"
             )
 
     @cached_property

@@ -7,7 +7,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from fedloom.core.batches import Batch
 from fedloom.core.client import Client
@@ -50,6 +49,5 @@ class FedLC(FedAvg):
         if self.denominator == "all":
             loss: Tensor = client.objective.classify(logits, batch.y)
             return loss
-        own = one_hot(batch.y, logits.shape[1]).bool()
-        others = logits.masked_fill(own, -torch.inf).logsumexp(1)
-        return others - (logits * own).sum(1)
+        y = batch.y[:, None]
+        return logits.scatter(1, y, -torch.inf).logsumexp(1) - logits.gather(1, y)[:, 0]

@@ -38,8 +38,8 @@ class Valve(nn.Module):
 class GPFL(Method):
     """A shared extractor, valve and class embeddings, with a personal head that reads the personal part of features.
 
-    Conditions are made from the received embeddings. (In the authors' code they are one round older, and zero in the
-    first round.)
+    Conditions are made from the received embeddings. (In the authors' code they are made from those that the client
+    itself trained in its last round, before the average, and are zero in the first round.)
     """
 
     paper = "Zhang et al., GPFL: Simultaneously Learning Global and Personalized Feature Information, ICCV 2023"

@@ -51,6 +51,12 @@ class Factory:
         """Return the number of a client's network in `kinds`."""
         return 0
 
+    @property
+    def title(self) -> str:
+        """Name with the options that are set: `mlp (hidden 32)`."""
+        options = ", ".join(f"{name} {value}" for name, value in self.options.items())
+        return f"{self.name} ({options})" if options else self.name
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle for worker processes of the same user, with the user's consent to run a file's code.
 

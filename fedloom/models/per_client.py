@@ -40,6 +40,11 @@ class NetworkPerClient:
         return self.kinds[0].name
 
     @property
+    def title(self) -> str:
+        """All networks with the options that are set."""
+        return ", ".join(kind.title for kind in self.kinds)
+
+    @property
     def options(self) -> Mapping[str, Any]:
         """Options of the first network."""
         return self.kinds[0].options
@@ -55,9 +60,9 @@ class NetworkPerClient:
     def notes(self, shape: Shape, classes: int) -> list[str]:
         """Return how many clients have each network, and the remarks of each network."""
         counts = [self.numbers.count(number) for number in range(len(self.kinds))]
-        words = ", ".join(f"{kind.name} {count}" for kind, count in zip(self.kinds, counts, strict=True))
+        words = ", ".join(f"{count} × {kind.title}" for kind, count in zip(self.kinds, counts, strict=True))
         inner = [note for kind in self.kinds for note in kind.notes(shape, classes)]
-        return [f"model: clients per network: {words}", *dict.fromkeys(inner)]
+        return [f"model: networks of the clients: {words}", *dict.fromkeys(inner)]
 
     def facts(self) -> dict[str, Any]:
         """Return the networks and the number of each client's network, as they are stored with trained models."""

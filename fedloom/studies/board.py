@@ -22,6 +22,8 @@ class Measure:
     help: str
     read: Callable[[CellResult], float | None]
     decimals: int = 2
+    figure: str = ""
+    """Name of the stored figure; empty for a cost."""
 
     def of(self, line: Line) -> float | None:
         """Return the mean over the seeds of a line; None if it was not measured."""
@@ -35,8 +37,11 @@ class Measure:
         return "" if value is None else f"{value:,.{self.decimals}f}"
 
 
-def _figure(name: str) -> Callable[[CellResult], float | None]:
-    return lambda result: None if (value := result.figures.get(name)) is None else 100 * value
+def _figure(name: str, title: str, help: str) -> Measure:
+    def read(result: CellResult) -> float | None:
+        return None if (value := result.figures.get(name)) is None else 100 * value
+
+    return Measure(title, help, read, figure=name)
 
 
 def _cost(name: str, unit: float) -> Callable[[CellResult], float | None]:
@@ -44,12 +49,12 @@ def _cost(name: str, unit: float) -> Callable[[CellResult], float | None]:
 
 
 MEASURES = (
-    Measure("best, all samples", "accuracy over all test samples, at its best round", _figure(WEIGHTED + BEST)),
-    Measure("last, all samples", "accuracy over all test samples, after the last round", _figure(WEIGHTED)),
-    Measure("best, mean", "mean over clients of their accuracies, at its best round", _figure(MEAN + BEST)),
-    Measure("last, mean", "mean over clients of their accuracies, after the last round", _figure(MEAN)),
-    Measure("spread", "standard deviation over clients, after the last round", _figure("personal_std")),
-    Measure("worst tenth", "mean of the worst tenth of the clients, after the last round", _figure("personal_worst")),
+    _figure(WEIGHTED + BEST, "best, all samples", "accuracy over all test samples, at its best round"),
+    _figure(WEIGHTED, "last, all samples", "accuracy over all test samples, after the last round"),
+    _figure(MEAN + BEST, "best, mean", "mean over clients of their accuracies, at its best round"),
+    _figure(MEAN, "last, mean", "mean over clients of their accuracies, after the last round"),
+    _figure("personal_std", "spread", "standard deviation over clients, after the last round"),
+    _figure("personal_worst", "worst tenth", "mean of the worst tenth of the clients, after the last round"),
     Measure("MB up", "megabytes that a client sends per round", _cost("up_bytes", 1e6)),
     Measure("MB down", "megabytes that a client receives per round", _cost("down_bytes", 1e6)),
     Measure("s/round", "seconds per round with its evaluation, median", _cost("round_seconds", 1)),
@@ -74,6 +79,14 @@ class Standing:
     def title(self) -> str:
         """Column and rounds: `cifar100, dir0.1: 300 rounds`."""
         return f"{self.column}: {self.rounds:,} rounds"
+
+    @property
+    def measures(self) -> list[Measure]:
+        """The columns that were measured, after the measure that is compared if it is none of them."""
+        measured = [m for m in MEASURES if any(m.of(line) is not None for line in self.lines)]
+        compared = self.lines[0].cell.measure
+        own = [_figure(compared, compared, "the measure that methods are ranked by")]
+        return measured if compared in {m.figure for m in measured} else own + measured
 
     @property
     def pairs(self) -> list[Pair]:
@@ -135,10 +148,10 @@ def order_in_words(standing: Standing) -> list[str]:
     verdicts = [pair.verdict for pair in found]
     alone = sum(pair.interval is None for pair in found)
     same = sum(pair.here > 0 for pair in found)
-    text = f"Order: {len(found)} pairs of methods have different published figures; {same} of them have the same order "
-    text += f"here, {len(against)} the reverse. By 95% intervals over seeds, "
-    text += f"{verdicts.count('confirmed')} are confirmed, {verdicts.count('contradicted')} contradicted and "
-    text += f"{verdicts.count('open')} open ({alone} because a method has one seed)."
+    text = f"Order, over pairs of methods with different published figures ({len(found)}): {same} the same here, "
+    text += f"{len(against)} reversed. By 95% intervals over seeds: {verdicts.count('confirmed')} confirmed, "
+    text += f"{verdicts.count('contradicted')} contradicted, {verdicts.count('open')} open ({alone} because a method "
+    text += "has one seed)."
     return [text, *map(_contradiction, against)]
 
 

@@ -7,7 +7,7 @@ from fedloom.report.page.figure import Cell as PageCell
 from fedloom.report.page.figure import Column, Page, PageSection
 from fedloom.report.page.figure import Table as PageTable
 from fedloom.studies.board import (
-    MEASURES,
+    Measure,
     Standing,
     best_rounds,
     order_in_words,
@@ -30,8 +30,12 @@ mean over clients of their accuracies. **Best** is the best round by this very f
 last round, for which nothing is chosen on test data.
 """
 
+REST = """\
+`{status}`: {rest}. The time is estimated from the speed of stored runs of the
+same network, whatever their batch size, and does not include evaluation."""
 
-def markdown(name: str, table: Table, cells: Sequence[Cell], results: Sequence[CellResult]) -> str:
+
+def markdown(name: str, table: Table, cells: Sequence[Cell], results: Sequence[CellResult], rest: str = "") -> str:
     """Return the page as Markdown.
 
     Args:
@@ -39,6 +43,7 @@ def markdown(name: str, table: Table, cells: Sequence[Cell], results: Sequence[C
         table: The board.
         cells: Its cells.
         results: Stored results.
+        rest: Runs that remain and how long they take, in words.
     """
     own = "" if name == "pfllib/board" else f" {name}"
     source = f"fedloom/studies/recipes/{name}.yaml" if not own else name
@@ -54,7 +59,11 @@ def markdown(name: str, table: Table, cells: Sequence[Cell], results: Sequence[C
         text += ["", f"## {standing.title}", "", *_standing(standing, published_name(table))]
     if left := waiting(cells, results):
         text += ["", "## Not run yet", ""]
+        if not found:
+            text += ["No run of this board is stored yet, on any machine: this page has no figures of fedloom.", ""]
         text += [f"- {column}: {names}" for column, names in left.items()]
+    if rest:
+        text += ["", REST.format(rest=rest, status=f"fedloom board{own} --status")]
     text += _published(table, cells)
     return "\n".join(text) + "\n"
 
@@ -73,7 +82,7 @@ def _times(found: Sequence[Standing]) -> Iterator[str]:
 
 
 def _standing(standing: Standing, publisher: str) -> Iterator[str]:
-    heads = ["method", *([publisher] if publisher else []), *(measure.title for measure in MEASURES)]
+    heads = ["method", *([publisher] if publisher else []), *(measure.title for measure in standing.measures)]
     heads += ["best round", "seeds"]
     if standing.changes:
         yield f"{standing.changes}; published figures are those of the full setting."
@@ -81,7 +90,7 @@ def _standing(standing: Standing, publisher: str) -> Iterator[str]:
     yield f"| {' | '.join(heads)} |"
     yield "|---" + "|---:" * (len(heads) - 1) + "|"
     for line in standing.lines:
-        figures = [_with_spread(line), *(measure.text(line) for measure in MEASURES[1:])]
+        figures = [f"{measure.text(line)} {_spread(line, measure)}".rstrip() for measure in standing.measures]
         printed = "" if line.cell.printed is None else f"{line.cell.printed:.2f}"
         row = [line.cell.name, *([printed] if publisher else []), *figures, best_rounds(line), str(len(line.results))]
         yield f"| {' | '.join(row)} |"
@@ -93,10 +102,10 @@ def _standing(standing: Standing, publisher: str) -> Iterator[str]:
             yield from (f"- {text}" for text in words[1:])
 
 
-def _with_spread(line: Line) -> str:
-    """Return the figure that is compared, with its deviation over seeds."""
-    spread = f" ± {stdev(line.figures):.2f}" if len(line.figures) > 1 else ""
-    return f"{line.here:.2f}{spread}"
+def _spread(line: Line, measure: Measure) -> str:
+    """Return the deviation over seeds of the measure that is compared; empty for other measures and for one seed."""
+    is_compared = measure.figure == line.cell.measure
+    return f"± {stdev(line.figures):.2f}" if is_compared and len(line.figures) > 1 else ""
 
 
 def _published(table: Table, cells: Sequence[Cell]) -> list[str]:
@@ -120,24 +129,29 @@ def page(table: Table, cells: Sequence[Cell], results: Sequence[CellResult]) -> 
     facts = [("setting", table.setting), *([("published figures", table.source)] if table.source else [])]
     sections = [_section(number, standing, publisher) for number, standing in enumerate(found)]
     if not sections:
-        sections = [PageSection("empty", "Standings", missing="No run has finished yet: fedloom board --run")]
+        sections = [
+            PageSection("empty", "Standings", missing="No run has finished yet; fedloom board --run starts them")
+        ]
     if table.deviations:
-        sections.append(PageSection("setting", "Deviations", texts=[("", "\n\n".join(table.deviations))]))
+        text = "\n\n".join(table.deviations)
+        sections.append(PageSection("setting", "Deviations", texts=[("from the published setting", text)]))
     state = f"{len(done)} of {len({cell.key for cell in cells})} cells run"
     return Page(table.title, facts, state, running=False, legend=[], sections=sections)
 
 
 def _section(number: int, standing: Standing, publisher: str) -> PageSection:
     columns = [Column("method"), *([Column(publisher, "published figure")] if publisher else [])]
-    columns += [Column(measure.title, measure.help) for measure in MEASURES] + [Column("seeds")]
+    columns += [Column(measure.title, measure.help) for measure in standing.measures]
+    columns += [Column("best round", "the round of the best figure, for each seed"), Column("seeds")]
     rows = []
     for line in standing.lines:
         printed = line.cell.printed
         row = [PageCell(line.cell.name, line.cell.name)]
         row += [PageCell("" if printed is None else f"{printed:.2f}", printed)] * bool(publisher)
-        row += [PageCell(measure.text(line), measure.of(line)) for measure in MEASURES]
-        rows.append([*row, PageCell(str(len(line.results)), float(len(line.results)))])
-    table = PageTable(f"standing-{number}", columns, rows, note=standing.changes)
-    return PageSection(
-        f"standing-{number}", standing.title, text=" ".join(order_in_words(standing)), tables=[table]
-    )  # fmt: skip
+        row += [PageCell(m.text(line), m.of(line), spread=_spread(line, m)) for m in standing.measures]
+        seeds = len(line.results)
+        rows.append([*row, PageCell(best_rounds(line)), PageCell(str(seeds), float(seeds))])
+    name, (counts, *reversed_) = f"standing-{number}", order_in_words(standing) or [""]
+    table = PageTable(name, columns, rows, note=standing.changes)
+    texts = [("pairs of methods in the reverse order", "\n".join(reversed_))] if reversed_ else []
+    return PageSection(name, standing.title, text=counts, tables=[table], texts=texts)

@@ -148,7 +148,9 @@ def status(entries: Sequence[tuple[Entry, list[QueuedRun]]], results: Path) -> t
     that is kept busy with several runs. A run that two entries share is listed in both; its cost is counted in the
     first.
     """
-    known = speeds((result for paper in (*PAPERS, *BOARDS) for result in stored(results, paper)), shared=True)
+    own = [run.cells[0].paper for _, runs in entries for run in runs]
+    studies = dict.fromkeys((*PAPERS, *BOARDS, *own))
+    known = speeds((result for study in studies for result in stored(results, study)), shared=True)
     where = _machine([run for _, runs in entries for run in runs if run.state != "done"], known)
     counted: set[Path] = set()
     found = []
@@ -168,3 +170,14 @@ def status(entries: Sequence[tuple[Entry, list[QueuedRun]]], results: Path) -> t
             )
         )
     return found, where
+
+
+def time_left(found: Sequence[EntryStatus], machine: str) -> str:
+    """Say how long the remaining runs take: `time left: 4.0 h on NVIDIA H200, kept busy with several runs`."""
+    known, unknown = sum(one.seconds for one in found), sum(one.unknown for one in found)
+    if not any(one.count("done") < len(one.runs) for one in found):
+        return "all runs are done"
+    if not known:
+        return f"time left: unknown; no run of the networks of {unknown} runs is stored"
+    words = f"time left: {in_words(known)} on {machine}, kept busy with several runs"
+    return words + (f", and {unknown} runs of unknown speed" if unknown else "")

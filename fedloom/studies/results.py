@@ -3,13 +3,14 @@
 import json
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedloom.core.reading import read_json
 from fedloom.experiment.files import write_whole
-from fedloom.studies.table import Cell
+from fedloom.studies.table import SUFFIX, Cell
 
 SHIPPED = Path(__file__).with_name("stored")
 """Results that are part of the package, with a folder for each paper."""
@@ -67,10 +68,14 @@ def store(result: CellResult, path: Path) -> None:
     write_whole(path, (text + (f',\n "curve": {{\n{lines}\n }}' if lines else "") + "\n}\n").encode())
 
 
-def default_folder() -> Path:
-    """Return the folder of new results: the package's in a checkout that can be written, else `reproduction`."""
+def default_folder(tables: Sequence[str] = ()) -> Path:
+    """Return the folder of new results: the package's in a checkout that can be written, else `reproduction`.
+
+    Results of boards of one's own, which are files, never go into the package.
+    """
     is_checkout = (SHIPPED.parents[2] / ".git").exists() and os.access(SHIPPED, os.W_OK)
-    return SHIPPED if is_checkout else ELSEWHERE
+    is_own = any(table.endswith(SUFFIX) for table in tables)
+    return SHIPPED if is_checkout and not is_own else ELSEWHERE
 
 
 def stored(folder: Path, paper: str) -> list[CellResult]:

@@ -144,7 +144,9 @@ def test_methods_that_share_the_extractor_are_refused(method, words):
 
 def test_prototypes_of_different_widths_are_refused():
     task = mixed_task(Factory("mlp"), Factory("mlp", {"features": 9}))
-    with pytest.raises(UserError, match=r"'means', which has shape \[4, 64\] with mlp and shape \[4, 9\] .*project"):
+    with pytest.raises(
+        UserError, match=r"'means', .* \[4, 64\] with mlp and shape \[4, 9\] with mlp \(features 9\);.*project"
+    ):
         tiny_experiment("fedproto", task=task)
     tiny_experiment("local", task=task)
 
@@ -175,7 +177,7 @@ def test_a_recipe_names_the_networks(tmp_path):
     assert experiment.task.network.numbers == (0, 1, 0)
     assert fedloom.Recipe.parse(recipe.resolved()).model.each == recipe.model.each
     summary = experiment.run()
-    assert "model: clients per network: mlp 2, mlp 1" in summary["notes"]
+    assert "model: networks of the clients: 2 × mlp, 1 × mlp (hidden 16)" in summary["notes"]
     assert Path(tmp_path / "run" / "models" / "initial-00001.safetensors").exists()
 
 

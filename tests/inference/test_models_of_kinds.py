@@ -37,7 +37,7 @@ def test_probabilities_have_a_column_per_class_or_label(trained, tmp_path):
         assert np.allclose(found[:, 1], logits[:, 1].sigmoid(), atol=1e-6) and np.allclose(found.sum(1), 1)
     else:
         assert np.allclose(found, logits.sigmoid(), atol=1e-6)
-    model.save(tmp_path / "model.safetensors")
+    model.save(str(tmp_path / "model.safetensors"))
     again = fedloom.load_model(tmp_path / "model.safetensors")
     assert np.array_equal(again.probabilities(IMAGES[:7]), found)
 

@@ -10,6 +10,7 @@ from written import a_client, evaluated, write_run
 
 import fedloom
 from fedloom.report.live import Live
+from fedloom.report.page.figure import Cell, Column, Page, PageSection, Table
 from fedloom.report.page.insight import Insights
 from fedloom.report.page.page import page_of, write
 from fedloom.report.page.runs import entries_of, read_runs
@@ -279,3 +280,21 @@ def test_a_section_shows_the_measure_that_is_chosen(browser, tmp_path):
     assert tab.page.evaluate("[...figures.keys()].includes('curve-clients')") is False
     assert tab.page.input_value("#curves select") == "auc"
     assert not tab.complaints
+
+
+def test_empty_cells_are_empty_and_sorted_last(browser, tmp_path):
+    rows = [
+        [Cell(name, name), Cell(text, value)] for name, text, value in (("a", "", None), ("b", "2", 2), ("c", "1", 1))
+    ]
+    table = Table("standing", [Column("method"), Column("figure")], rows)
+    page = Page("Board", [], "", running=False, legend=[], sections=[PageSection("one", "One", tables=[table])])
+    write(page, tmp_path / "board.html")
+    tab = browser.new_page()
+    tab.goto((tmp_path / "board.html").as_uri())
+    assert tab.locator("#table-standing tbody tr").all_inner_texts() == ["a\t", "b\t2", "c\t1"]
+    shown = []
+    for _ in range(2):
+        tab.get_by_role("button", name="figure").click()
+        shown.append(tab.locator("#table-standing tbody tr").all_inner_texts())
+    assert sorted(shown) == [["b\t2", "c\t1", "a\t"], ["c\t1", "b\t2", "a\t"]]
+    tab.close()

@@ -11,10 +11,12 @@ from typer.testing import CliRunner, Result
 from fedloom.cli import commands
 from fedloom.core.errors import UserError
 from fedloom.studies.board import MEASURES, order_in_words, standings, waiting
+from fedloom.studies.board_page import markdown
 from fedloom.studies.outcome import best_of
-from fedloom.studies.plan import StudyPlan, runs_of
-from fedloom.studies.queue import load_queue
-from fedloom.studies.results import CellResult
+from fedloom.studies.plan import StudyPlan, result_path, runs_of
+from fedloom.studies.queue import Entry, Queue, QueuedRun, load_queue
+from fedloom.studies.queue_running import status, time_left
+from fedloom.studies.results import ELSEWHERE, CellResult, default_folder, processors, store
 from fedloom.studies.running import run_cells
 from fedloom.studies.table import cells_of, load_table
 
@@ -96,7 +98,7 @@ def test_the_smallest_board_is_run_shown_and_written(mine: str) -> None:
     board(mine, "--page", "--to", "page/mine.md", "--html", "mine.html")
     page = Path("page/mine.md").read_text()
     assert re.search(r"\| FedAvg \| 50\.00 \| \d+\.\d\d \|", page)
-    assert "Order: 1 pairs of methods have different published figures" in page
+    assert "Order, over pairs of methods with different published figures (1): " in page
     assert "Published figures: a page." in page
     assert '"name":"standing-0"' in Path("mine.html").read_text()
 
@@ -108,6 +110,68 @@ def test_a_board_runs_in_processes_and_is_not_run_again(mine: str) -> None:
     assert len(list(Path("reproduction/mine").glob("*.json"))) == 8
     assert "8 done" in board(mine, "--status").stdout
     assert "[1/" not in board(mine, "--run").stderr
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    (["--dry-run"], "--dry-run: only affects runs; add --run"),
+    (["--parallel", "2", "--status"], "--parallel: only affects runs; add --run"),
+    (["--set", "training.rounds=3"], "--set: only affects runs"),
+    (["--to", "x.md"], "--to x.md: is the file of --page; add --page"),
+    (["--run", "--set", "training.rounds=3"], "changes the figures.*write it in the recipe of your own board"),
+])  # fmt: skip
+def test_options_without_an_effect_are_refused(mine: str, given: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        board(mine, *given)
+
+
+def test_the_page_of_a_board_of_ones_own_is_named_after_it_and_says_what_remains(mine: str) -> None:
+    board(mine, "--page")
+    page = Path("mine.md").read_text()
+    assert "No run of this board is stored yet, on any machine" in page
+    assert "`fedloom board mine.yaml --status`: 8 runs of the queue remain; time left: unknown" in page
+    assert not Path("docs").exists()
+
+
+def test_missing_data_are_named_once_and_the_other_runs_are_done(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = MINE.replace("dataset: [digits], division: [dir, iid]", "dataset: [digits, mnist], division: [iid]")
+    Path(mine).write_text(text.replace("seeds: [0, 1]\n", ""))
+    load_table.cache_clear()
+    monkeypatch.setattr("fedloom.studies.queue_running.run_queue", lambda runs, *_: asked.extend(runs) or [])
+    asked: list[QueuedRun] = []
+    said = CliRunner().invoke(commands.app, ["board", mine, "--run", "--data-dir", "nowhere"], env={"COLUMNS": "160"})
+    assert said.exit_code == 2
+    assert said.stderr.count("dataset 'mnist' is not in the data folder") == 1
+    assert "not run (2 runs)" in said.stderr
+    assert [run.cells[0].place for run in asked] == ["digits-iid"] * 2
+
+
+def test_a_changed_recipe_is_not_answered_by_the_earlier_results(mine: str) -> None:
+    plan = StudyPlan(results=Path("reproduction"), trial={"engine.name": "inline"})
+    for run in runs_of(cells_of(mine, load_table(mine))[:2]):
+        run_cells(run, plan)
+    assert "not run yet on digits, dir" not in board(mine).stdout
+    Path(mine).write_text(MINE.replace("personal_epochs: 1", "personal_epochs: 2"))
+    load_table.cache_clear()
+    shown = board(mine).stdout
+    assert "not run yet on digits, dir: FedRep" in shown
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith(" Fed")] == ["FedAvg"]
+
+
+def test_results_of_a_board_of_ones_own_never_go_into_the_package() -> None:
+    assert default_folder(["boards/mine.yaml"]) == ELSEWHERE
+    assert default_folder(["pfllib/board"]) == default_folder()
+
+
+def test_the_time_left_is_estimated_from_the_boards_own_runs(mine: str) -> None:
+    cells = cells_of(mine, load_table(mine))
+    plan = StudyPlan(results=Path("reproduction"))
+    values = cells[0].changed({})
+    store(result(cells[0].key, 0.5, machine=processors(), recipe=values), result_path(cells[0], plan))
+    entries = Queue(mine, (Entry(name="all", table=(mine,)),)).runs(plan)
+    ((entry,), machine) = status(entries, plan.results)
+    assert (entry.count("done"), entry.unknown) == (1, 0)
+    assert 30 <= entry.seconds < 60  # three runs of at least the stored one's 10 s
+    assert time_left([entry], machine).endswith(f" s on {processors()}, kept busy with several runs")
 
 
 def test_standings_are_ranked_and_separated_by_rounds(mine: str) -> None:
@@ -126,14 +190,26 @@ def test_standings_are_ranked_and_separated_by_rounds(mine: str) -> None:
     assert waiting(cells, [result(fedavg, 0.5)]) == {"digits, dir": "FedRep", "digits, iid": "all 2 methods"}
 
 
+def test_the_measure_that_is_compared_has_a_column_and_costs_that_were_not_measured_have_none(mine: str) -> None:
+    cells = cells_of(mine, load_table(mine))
+    (usual,) = standings(cells, [result(cells[0].key, 0.5)])
+    assert [measure.title for measure in usual.measures] == ["best, all samples", "last, all samples", "s in all"]
+    Path(mine).write_text(f"measure: global_accuracy\n{MINE}")
+    load_table.cache_clear()
+    cells = cells_of(mine, load_table(mine))
+    seeds = [replace(result(cells[0].key, 0, seed), figures={"global_accuracy": 0.6 + seed / 10}) for seed in (0, 1)]
+    (other,) = standings(cells, seeds)
+    assert [measure.title for measure in other.measures] == ["global_accuracy", "s in all"]
+    assert "| FedAvg | 50.00 | 65.00 ± 7.07 | 10.0 |  | 2 |" in markdown(mine, load_table(mine), cells, seeds)
+
+
 def test_contradictions_of_the_published_order_are_named(mine: str) -> None:
     cells = cells_of(mine, load_table(mine))
     fedavg, fedrep = cells[0].key, cells[1].key
     (one_seed,) = standings(cells, [result(fedavg, 0.7), result(fedrep, 0.6)])
     assert order_in_words(one_seed) == [
-        "Order: 1 pairs of methods have different published figures; 0 of them have the same order here, 1 the "
-        "reverse. By 95% intervals over seeds, 0 are confirmed, 0 contradicted and 1 open (1 because a method has one "
-        "seed).",
+        "Order, over pairs of methods with different published figures (1): 0 the same here, 1 reversed. By 95% "
+        "intervals over seeds: 0 confirmed, 0 contradicted, 1 open (1 because a method has one seed).",
         "FedRep is published 10.00 above FedAvg; here it is 10.00 below (reversed, but open over seeds)",
     ]
     seeds = [result(key, mean + seed / 1000, seed) for key, mean in ((fedavg, 0.7), (fedrep, 0.6)) for seed in range(3)]
@@ -158,6 +234,20 @@ def test_pfllibs_board_has_its_setting_and_figures() -> None:
     assert (recipe.data.clients, recipe.data.split, recipe.training.batch_size) == (20, "pooled:0.75", 10)
     assert (recipe.training.rounds, recipe.training.optimizer.lr, recipe.training.fraction) == (2000, 0.005, 1)
     assert recipe.model.options == {"features": 512, "dropout": 0}
+    assert (recipe.data.minimum, recipe.training.epochs, recipe.evaluation.every) == (40, 1, 1)
+
+
+def test_the_leaders_are_run_as_in_the_code_that_their_published_figures_come_from() -> None:
+    methods = {cell.row: cell.recipe().method.options for cell in cells_of("pfllib/board", load_table("pfllib/board"))}
+    assert methods["fedcp"] == {"lam": 5, "uploads": "mean", "noise": True}
+    assert methods["gpfl"] == {"lam": 0.01, "mu": 0.1, "magnitude": "batch"}
+    assert methods["feddbe"] == {"kappa": 50, "momentum": 1}
+
+
+def test_only_methods_that_train_for_an_evaluation_are_evaluated_rarely() -> None:
+    """With evaluation in every round, FedBABU's ten epochs of fine-tuning would take ten times its training."""
+    every = {cell.row: cell.recipe().evaluation.every for cell in cells_of("pfllib/board", load_table("pfllib/board"))}
+    assert {row for row, rounds in every.items() if rounds != 1} == {"fedbabu", "fedavg+ft", "repper"}
 
 
 def test_the_boards_queue_has_300_rounds_for_all_methods_and_2000_for_five() -> None:

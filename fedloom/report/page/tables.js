@@ -6,7 +6,8 @@ const compare = (a, b) => (a === undefined || b === undefined ? (a === undefined
 
 function cellOf(cell, column) {
   const element = make("td", { "data-name": column.name, ...(cell.title && { title: cell.title }) });
-  element.append(cell.strong ? make("b", {}, cell.text) : cell.text);
+  const text = cell.text ?? ""; // empty texts are left out of the data
+  element.append(cell.strong ? make("b", {}, text) : text);
   if (cell.spread) element.append(make("small", {}, ` ${cell.spread}`));
   if (cell.mark) element.append(make("sup", {}, cell.mark));
   if (cell.badge) element.append(make("span", { class: "badge" }, cell.badge));

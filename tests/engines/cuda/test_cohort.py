@@ -74,6 +74,16 @@ def test_every_method_ends_where_it_ends_alone(method):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", [
+    {"name": "fedcp", "uploads": "mean", "noise": True}, {"name": "gpfl", "magnitude": "batch"},
+    {"name": "fedlc", "denominator": "others"}, {"name": "feddbe", "momentum": 0.5},
+])  # fmt: skip
+def test_other_readings_end_where_they_end_alone(method):
+    task = few_sizes(tiny_task(norm=False))
+    assert together_and_alone(method, 3, training__rounds=2, training__fraction=1.0, task=task).replays > 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", alternately(TRAINED, first=1))
 def test_every_method_with_clients_of_all_sizes(method):
     fields = {"training__epochs": 2, "training__fraction": 1.0, "task": tiny_task(norm=False)}
