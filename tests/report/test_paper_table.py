@@ -129,6 +129,16 @@ def test_latex_names_are_escaped():
     assert r"method & nowhere & R\&D\_1 \\" in text
 
 
+def test_two_latex_tables_have_their_own_labels(runs):
+    assert r"\label{tab:results}" in fedloom.table(runs, format="latex")
+    assert r"\label{tab:digits_1}" in fedloom.table(runs, format="latex", label="tab:digits_1")
+
+
+def test_names_in_markdown_are_text():
+    write("<b>|*x*_y_", 0, 0.5)
+    assert r"| \<b>\|\*x\*\_y\_ | 50.0 |" in fedloom.table("runs", format="markdown")
+
+
 def test_columns_group_measures():
     for data in ("digits", "mnist"):
         for method in ("local", "fedavg"):
@@ -242,6 +252,15 @@ def test_recorded_metrics_and_fields_of_rounds_only():
     assert "2.50" in fedloom.table("runs", measures=["personal_loss"], digits=2)
 
 
+def test_seeds_without_a_finite_value_are_named():
+    for seed, loss in ((0, 0.5), (1, 0.7), (2, None)):
+        write("local", seed, 0.5, history=[evaluated(1, 0.5), evaluated(2, 0.5, personal_loss=loss)])
+    text = " ".join(fedloom.table("runs", measures=["personal_loss"]).split())
+    assert "0.600 ± 0.141" in text and "over 2 seeds" in text
+    assert "Left out, without a finite value: local (seed 2)." in text
+    assert "Left out" not in fedloom.table("runs")
+
+
 def test_nothing_to_compare_is_said(runs):
     paired("alone", 0, [0.5, 0.6, 0.7])
     assert "Not tested: no two rows have values" in fedloom.table(runs / "09", test="clients")
@@ -267,6 +286,7 @@ def test_summaries_give_the_overview_or_the_table_of_their_folders(runs):
         (["--against", "local"], "--against local: names the reference of a test; add --test"),
         (["--test", "clients", "--round", "best"], "--test clients: run folders have the results"),
         (["--test", "clients"], "has no results of single clients"),
+        (["--label", "a}b"], "--label a}b: must consist of letters"),
         (["--to", "missing/a.tex"], "--to missing/a.tex: cannot be written"),
     ],
 )  # fmt: skip
