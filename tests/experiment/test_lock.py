@@ -15,7 +15,7 @@ import pytest
 
 from fedloom.core.errors import UserError
 from fedloom.experiment import lock
-from fedloom.experiment.lock import NAME, RunLock
+from fedloom.experiment.lock import NAME, RunLock, holder
 
 HOLD = "import sys, time; from pathlib import Path; from fedloom.experiment.lock import RunLock; "
 DEAD = 2**22 - 1  # above the largest pid that Linux gives out by default; checked below
@@ -49,6 +49,15 @@ def test_the_second_process_is_refused_and_told_who_has_it(tmp_path: Path, elsew
     assert f"process {process.pid} on {socket.gethostname()}" in str(refused.value)
     assert str(tmp_path / NAME) in str(refused.value)
     assert (tmp_path / NAME).read_bytes() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="process states are read from /proc")
+def test_a_killed_process_counts_as_dead_before_its_parent_has_noticed(tmp_path: Path, elsewhere) -> None:
+    process, _ = elsewhere("held = RunLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)")
+    assert holder(tmp_path) == "alive"
+    process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it remains a zombie
+    assert holder(tmp_path) == "dead"
 
 
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path, elsewhere, caplog) -> None:

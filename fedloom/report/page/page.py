@@ -62,6 +62,7 @@ def page_of(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Page:
         facts=_facts(entries),
         state=_state(runs),
         running=running,
+        unfinished=any(run.done is None for run in runs),
         legend=[Switch.of(e.group, e.label, i, e.state) for i, e in enumerate(entries)] if several else [],
         sections=[section for section in sections if section is not None],
         top=top,
