@@ -47,6 +47,7 @@ def table(
         str | None, typer.Option("--against", help="Row to test the others against; default: the best of its column.")
     ] = None,
     digits: Annotated[int | None, typer.Option("--digits", min=0, max=12, help="Number of decimals.")] = None,
+    label: Annotated[str, typer.Option("--label", help="Label of a LaTeX table, for \\ref.")] = "tab:results",
     to: Annotated[Path | None, typer.Option("--to", help="File to write; default: stdout.")] = None,
 ) -> None:
     """Print a results table of finished runs: methods in rows, mean ± sample standard deviation over seeds.
@@ -73,7 +74,7 @@ def table(
     options: Any = {"round": round, "test": test}  # names are checked by `table`
     text = table(
         runs, format=format, measures=listed(measure), columns=listed(columns), rows=listed(rows),
-        seeds=flags.read_seeds(seeds), interval=interval, against=against, digits=digits, **options,
+        seeds=flags.read_seeds(seeds), interval=interval, against=against, digits=digits, label=label, **options,
     )  # fmt: skip
     if to is None:
         say(str(text))

@@ -13,6 +13,7 @@ from fedloom.core.task import Task
 from fedloom.data import combine, federate, limit, parse_partition, parts
 from fedloom.data.augment import parse_augment
 from fedloom.data.dataset import with_channels
+from fedloom.data.shared import shared_dataset
 from fedloom.data.sources import load
 from fedloom.models import Factory
 from fedloom.models.per_client import by_client, dealt
@@ -23,8 +24,13 @@ VIEWS = {"images": ("crop:4", "flip"), "other inputs": ("gaussian:0.1", "mask:0.
 
 
 def load_dataset(recipe: Recipe) -> Dataset:
-    """Load the dataset that a recipe names; several datasets (`mnist+usps`) become styles of one dataset."""
+    """Load the dataset that a recipe names; several datasets (`mnist+usps`) become styles of one dataset.
+
+    A parallel run of a comparison or sweep maps the dataset that the process that started it has loaded.
+    """
     data = recipe.data
+    if (shared := shared_dataset(data)) is not None:
+        return shared
     styles = [load(name, folder=data.dir, options=data.reading) for name in parts(data.name)]
     dataset = styles[0] if len(styles) == 1 else combine(styles, size=data.size)
     return dataset if data.channels is None else replace(dataset, inputs=with_channels(dataset.inputs, data.channels))

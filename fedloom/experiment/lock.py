@@ -106,6 +106,9 @@ def alive(owner: dict[str, Any]) -> bool:
         return False
     except (PermissionError, KeyError, ValueError, TypeError, OverflowError):
         return True
+    state = _stat(int(owner["pid"]))
+    if state and state[0] in "ZX":  # it has ended, but its parent has not asked for its exit code
+        return False
     return owner.get("began") in (None, _began(int(owner["pid"])))  # otherwise the pid belongs to a newer process
 
 
@@ -133,10 +136,16 @@ def _me() -> dict[str, Any]:
 
 def _began(pid: int) -> str | None:
     """Return when a process was started, in kernel ticks (Linux only)."""
+    state = _stat(pid)
+    return state[19] if len(state) > 19 else None
+
+
+def _stat(pid: int) -> list[str]:
+    """Return a process's status from its state letter on (Linux only; empty elsewhere)."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return None
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _read(file: int) -> dict[str, Any]:

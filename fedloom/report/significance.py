@@ -9,6 +9,8 @@ FEWEST_SEEDS = 6
 """With fewer pairs, the two-sided signed-rank test cannot reach p < 0.05: five pairs have p ≥ 2 / 2⁵ = 0.0625."""
 LEVEL = 0.05
 """Corrected p-values below this are marked."""
+EXACT = 50
+"""Largest number of pairs with an exact test; beyond, the normal approximation is as good."""
 Name = TypeVar("Name")
 
 
@@ -30,15 +32,26 @@ def half_width(values: Sequence[float], confidence: float = 0.95) -> float:
 def signed_rank(one: Sequence[float], other: Sequence[float]) -> float:
     """Return the p-value of Wilcoxon's two-sided signed-rank test of paired values; 1 if all pairs are equal.
 
-    Equal pairs are left out. Differences are rounded to twelve decimals first, because means of equal shares may
-    differ by a rounding error, which would count as a difference and as a rank.
+    Equal pairs are left out, equal differences share their mean rank. Up to `EXACT` pairs the p-value is exact, also
+    with shared ranks, where the normal approximation is too small: 0.014 instead of 0.031 for six equal differences.
+    Differences are rounded to twelve decimals first, because means of equal shares may differ by a rounding error,
+    which would count as a difference and as a rank.
     """
-    from scipy.stats import wilcoxon
+    from scipy.stats import rankdata, wilcoxon
 
     differences = np.round(np.subtract(one, other), 12)
-    if not differences.any():
+    differences = differences[differences != 0]
+    if not len(differences):
         return 1.0
-    return float(wilcoxon(differences).pvalue)
+    if len(differences) > EXACT:
+        return float(wilcoxon(differences, method="approx").pvalue)
+    ranks = np.round(2 * rankdata(np.abs(differences))).astype(int)  # doubled: shared ranks may be halves
+    signs = np.array([1.0])  # number of choices of signs by the sum of the positive ranks
+    for rank in ranks:
+        signs = np.pad(signs, (0, rank)) + np.pad(signs, (rank, 0))
+    found = ranks[differences > 0].sum()
+    tail = min(signs[: found + 1].sum(), signs[found:].sum()) / signs.sum()
+    return min(1.0, 2 * float(tail))
 
 
 def smallest_p(pairs: int, comparisons: int) -> float:

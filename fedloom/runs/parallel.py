@@ -18,6 +18,7 @@ from fedloom.core import signals as following
 from fedloom.core import trusted_code
 from fedloom.core.errors import RunError
 from fedloom.core.signals import Interrupts
+from fedloom.data.shared import SharedDatasets
 from fedloom.engines.cuda import connections
 
 Process = subprocess.Popen[bytes]
@@ -73,7 +74,11 @@ def safe_path() -> dict[str, str]:
 
 
 def fedloom_process(
-    arguments: Sequence[str], count: int, stderr: IO[bytes] | None = None, own: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    count: int,
+    stderr: IO[bytes] | None = None,
+    own: Mapping[str, str] | None = None,
+    inherited: Sequence[int] = (),
 ) -> Process:
     """Start a `fedloom` command as a child process, in a new session.
 
@@ -85,6 +90,7 @@ def fedloom_process(
         count: Number of such processes that run at a time; they share the GPU's connections.
         stderr: File for the child's stderr; default: this process's stderr.
         own: Additional environment variables.
+        inherited: File descriptors that the child inherits.
     """
     return subprocess.Popen(
         [sys.executable, "-m", "fedloom", *arguments],
@@ -97,13 +103,25 @@ def fedloom_process(
         | {following.NAME: str(os.getpid())}
         | dict(own or {}),
         start_new_session=True,
+        pass_fds=inherited,
     )
 
 
 def run_parallel(
-    recipes: Sequence[Recipe], count: int, interrupts: Interrupts, on_end: Callable[[Recipe], None] = lambda _: None
+    recipes: Sequence[Recipe],
+    count: int,
+    interrupts: Interrupts,
+    on_end: Callable[[Recipe], None] = lambda _: None,
+    datasets: SharedDatasets | None = None,
 ) -> None:
     """Run recipes, `count` at a time; return when all are finished, or all have stopped after an interrupt.
+
+    Args:
+        recipes: Recipes to run.
+        count: Maximum number of runs at a time.
+        interrupts: Signals received by this process.
+        on_end: Called with the recipe of each run that has finished.
+        datasets: Datasets that the runs map instead of loading them.
 
     Raises:
         RunError: A run failed. No run is started after that, and runs that were already started have ended.
@@ -115,7 +133,7 @@ def run_parallel(
         def begin() -> Process | None:
             if failed or not waiting:
                 return None
-            running.append(_start(waiting.popleft(), Path(folder) / str(len(waiting)), count))
+            running.append(_start(waiting.popleft(), Path(folder) / str(len(waiting)), count, datasets))
             return running[-1].process
 
         def end(process: Process) -> None:
@@ -135,11 +153,13 @@ def environment(count: int) -> dict[str, str]:
     return os.environ | connections.share(count) | {"OMP_NUM_THREADS": "1"}
 
 
-def _start(recipe: Recipe, place: Path, count: int) -> _Run:
+def _start(recipe: Recipe, place: Path, count: int, datasets: SharedDatasets | None) -> _Run:
     values: dict[str, Any] = recipe.model_dump(mode="json", exclude_unset=True)
     place.with_suffix(".yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
     with place.with_suffix(".txt").open("wb") as stderr:
-        process = fedloom_process(["run", str(place.with_suffix(".yaml")), "--resume"], count, stderr)
+        arguments = ["run", str(place.with_suffix(".yaml")), "--resume"]
+        own, inherited = ({}, []) if datasets is None else (datasets.environment, datasets.inherited)
+        process = fedloom_process(arguments, count, stderr, own, inherited)
     return _Run(recipe, process, place.with_suffix(".txt"))
 
 

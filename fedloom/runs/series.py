@@ -21,6 +21,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.signals import Interrupted, Interrupts
 from fedloom.core.task import Task
 from fedloom.data import Dataset
+from fedloom.data.shared import SharedDatasets, reading_of
 from fedloom.experiment.build import load_dataset, make_task
 from fedloom.experiment.files import write_whole
 from fedloom.experiment.lock import RunLock
@@ -85,9 +86,11 @@ def run_series(
     left = [recipe for recipe in recipes if finished_summary(recipe, warn=False) is None]
     if not left:
         log.warning("all %d runs in '%s' are finished: there is nothing to resume", len(recipes), folder)
-    _rehearse(left, tasks)
     summaries: list[Summary] = []
     with ExitStack() as stack:
+        if parallel > 1:
+            tasks.shared = stack.enter_context(SharedDatasets())
+        _rehearse(left, tasks)
         _make(folder)
         stack.callback(RunLock(folder).release)
         interrupts = stack.enter_context(Interrupts())
@@ -97,7 +100,7 @@ def run_series(
             text = yaml.safe_dump(dict(description), sort_keys=False, allow_unicode=True, width=100)
             write_whole(description_file, text.encode())
         if parallel > 1:
-            run_parallel(left, parallel, interrupts, partial(_report_last_round, on_run))
+            run_parallel(left, parallel, interrupts, partial(_report_last_round, on_run), tasks.shared)
         for number, recipe in enumerate(recipes, 1):
             summary = finished_summary(recipe, warn=False)
             if summary is None and interrupts.asked is not None:
@@ -129,17 +132,21 @@ def _report_last_round(on_run: Callable[[Recipe], Callable[[RoundRecord], None]]
 class Tasks:
     """Tasks of recipes, cached: recipes with the same data share the dataset and its division among clients."""
 
+    shared: SharedDatasets | None = None
+    """Where datasets are shared with child processes; None if they are not."""
+
     def __init__(self) -> None:
-        self._datasets: dict[tuple[Any, ...], Dataset] = {}
+        self._datasets: dict[str, Dataset] = {}
         self._tasks: dict[str, Task] = {}
 
     def __getitem__(self, recipe: Recipe) -> Task:
-        images = (recipe.data.name, recipe.data.dir, recipe.data.size)
+        reading = reading_of(recipe.data)
         federation = recipe.model_dump_json(include={"data", "model", "seed"})
         if federation not in self._tasks:
-            if images not in self._datasets:
-                self._datasets[images] = load_dataset(recipe)
-            self._tasks[federation] = make_task(recipe, self._datasets[images])
+            if reading not in self._datasets:
+                dataset = load_dataset(recipe)
+                self._datasets[reading] = self.shared.add(recipe.data, dataset) if self.shared else dataset
+            self._tasks[federation] = make_task(recipe, self._datasets[reading])
         return self._tasks[federation]
 
 

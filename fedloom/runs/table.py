@@ -1,5 +1,6 @@
 """`fedloom.table`: results of runs as a table."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
@@ -37,8 +38,9 @@ def table(
     test: Test | None = None,
     against: str | None = None,
     digits: int | None = None,
+    label: str = "tab:results",
 ) -> "str | DataFrame":
-    """Return a results table of runs: methods in rows, means over seeds, ± the sample standard deviation.
+    r"""Return a results table of runs: methods in rows, means over seeds, ± the sample standard deviation.
 
     Summaries without any further argument give an overview: accuracies, spread over clients, traffic, seconds.
 
@@ -59,6 +61,7 @@ def table(
             intervals are shown and nothing is marked).
         against: The reference row. Default: the best row of each column.
         digits: Number of decimals. Default: one of percentages, three of other figures.
+        label: Label of a LaTeX table, for `\ref`.
 
     Returns:
         The table, with a caption that says how it was computed.
@@ -74,6 +77,8 @@ def table(
     _refuse("--format", format, (*FORMATS, "frame"))
     _refuse("--round", round, get_args(Which))
     _refuse("--test", test or "clients", get_args(Test))
+    if not re.fullmatch(r"[\w:.+/-]+", label, re.ASCII):
+        raise UserError(f"--label {label}: must consist of letters, digits and : . - _ + /, for example tab:digits")
     asked = (format != "text", measures, columns, rows, seeds, round != "last", interval, test, against, digits)
     summaries: list[Any] = [source for source in sources if isinstance(source, Mapping)]
     if summaries and len(summaries) == len(sources) and all(value is None or value is False for value in asked):
@@ -82,6 +87,7 @@ def table(
     found = paper_table(
         grid, measures or MEASURES, which=round, interval=interval, test=test, against=against, digits=digits
     )
+    found.label = label
     return table_frame(as_records(found), " ".join(found.caption)) if format == "frame" else FORMATS[format](found)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from fedloom.core.errors import UserError
 from fedloom.experiment import lock
-from fedloom.experiment.lock import NAME, RunLock
+from fedloom.experiment.lock import NAME, RunLock, holder
 
 HOLD = "import sys, time; from pathlib import Path; from fedloom.experiment.lock import RunLock; "
 DEAD = 2**22 - 1  # above the largest pid that Linux gives out by default; checked below
@@ -56,6 +56,15 @@ def test_a_lock_file_with_text_that_cannot_be_printed_is_reported_escaped(tmp_pa
     with caplog.at_level(logging.WARNING):
         RunLock(tmp_path).release()
     assert r"process 1 on \ud800\x1b[2J" in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="process states are read from /proc")
+def test_a_killed_process_counts_as_dead_before_its_parent_has_noticed(tmp_path: Path, elsewhere) -> None:
+    process, _ = elsewhere("held = RunLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)")
+    assert holder(tmp_path) == "alive"
+    process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it remains a zombie
+    assert holder(tmp_path) == "dead"
 
 
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path, elsewhere, caplog) -> None:

@@ -261,10 +261,31 @@ def test_paper_has_all_figures_in_light_colours_and_no_sidebar(browser, large):
     assert not tab.page.locator("#side").is_visible()
     wide = "[...document.querySelectorAll('.main-svg')].filter((e) => e.getBoundingClientRect().right > 719).length"
     assert tab.page.evaluate(wide) == 0
+    assert (
+        tab.page.locator("#table-results + .more").inner_text().strip() == "10 of 14 rows, those of selected methods."
+    )
+    assert tab.page.locator(":is(.choice, .more button):visible").count() == 0
     tab.page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert tab.page.locator("html").get_attribute("data-theme") == "dark"
     assert tab.page.locator("#side").is_visible()
     tab.page.close()
+
+
+def test_paper_has_the_colours_of_classes(browser, report):
+    tab = Tab(browser, report.as_uri())
+    tab.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.page.locator("#representations .legend .switch:visible").count() == 10
+    tab.page.close()
+
+
+def test_numbers_in_heat_maps_can_be_read(browser, large):
+    texts = "document.querySelectorAll('#plot-clients-heat .heatmap-label text')"
+    for scheme, colour in (("light", "rgb(13, 21, 27)"), ("dark", "rgb(255, 255, 255)")):
+        tab = Tab(browser, large.as_uri(), color_scheme=scheme)
+        tab.page.locator("#plot-clients-heat").scroll_into_view_if_needed()
+        tab.until(f"{texts}.length > 0")
+        assert set(tab.page.evaluate(f"[...{texts}].map((e) => e.style.fill)")) == {colour}
+        tab.page.close()
 
 
 def test_a_section_shows_the_measure_that_is_chosen(browser, tmp_path):

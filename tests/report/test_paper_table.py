@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from io import StringIO
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,23 @@ def test_the_signed_rank_test_ignores_rounding_errors():
     one, other = [0.1 + 0.2, 0.5, 0.6, 0.9, 0.8], [0.3, 0.4, 0.4, 0.6, 0.3]
     assert signed_rank(one, other) == stats.wilcoxon([0.5, 0.6, 0.9, 0.8], [0.4, 0.4, 0.6, 0.3]).pvalue
     assert signed_rank([0.1 + 0.2, 1], [0.3, 1]) == 1
+
+
+def test_p_values_are_exact_with_shared_ranks_and_zero_differences():
+    assert signed_rank([0.5] * 6, [0.4] * 6) == 2 / 2**6  # the normal approximation gives 0.014
+    generator = np.random.default_rng(0)
+    for pairs in range(3, 11):
+        steps = generator.integers(-3, 5, pairs)
+        left = steps[steps != 0]
+        ranks = stats.rankdata(abs(left))
+        sums = np.array([sum(ranks[np.array(signs) > 0]) for signs in product((-1, 1), repeat=len(left))])
+        found = ranks[left > 0].sum()
+        expected = min(1, 2 * min((sums <= found).mean(), (sums >= found).mean()))
+        assert signed_rank(steps / 100, np.zeros(pairs)) == pytest.approx(expected)
+    one, other = generator.random((2, 50))
+    assert signed_rank(one, other) == pytest.approx(stats.wilcoxon(one, other, method="exact").pvalue)
+    one, other = generator.integers(0, 9, (2, 200)) / 9
+    assert signed_rank(one, other) == pytest.approx(stats.wilcoxon(np.round(one - other, 12), method="approx").pvalue)
 
 
 def test_holms_correction_by_hand():
@@ -109,6 +127,16 @@ def test_latex_names_are_escaped():
     text = fedloom.table("runs", format="latex")
     assert r"mine\_50\%\_a\&b & $50.0$ & -- \\" in text
     assert r"method & nowhere & R\&D\_1 \\" in text
+
+
+def test_two_latex_tables_have_their_own_labels(runs):
+    assert r"\label{tab:results}" in fedloom.table(runs, format="latex")
+    assert r"\label{tab:digits_1}" in fedloom.table(runs, format="latex", label="tab:digits_1")
+
+
+def test_names_in_markdown_are_text():
+    write("<b>|*x*_y_", 0, 0.5)
+    assert r"| \<b>\|\*x\*\_y\_ | 50.0 |" in fedloom.table("runs", format="markdown")
 
 
 def test_columns_group_measures():
@@ -179,7 +207,7 @@ def test_a_client_counts_once_if_it_is_the_same_with_every_seed(sizes, pairs, sa
     join = (lambda each: np.mean(each, axis=0)) if pairs == "12" else np.concatenate
     one, best = (join([accuracies[seed][name] for seed in (0, 1)]) for name in ("near", "best"))
     assert found["pairs"] == pairs
-    assert float(found["p"]) == pytest.approx(stats.wilcoxon(np.round(one - best, 12)).pvalue)
+    assert float(found["p"]) == pytest.approx(signed_rank(one, best))
     assert said in " ".join(fedloom.table("runs", test="clients").split())
 
 
@@ -224,6 +252,15 @@ def test_recorded_metrics_and_fields_of_rounds_only():
     assert "2.50" in fedloom.table("runs", measures=["personal_loss"], digits=2)
 
 
+def test_seeds_without_a_finite_value_are_named():
+    for seed, loss in ((0, 0.5), (1, 0.7), (2, None)):
+        write("local", seed, 0.5, history=[evaluated(1, 0.5), evaluated(2, 0.5, personal_loss=loss)])
+    text = " ".join(fedloom.table("runs", measures=["personal_loss"]).split())
+    assert "0.600 ± 0.141" in text and "over 2 seeds" in text
+    assert "Left out, without a finite value: local (seed 2)." in text
+    assert "Left out" not in fedloom.table("runs")
+
+
 def test_nothing_to_compare_is_said(runs):
     paired("alone", 0, [0.5, 0.6, 0.7])
     assert "Not tested: no two rows have values" in fedloom.table(runs / "09", test="clients")
@@ -249,6 +286,7 @@ def test_summaries_give_the_overview_or_the_table_of_their_folders(runs):
         (["--against", "local"], "--against local: names the reference of a test; add --test"),
         (["--test", "clients", "--round", "best"], "--test clients: run folders have the results"),
         (["--test", "clients"], "has no results of single clients"),
+        (["--label", "a}b"], "--label a}b: must consist of letters"),
         (["--to", "missing/a.tex"], "--to missing/a.tex: cannot be written"),
     ],
 )  # fmt: skip

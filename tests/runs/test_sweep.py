@@ -143,7 +143,7 @@ def pretend(monkeypatch):
     """Runs that are small scripts: what matters here is who is started, asked and waited for."""
 
     def use(script):
-        def start(recipe, place, count):
+        def start(recipe, place, count, datasets):
             place.with_suffix(".txt").touch()
             with place.with_suffix(".txt").open("wb") as said:
                 command = [sys.executable, "-c", script, str(recipe.out)]

@@ -203,7 +203,7 @@ def _chosen_clients(known: list[tuple[int, Entry]], insights: Insights, held: Ho
         order = sorted({k for _, _, tally in tallies for k in tally if counts[k]}, key=lambda k: (-counts[k], k))
         heads = sum(kinds_of(counts)[k] == KINDS[0] for k in order)
         note = (
-            f"The client's largest classes first; {heads} of these {len(order)} classes are its head. Classes without "
+            f"The client's largest classes first; its head has {heads} of these {len(order)} classes. Classes without "
             f"test samples are left out. Seed {same[0][1].first.seed}."
         )
         name = held.names[client] if held.names else f"Client {client}"

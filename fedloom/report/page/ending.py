@@ -20,7 +20,7 @@ def failures(entries: Sequence[Entry]) -> PageSection:
             rows.append([*where, Cell(kind.replace("_", " "), kind), Cell(f"{count:,}", count)])
         notes += [note for note in summary.get("notes", []) if note not in notes]
     head = [Column("method"), Column("seed"), Column("failure"), Column("count")]
-    caption = "Clients that were left out of a round." if rows else "No client failed."
+    caption = "Clients that were left out of a round." if rows else "No client was left out of a round."
     return PageSection(
         "failures", "Failures and notes", " ".join([caption, *(f"Note: {note}." for note in notes)]),
         tables=[*_unfinished(entries), *([Table("failures", head, rows)] if rows else [])],

@@ -201,6 +201,8 @@ class Page:
     sections: list[PageSection]
     top: list[str] = field(default_factory=list)
     """Groups that are selected initially; empty for all."""
+    unfinished: bool = False
+    """Whether some runs have not finished: they are running, or were stopped or killed or failed."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the data for the browser, without unset and empty fields."""

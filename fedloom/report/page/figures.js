@@ -78,11 +78,13 @@ function heatTraces(figure, words, width) {
   const columns = figure.x.labels.length;
   const spread = (marks, values) => { const row = Array(columns).fill(null); marks.x.forEach((x, i) => { row[x] = values[i]; }); return row; };
   const texts = rows.map((marks) => spread(marks, marks.words ? marks.words.map((number) => words[number]) : marks.text));
-  const scale = theme() === "dark" ? ["#232b33", "#1b5e8a", "#8fd0f5"] : ["#eef3f6", "#7fb4d6", "#00507e"];
+  // Cells with numbers: of one text colour, at least 4.5 : 1 against every cell.
+  const written = (width - 160) / columns > 26, dark = theme() === "dark";
+  const scale = written ? (dark ? ["#232b33", "#1f5379", "#2a7ab0"] : ["#eef3f6", "#9cc6e2", "#4a97cb"]) : dark ? ["#232b33", "#1b5e8a", "#8fd0f5"] : ["#eef3f6", "#7fb4d6", "#00507e"];
   return [{
     type: "heatmap", z: rows.map((marks) => spread(marks, marks.y)), x: figure.x.labels.map((_, i) => i), y: rows.map((_, i) => i), xgap: columns > 60 ? 0 : 1, ygap: 1,
     text: texts, customdata: rows.map((marks) => Array(columns).fill(marks.name)), hoverongaps: false, colorscale: scale.map((colour, i) => [i / 2, colour]),
-    hovertemplate: `%{customdata}<br>%{text}<br>%{z:.4~g}${figure.value.percent ? "%" : ""}<extra></extra>`, ...((width - 160) / columns > 26 && { texttemplate: "%{z:.3~g}" }),
+    hovertemplate: `%{customdata}<br>%{text}<br>%{z:.4~g}${figure.value.percent ? "%" : ""}<extra></extra>`, ...(written && { texttemplate: "%{z:.3~g}", textfont: { color: dark ? "#ffffff" : "#0d151b" } }),
     colorbar: { thickness: 10, outlinewidth: 0, ticksuffix: figure.value.percent ? "%" : "", title: { text: figure.value.title, side: "right", font: { size: 11 } }, tickfont: { size: 11 }, nticks: 5 },
   }];
 }

@@ -68,7 +68,7 @@ function show(page) {
   document.title = page.title;
   byId("title").textContent = page.title;
   byId("facts").replaceChildren(...(page.facts ?? []).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
-  say(page.state, page.running ? "running" : "");
+  say(page.state, page.running ? "running" : page.unfinished ? "ended" : "");
   const gone = new Set(figures.keys());
   tables.clear();
   const sections = (page.sections ?? []).map(sectionOf);

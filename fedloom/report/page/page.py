@@ -1,6 +1,7 @@
 """Assembly of the report page from runs, as one HTML file."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -61,6 +62,7 @@ def page_of(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Page:
         facts=_facts(entries),
         state=_state(runs),
         running=running,
+        unfinished=any(run.done is None for run in runs),
         legend=[Switch.of(e.group, e.label, i, e.state) for i, e in enumerate(entries)] if several else [],
         sections=[section for section in sections if section is not None],
         top=top,
@@ -117,9 +119,8 @@ def html(page: Page | None, *, title: str = "fedloom") -> str:
         "plotly": (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"),
     }
     whole = (here / "template.html").read_text(encoding="utf-8")
-    for name, text in parts.items():
-        whole = whole.replace("{{" + name + "}}", text)
-    return whole
+    # in one pass: a name in the data may look like a placeholder
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], whole)
 
 
 def as_json(page: Page) -> str:

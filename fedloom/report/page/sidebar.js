@@ -16,7 +16,7 @@ function item(entry) {
   only.addEventListener("click", () => select(new Set([entry.group])));
   const name = make("span", { class: "name", title: entry.name }, entry.name);
   const label = make("label", {}, box, swatch(entry), name);
-  if (entry.badge) label.append(make("span", { class: "badge" }, entry.badge));
+  if (entry.badge) label.append(make("span", { class: "badge", title: entry.badge }, entry.badge));
   return make("li", {}, label, only);
 }
 

@@ -39,9 +39,9 @@ function tableOf(table) {
     const left = all.length - order.length;
     more.hidden = !left;
     if (left) {
-      const button = make("button", { type: "button", class: "link" }, "show all methods");
+      const button = make("button", { type: "button", class: "link" }, "Show all methods");
       button.addEventListener("click", () => select(new Set(methods().map((one) => one.group))));
-      more.replaceChildren(`${order.length} of ${all.length} rows, those of selected methods: `, button);
+      more.replaceChildren(`${order.length} of ${all.length} rows, those of selected methods. `, button);
     }
   }
   tables.set(table.name, fill);

@@ -19,6 +19,7 @@ ESCAPES = {
     "λ": r"$\lambda$", "μ": r"$\mu$", "ρ": r"$\rho$", "σ": r"$\sigma$", "τ": r"$\tau$",
 }  # fmt: skip
 LATEX = str.maketrans(ESCAPES)
+MARKDOWN = str.maketrans({sign: f"\\{sign}" for sign in "\\`*_<|["})
 
 
 def escape(text: str) -> str:
@@ -44,17 +45,17 @@ def as_markdown(table: PaperTable) -> str:
     """Return a Markdown table; the best of a column is bold, the second is underlined."""
 
     def shown(measure: Quantity, cell: PaperCell, spread: float | None) -> str:
-        text = _plain(measure, cell, spread).replace("*", r"\*")
+        text = _plain(measure, cell, spread).translate(MARKDOWN)
         return {1: f"**{text}**", 2: f"<u>{text}</u>"}.get(cell.rank or 0, text)
 
     heads, body = _grid(table, shown)
-    head = [" ".join(filter(None, parts)) for parts in zip(*heads, strict=True)]
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
-    rows = ["| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines]
+    head = [" ".join(filter(None, parts)).translate(MARKDOWN) for parts in zip(*heads, strict=True)]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *([row.translate(MARKDOWN), *cells] for row, *cells in body)]
+    rows = ["| " + " | ".join(line) + " |" for line in lines]
     return "\n".join([*rows, "", " ".join([*table.caption, table.ranked]).strip().replace("*:", r"\*:")])
 
 
-def as_latex(table: PaperTable, label: str = "tab:results") -> str:
+def as_latex(table: PaperTable) -> str:
     """Return a LaTeX table for the package booktabs; the best mean of a column is bold, the second is underlined."""
 
     def shown(measure: Quantity, cell: PaperCell, spread: float | None) -> str:
@@ -67,7 +68,7 @@ def as_latex(table: PaperTable, label: str = "tab:results") -> str:
     columns, each = len(heads[-1]), len(table.measures)
     lines = [
         r"% needs \usepackage{booktabs}", r"\begin{table}", r"  \centering",
-        rf"  \caption{{{escape(' '.join([*table.caption, table.ranked]).strip())}}}", rf"  \label{{{label}}}",
+        rf"  \caption{{{escape(' '.join([*table.caption, table.ranked]).strip())}}}", rf"  \label{{{table.label}}}",
         rf"  \begin{{tabular}}{{l{'r' * (columns - 1)}}}", r"    \toprule",
     ]  # fmt: skip
     if len(heads) > 1:

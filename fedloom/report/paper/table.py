@@ -66,6 +66,8 @@ class PaperTable:
     """Sentences."""
     ranked: str = ""
     """The sentence that explains ranks, for formats that show them."""
+    label: str = "tab:results"
+    """The label in LaTeX."""
 
 
 def paper_table(
@@ -105,11 +107,13 @@ def paper_table(
             "--test clients: run folders have the results of single clients at the last evaluation only; use --round "
             "last, or --test seeds"
         )
-    cells = {}
+    cells, left_out = {}, []
     for (row, column), runs in grid.cells.items():
         for measure in shown:
             if values := _values(runs, measure, which, shown[0]):
                 cells[row, column, measure.name] = PaperCell(values)
+                without = [str(run.seed) for run in runs if run.seed not in values]
+                left_out += [f"{row} (seed {seed})" for seed in without]
     if not cells:
         raise UserError(
             f"--measure {','.join(measures)}: the {which} rounds have no value of it; choose another measure"
@@ -118,6 +122,8 @@ def paper_table(
     few = test == "seeds" and _fewest_common_seeds(table) < FEWEST_SEEDS
     table.interval |= few
     table.caption = [_spread(table), rounds]
+    if left_out:  # such as the loss of a run that diverged
+        table.caption.append(f"Left out, without a finite value: {', '.join(dict.fromkeys(left_out))}.")
     _rank(table)
     if few:
         table.caption.append(f"Not tested: a paired test over seeds needs at least {FEWEST_SEEDS} seeds.")

@@ -123,6 +123,12 @@ def test_the_data_cannot_leave_their_element_and_zero_is_a_value(runs):
     assert Cell("–").value is None
 
 
+def test_a_name_that_looks_like_a_placeholder_is_text(runs):
+    runs[0].label = "{{plotly}}"
+    whole = html(page_of(runs, {}))
+    assert '"{{plotly}}"' in whole and whole.count("plotly.js v") == 1
+
+
 def test_a_run_that_did_not_finish_is_marked_with_its_error_and_the_command_to_resume(runs, tmp_path):
     page = page_of(runs, {})
     assert [row[0].badge for row in page.sections[0].tables[0].rows] == ["", "stopped at round 2 of 2"]
