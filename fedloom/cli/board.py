@@ -184,6 +184,8 @@ def _show(table: Table, cells: Sequence[Cell], found: Sequence[CellResult]) -> N
             texts = [*([printed] if publisher else []), *(measure.text(line) for measure in measures)]
             grid.add_row(line.cell.name, *texts, str(len(line.results)))
         out.print(grid)
+        if standing.changes:
+            say(f"{standing.changes}; published figures are those of the full setting")
         for text in order_in_words(standing):
             say(text)
     for column, names in waiting(cells, found).items():

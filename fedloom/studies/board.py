@@ -78,7 +78,7 @@ class Standing:
     @property
     def title(self) -> str:
         """Column and rounds: `cifar100, dir0.1: 300 rounds`."""
-        return f"{self.column}: {self.rounds:,} rounds"
+        return f"{self.column}: {self.rounds:,} round{'s' * (self.rounds != 1)}"
 
     @property
     def measures(self) -> list[Measure]:

@@ -77,7 +77,7 @@ def test_a_dataset_checks_its_labels():
 
 
 VALUES = {"dirichlet": ":1", "capped-dirichlet": ":1", "equal-dirichlet": ":1", "quantity": ":5", "pathological": ":2",
-          "uneven-pathological": ":2", "shards": ":2", "domain": ":2"}  # fmt: skip
+          "uneven-pathological": ":2", "grouped-pathological": ":2", "shards": ":2", "domain": ":2"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(PARTITIONS))

@@ -17,6 +17,7 @@ SPECS = [
     "equal-dirichlet:0.5",
     "pathological:2",
     "uneven-pathological:2",
+    "grouped-pathological:2",
     "shards:2",
     "quantity:0.5",
     "domain",

@@ -207,6 +207,19 @@ def test_uneven_portions_lie_between_a_tenth_and_the_rest_and_leave_everyone_the
     assert held.sum(1).std() > 50
 
 
+def test_groups_of_clients_hold_the_same_classes_and_the_last_of_a_group_gets_the_rest():
+    """PFLlib's division: classes 0 and 1 for clients 0 to 3, and so on."""
+    labels = np.repeat(np.arange(10), 600)
+    parts = parse_partition("grouped-pathological:2")(Pool(labels, 20, np.random.default_rng(0), None, 40))
+    held = np.stack([np.bincount(labels[part], minlength=10) for part in parts])
+    for client, counts in enumerate(held):
+        first = client // 4 * 2
+        assert np.flatnonzero(counts).tolist() == [first, first + 1]
+        portions = counts[first : first + 2]
+        assert (portions >= 150).all() if client % 4 == 3 else ((portions >= 15) & (portions < 150)).all()
+    assert held.sum() == len(labels)
+
+
 def test_of_each_domain_a_part_is_kept_for_tests_before_clients_get_any():
     count = 120
     groups = torch.arange(count) % 3

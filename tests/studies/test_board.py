@@ -178,11 +178,15 @@ def test_standings_are_ranked_and_separated_by_rounds(mine: str) -> None:
     cells = cells_of(mine, load_table(mine))
     fedavg, fedrep = cells[0].key, cells[1].key
     longer = [replace(result(fedavg, 0.9, rounds=9), changes={"training.rounds": 9})]
-    found = standings(cells, [result(fedavg, 0.5), result(fedavg, 0.7, seed=1), result(fedrep, 0.65), *longer])
+    results = [result(fedavg, 0.5), result(fedavg, 0.7, seed=1), result(fedrep, 0.65), *longer]
+    found = standings(cells, results)
     assert [(s.title, [line.cell.row for line in s.lines]) for s in found] == [
         ("digits, dir: 9 rounds", ["fedavg"]), ("digits, dir: 2 rounds", ["fedrep", "fedavg"]),
     ]  # fmt: skip
     assert found[0].changes == "9 of 2 rounds"
+    for number, one in enumerate(results):
+        store(one, Path(f"reproduction/mine/{number}.json"))
+    assert "9 of 2 rounds; published figures are those of the full setting" in board(mine).stdout
     assert found[1].lines[1].here == pytest.approx(60)
     last = next(measure for measure in MEASURES if measure.title == "last, all samples")
     assert last.of(found[1].lines[1]) == pytest.approx(50)
