@@ -60,7 +60,8 @@ RayAddress = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default: a new folder in runs/.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Set any recipe field: --set method.mu=0.1 (repeatable).")]
 Log = Annotated[
-    str | None, typer.Option("--log", autocompletion=offers.logs, help="Also log to tensorboard, wandb or mlflow.")
+    list[str] | None,
+    typer.Option("--log", autocompletion=offers.logs, help="Also log to tensorboard, wandb or mlflow (repeatable)."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 
@@ -115,7 +116,8 @@ def fields_of(sets: list[str] | None, **flags: Any) -> dict[str, Any]:
     """Return the given flags and --set assignments by recipe field; --set takes precedence."""
     from fedloom.config.loading import read_assignment
 
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = {name: value for name, value in flags.items() if value not in (None, [])}
+    given = {name: ",".join(value) if isinstance(value, list) else value for name, value in given.items()}
     return given | dict(read_assignment(text) for text in sets or [])
 
 

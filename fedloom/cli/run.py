@@ -159,6 +159,7 @@ def compare(
       fedloom compare --methods fedavg,repper --set data.newcomers=5 --set 'compare.newcomers={labelled: [10, 40]}'
     """
     loading()
+    from fedloom.config.loading import raw_recipe
     from fedloom.experiment.run_folder import RunFolder
     from fedloom.runs.compare import compare
 
@@ -168,7 +169,7 @@ def compare(
         out=out_dir, log=log,
     )  # fmt: skip
     if watch and "out" not in fields:
-        fields["out"] = str(RunFolder.fresh(Path("runs"), "compare"))
+        fields["out"] = raw_recipe(recipe, {}).get("out") or str(RunFolder.fresh(Path("runs"), "compare"))
     chosen = None if names is None else [name.strip() for name in names.split(",")]
     with live_page(Path(fields["out"]) if watch else None) as stay:
         with watching() as start:

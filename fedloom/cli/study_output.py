@@ -126,9 +126,7 @@ def show_list(tables: Mapping[str, Table], cells: Sequence[Cell], plan: StudyPla
     here = this_machine(values_of(cells[0], plan))
     if measure:
         known |= _measured(cells, plan, here)
-    grid = Grid()
-    for head in ("table", "runs", "M steps", "time here", "cells run", "what"):
-        grid.add_column(head, justify="left" if head in ("table", "what") else "right", no_wrap=head != "what")
+    rows = []
     for name, table in tables.items():
         mine = [cell for cell in cells if cell.table == name]
         if not mine:
@@ -143,13 +141,23 @@ def show_list(tables: Mapping[str, Table], cells: Sequence[Cell], plan: StudyPla
         words = f"{done.paper.run or done.ours.run} of {done.cells}"
         words += f", {done.shortened.run} shortened" if done.shortened.run else ""
         what = table.title.partition(": ")[2]
-        grid.add_row(name, str(len(costs)), f"{steps:,.0f}", took, words, what)
+        rows.append((name, str(len(costs)), f"{steps:,.0f}", took, words, what))
+    timed = any(row[3] != "–" for row in rows)
+    grid = Grid()
+    for head in ("table", "runs", "M steps", *(["time here"] if timed else []), "cells run", "what"):
+        left, wraps = head in ("table", "what"), head in ("cells run", "what")
+        grid.add_column(head, justify="left" if left else "right", no_wrap=not wraps, min_width=9 if wraps else None)
+    for row in rows:
+        grid.add_row(*(row if timed else row[:3] + row[4:]))
     out.print(grid)
-    out.print(
-        "M steps: million images forward and backward through the network; evaluation is not counted. Time here: from "
-        "the speed of runs with the same network on this machine, one at a time (–: unknown; --measure times it).",
-        highlight=False,
+    time = (
+        "Time here: from the speed of runs with the same network on this machine, one at a time (–: unknown; --measure "
+        "times it)."
+        if timed
+        else "--measure adds the time that runs take on this machine."
     )
+    steps_are = "M steps: million images forward and backward through the network; evaluation is not counted."
+    out.print(f"{steps_are} {time}", highlight=False)
 
 
 def _measured(cells: Sequence[Cell], plan: StudyPlan, here: str) -> dict[Workload, float]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,7 +10,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from fedloom import methods, objectives
-from fedloom.config.loading import assign, read_assignment, read_yaml, section_name
+from fedloom.config.loading import SHORT, assign, read_assignment, read_yaml, section_name
 from fedloom.config.sections import EvaluationSettings, StorageSettings
 from fedloom.core import trusted_code
 from fedloom.core.checking import Named, Section, checked, expand_name, refusal
@@ -270,10 +271,23 @@ def _plain(value: Any) -> Any:
 
 
 def _refuse_misplaced(values: Mapping[str, Any]) -> None:
-    """Raise a UserError for a field at the top level that belongs to a section, such as `mu` instead of `method.mu`."""
-    for name, value in values.items():
-        if name not in Recipe.model_fields and (path := _place_of(name, values)) is not None:
-            raise UserError(f"{name} = {shown(value)}: there is no such field; did you mean '{path}'?")
+    """Raise a UserError for a field that belongs to another place: `mu` for `method.mu`, `training.lr`, `batchsize`."""
+    found = {name: value for name, value in values.items() if name not in Recipe.model_fields}
+    for section in _CLOSED:
+        inner = values.get(section)
+        fields = type(Recipe.model_fields[section].default).model_fields
+        strays = {name: value for name, value in inner.items() if name not in fields} if isinstance(inner, dict) else {}
+        found |= {f"{section}.{name}": value for name, value in strays.items()}
+    for field, value in found.items():
+        name = str(field).rpartition(".")[2]
+        known = sorted(SHORT.keys() - Recipe.model_fields.keys())
+        similar = get_close_matches(name, known, 1, 0.75) if field == name else []
+        if (path := _place_of(name, values) or next((SHORT[one] for one in similar), None)) is not None:
+            raise UserError(f"{field} = {shown(value)}: there is no such field; did you mean '{path}'?")
+
+
+_CLOSED = ("data", "training", "evaluation", "engine", "storage")
+"""Sections whose fields are all known here: others have options of methods, networks or objectives."""
 
 
 def _place_of(name: str, values: Mapping[str, Any]) -> str | None:

@@ -132,6 +132,8 @@ def field_remedy(error: Any) -> str:
         bound = "at least" if what == "too_short" else "at most"
         count = context.get("min_length", context.get("max_length"))
         return f"must have {bound} {count} {'entry' if count == 1 else 'entries'}"
+    if what == "tuple_type" and isinstance(error["input"], str):
+        return f"must be a list, such as [{shown(error['input'])[1:-1]}]"
     word = _KINDS.get(what.split("_")[0])
     return f"must be {word}" if word else str(error["msg"])
 

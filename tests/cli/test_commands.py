@@ -13,6 +13,7 @@ from using import last_line, refused
 
 from fedloom import cli, methods
 from fedloom.cli import commands
+from fedloom.cli.flags import fields_of
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 
@@ -76,6 +77,11 @@ def test_flags_are_fields(tmp_path: Path) -> None:
     assert (training.rounds, training.epochs, training.batch_size, training.fraction) == (2, 2, 7, 0.5)
     assert (training.optimizer.lr, recipe.seed, recipe.engine.name) == (0.01, 5, "replay")
     assert (recipe.data.partition, recipe.data.clients, recipe.data.dir) == ("iid", 4, Path("d"))
+
+
+def test_trackers_are_listed_with_commas_or_flag_by_flag() -> None:
+    assert fields_of(None, log=["tensorboard", "wandb,mlflow"], seed=None) == {"log": "tensorboard,wandb,mlflow"}
+    assert fields_of(None, log=[]) == fields_of(None, log=None) == {}
 
 
 def test_a_run_can_be_repeated_from_its_own_folder_with_the_same_numbers() -> None:

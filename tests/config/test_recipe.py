@@ -321,11 +321,20 @@ def test_a_comparison_refuses_hyperparameters_without_a_method() -> None:
         ({"method": "fedprox", "mu": 1}, "method.mu"),
         ({"rounds": 5}, "training.rounds"),
         ({"momentum": 0.9}, "training.optimizer.momentum"),
+        ({"training": {"lr": 0.1}}, "training.optimizer.lr"),
+        ({"engine": {"clients": 3}}, "data.clients"),
+        ({"batchsize": 3}, "training.batch_size"),
+        ({"lrr": 3}, "training.optimizer.lr"),
     ],
 )
 def test_a_field_outside_its_section_is_named_with_the_section(values: dict[str, Any], path: str) -> None:
     with pytest.raises(UserError, match=rf"there is no such field; did you mean '{path}'\?"):
         Recipe.parse(values)
+
+
+def test_a_text_in_place_of_a_list_is_shown_as_a_list() -> None:
+    with pytest.raises(UserError, match=r"data.augment = 'flip': must be a list, such as \[flip\]"):
+        Recipe.parse({"data": {"augment": "flip"}})
 
 
 def test_a_choice_that_is_not_similar_is_not_suggested() -> None:

@@ -13,8 +13,10 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 from written import evaluated, write_run
 
+from fedloom.cli import commands
 from fedloom.core.errors import UserError
 from fedloom.experiment.run_folder import RunFolder, run_state
 from fedloom.report.live import Live
@@ -166,3 +168,12 @@ def test_ctrl_c_ends_it_cleanly_after_the_run(command, tmp_path):
             assert json.loads(next(line for line in said.splitlines() if line.startswith("{")))["rounds"] == 1
     finally:
         process.kill()
+
+
+def test_a_comparison_that_is_watched_stays_in_the_folder_of_its_recipe(tmp_path, monkeypatch):
+    monkeypatch.setattr(Live, "stay", lambda self, announce: announce())
+    recipe = {"method": "local", "data": {"name": "digits", "clients": 3, "limit": 90}, "training": {"rounds": 1}}
+    (tmp_path / "mine.yaml").write_text(json.dumps(recipe | {"out": "mine"}))
+    result = CliRunner().invoke(commands.app, ["compare", "mine.yaml", "--watch"], catch_exceptions=False)
+    assert "Ctrl-C stops the server" in result.stderr
+    assert Path("mine/comparison.json").exists() and not Path("runs").exists()

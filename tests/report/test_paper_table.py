@@ -195,6 +195,19 @@ def test_tests_over_clients_pair_the_same_clients_and_are_corrected():
     assert against["far"]["reference"] == "True" and float(against["best"]["p"]) == pytest.approx(p["far"])
 
 
+def test_each_column_is_a_family_of_comparisons():
+    accuracies = drawn(0)
+    for data in ("digits", "mnist"):
+        for method, values in accuracies.items():
+            each = [a_client(c, [round(100 * a)], [100], train=10 + c) for c, a in enumerate(values)]
+            write(method, 0, float(np.mean(values)), clients=each, name=data)
+    found = {(row["row"], row["column"]): float(row["p_corrected"] or 0) for row in records("runs", test="clients")}
+    p = signed_rank(accuracies["far"], accuracies["best"])
+    assert found["far", "digits"] == found["far", "mnist"] == pytest.approx(2 * p)
+    text = " ".join(fedloom.table("runs", test="clients").split())
+    assert "Holm's correction for 2 comparisons in each column" in text
+
+
 @pytest.mark.parametrize(
     ("sizes", "pairs", "said"), [(0, "12", "12 clients (averaged over seeds)"), (50, "24", "24 clients of all seeds")]
 )

@@ -196,9 +196,10 @@ def _test(table: PaperTable, grid: Grid, test: Test, against: str | None) -> lis
     several = any(len(cell.values) > 1 for cell in table.cells.values())
     averaged = " (averaged over seeds)" if unit == "clients" and several else ""
     most = max(comparisons)
+    each = " in each column" if len(comparisons) > 1 else ""
     sentences = [
         f"*: differs from {reference} (p < {LEVEL}; two-sided Wilcoxon signed-rank test over {count} {unit}{averaged}; "
-        f"Holm's correction for {most} comparison{'s' if most > 1 else ''})."
+        f"Holm's correction for {most} comparison{'s' if most > 1 else ''}{each})."
     ]
     if test == "clients":
         untested = [m.title for m in table.measures if m.clients is None]
