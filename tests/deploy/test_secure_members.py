@@ -73,13 +73,14 @@ def test_organisations_give_the_plain_mean_within_the_recorded_error(tmp_path, m
 
 def test_the_server_gets_masked_updates_only_and_both_ledgers_agree(tmp_path):
     federation = Four(tmp_path / "fed", recipe_of(secure={"bits": 32}))
-    sent = []
+    sent, besides = [], []
 
     def keep(parcel):
         client = parcel.metadata.src_node_id - 100
         about, body = opened(parcel.content, federation.fleet._keys[client])
         if about["what"] == "result" and (message := Result.from_bytes(body).message) is not None:
             sent.append(message)
+            besides.append((message.samples, Result.from_bytes(body).loss))
         return parcel
 
     federation.grid.on_reply = keep
@@ -88,6 +89,8 @@ def test_the_server_gets_masked_updates_only_and_both_ledgers_agree(tmp_path):
     for message in sent:
         assert set(message) == {"masked"} and message["masked"].dtype == torch.int32
         assert message["masked"].double().std() == pytest.approx(2**32 / 12**0.5, rel=0.05)  # uniform
+    # what is sent besides, as docs/explanation/trust.md says
+    assert all(samples > 0 and loss > 0 for samples, loss in besides)
     served = run.ledger.to_json()["messages"]
     assert any("when it joins" in line for line in run.ledger.to_json()["numbers"])  # not those of a simulation
     kinds = [("up", "training"), ("up", "secure"), ("down", "secure")]
