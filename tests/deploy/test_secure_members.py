@@ -15,7 +15,7 @@ from fedloom.core.message import Message
 from fedloom.deploy import fleet as fleet_module
 from fedloom.deploy.certificates import new_key, write_key_pair
 from fedloom.deploy.consent import RefusalError
-from fedloom.deploy.events import read_events
+from fedloom.deploy.events import EventLog, read_events
 from fedloom.deploy.lifecycle import add_organisation
 from fedloom.deploy.sealing import opened
 from fedloom.deploy.secure import UnmaskedSums
@@ -152,10 +152,13 @@ def test_a_member_without_the_key_of_another_refuses_the_roster(tmp_path):
     (tmp_path / "fed" / "organisations" / "south" / "members" / "east.pub").unlink()
     members = {100 + c: member(tmp_path / "fed", name) for c, name in enumerate(NAMES)}
     fleet = make_fleet(tmp_path / "fed", LoopGrid(members), recipe, names=NAMES)
+    fleet._events = EventLog(tmp_path / "events.jsonl")
     fleet.wait_for(4, 1, 0.5)
     history = []
     make_experiment(fleet, recipe, on_round=history.append).run()
     assert history[0]["clients"] == 3 and history[0]["failed"] == {"dropped": 1}
+    asked = {e["kind"] for e in read_events(tmp_path / "events.jsonl") if e.get("asked") == "secure"}
+    assert asked == {"keys", "shares", "unmask"}
 
 
 def test_an_update_is_never_sent_without_masks(tmp_path):
