@@ -1,6 +1,6 @@
 """Kill campaign: parts of a federation are killed during runs, and certificates expire; all clients must come back.
 
-    python -m benchmarks.kills [--kills 30] [--expired 5] [--rounds 4] [--folder FOLDER]
+    python -m benchmarks.kills [--kills 30] [--expired 5] [--rounds 4] [--secure] [--folder FOLDER]
 
 A server and three organisations run as processes on loopback, with TLS and keys. In each incident a run is started,
 and after its first round one process is killed with SIGKILL, at a random moment: the server, Flower's SuperLink, a
@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--expired", type=int, default=5, help="incidents with an expired certificate")
     parser.add_argument("--rounds", type=int, default=4, help="rounds of each run")
+    parser.add_argument("--secure", action="store_true", help="with secure aggregation")
     parser.add_argument("--folder", type=Path, help="keep the federation and the incidents here, and continue")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     options = parser.parse_args()
@@ -75,12 +76,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="fedloom-kills-") as temporary:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        rows = campaign(folder, incidents, options.rounds, options.seed)
+        rows = campaign(folder, incidents, options.rounds, options.seed, options.secure)
     print_table(rows)
     sys.exit(1 if any(row["lost"] or row["rounds_lost"] or not row["equal"] for row in rows) else 0)
 
 
-def campaign(folder: Path, incidents: list[str], rounds: int, seed: int) -> list[dict[str, Any]]:
+def campaign(folder: Path, incidents: list[str], rounds: int, seed: int, secure: bool = False) -> list[dict[str, Any]]:
     """Run the incidents that are not in FOLDER/kills.jsonl yet, and return the rows of all."""
     log = folder / "kills.jsonl"
     rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
@@ -88,6 +89,7 @@ def campaign(folder: Path, incidents: list[str], rounds: int, seed: int) -> list
         "method": "repper", "data": {"name": "digits", "clients": 3, "partition": "dirichlet:0.5", "limit": 200},
         "training": {"rounds": rounds, "batch_size": 16, "min_clients": 3, "optimizer": {"lr": 0.05}},
         "evaluation": {"every": rounds}, "engine": {"name": "inline", "device": "cpu"}, "seed": 5,
+        "secure": {} if secure else None,
     })  # fmt: skip
     if len(rows) < len(incidents):
         if not (folder / "fed").exists():

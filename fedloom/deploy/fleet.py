@@ -180,7 +180,12 @@ class Fleet:
         found = list(self.grid.push_messages([parcel]))
         if not found or not found[0]:
             return PendingRequest(client, failure=Failure("dropped", "Flower did not accept the message"))
-        what = {"asked": about.get("what"), "kind": str(kind), "round": about.get("round"), "bytes": len(body)}
+        what = {
+            "asked": about.get("what"),
+            "kind": about.get("stage", str(kind)),
+            "round": about.get("round"),
+            "bytes": len(body),
+        }
         self._events.add("request", self.federation.organisations[client], run=self.run, **what)
         return PendingRequest(client, node, self._here[node], found[0], name_of(content), monotonic() + seconds)
 

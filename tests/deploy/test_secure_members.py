@@ -15,7 +15,7 @@ from fedloom.core.message import Message
 from fedloom.deploy import fleet as fleet_module
 from fedloom.deploy.certificates import new_key, write_key_pair
 from fedloom.deploy.consent import RefusalError
-from fedloom.deploy.events import read_events
+from fedloom.deploy.events import EventLog, read_events
 from fedloom.deploy.lifecycle import add_organisation
 from fedloom.deploy.sealing import opened
 from fedloom.deploy.secure import UnmaskedSums
@@ -73,13 +73,14 @@ def test_organisations_give_the_plain_mean_within_the_recorded_error(tmp_path, m
 
 def test_the_server_gets_masked_updates_only_and_both_ledgers_agree(tmp_path):
     federation = Four(tmp_path / "fed", recipe_of(secure={"bits": 32}))
-    sent = []
+    sent, besides = [], []
 
     def keep(parcel):
         client = parcel.metadata.src_node_id - 100
         about, body = opened(parcel.content, federation.fleet._keys[client])
         if about["what"] == "result" and (message := Result.from_bytes(body).message) is not None:
             sent.append(message)
+            besides.append((message.samples, Result.from_bytes(body).loss))
         return parcel
 
     federation.grid.on_reply = keep
@@ -88,6 +89,8 @@ def test_the_server_gets_masked_updates_only_and_both_ledgers_agree(tmp_path):
     for message in sent:
         assert set(message) == {"masked"} and message["masked"].dtype == torch.int32
         assert message["masked"].double().std() == pytest.approx(2**32 / 12**0.5, rel=0.05)  # uniform
+    # what is sent besides, as docs/explanation/trust.md says
+    assert all(samples > 0 and loss > 0 for samples, loss in besides)
     served = run.ledger.to_json()["messages"]
     assert any("when it joins" in line for line in run.ledger.to_json()["numbers"])  # not those of a simulation
     kinds = [("up", "training"), ("up", "secure"), ("down", "secure")]
@@ -149,10 +152,13 @@ def test_a_member_without_the_key_of_another_refuses_the_roster(tmp_path):
     (tmp_path / "fed" / "organisations" / "south" / "members" / "east.pub").unlink()
     members = {100 + c: member(tmp_path / "fed", name) for c, name in enumerate(NAMES)}
     fleet = make_fleet(tmp_path / "fed", LoopGrid(members), recipe, names=NAMES)
+    fleet._events = EventLog(tmp_path / "events.jsonl")
     fleet.wait_for(4, 1, 0.5)
     history = []
     make_experiment(fleet, recipe, on_round=history.append).run()
     assert history[0]["clients"] == 3 and history[0]["failed"] == {"dropped": 1}
+    asked = {e["kind"] for e in read_events(tmp_path / "events.jsonl") if e.get("asked") == "secure"}
+    assert asked == {"keys", "shares", "unmask"}
 
 
 def test_an_update_is_never_sent_without_masks(tmp_path):

@@ -284,3 +284,26 @@ def test_a_lying_server_needs_2t_minus_n_colluding_clients_to_read_an_update(col
             pair = pair_mask_key(key, bytes.fromhex(total._roster[other]["mask"]), total._hash)
             add_mask(masked, pair, subtract=other > 0)
         assert total.fixed_point.decode(masked) == pytest.approx([1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\xff", b"null", b"[" * 100_000, b'{"survivors": [1e400]}', b'{"survivors": [-1]}', b'{"roster": {}}',
+     b'{"roster": {}, "largest": 1}', b'{"roster": {"99999999999999999999": {}}, "largest": 1}'],
+)  # fmt: skip
+@pytest.mark.parametrize("stage", ["shares", "unmask"])
+def test_malformed_requests_are_refused_by_members(stage, body):
+    (first, *_), _ = members_until("shares")
+    with pytest.raises(MessageError):
+        first.answer(stage, body)
+
+
+def test_a_key_with_which_the_secret_would_be_known_is_refused():
+    """A point of low order: X25519 with it gives zero, whatever the other key is."""
+    (first, *_), request = members_until("shares")
+    for zero in ("00" * 32, "01" + "00" * 31):
+        own = Party(9, first.terms, Unsigned()).announce()
+        roster = {**request["roster"], 9: {**own, "encryption": zero}}
+        with pytest.raises(MessageError, match="a member's public key is invalid"):
+            Party.share(first, {"roster": roster, "largest": 16})
+        (first, *_), request = members_until("shares")
