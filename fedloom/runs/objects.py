@@ -18,6 +18,7 @@ from fedloom.core import trusted_code
 from fedloom.core.errors import UserError
 from fedloom.core.method import METHODS, Method
 from fedloom.core.registry import OBJECT, note_source
+from fedloom.data import load
 from fedloom.data.from_objects import as_dataset, is_data
 from fedloom.data.sources import SOURCES
 from fedloom.experiment.run_folder import stored_values
@@ -75,7 +76,7 @@ def read_with_objects(
         values = read_recipe(recipe, fields, trust_code=trust_code)
     name = str(section_name(values.get("data")))
     if name.startswith(OBJECT) and name in SOURCES:
-        dataset = SOURCES[name]()
+        dataset = load(name)
         section = {"name": name} if isinstance(values["data"], str) else values["data"]
         if dataset.groups is not None and "partition" not in section:
             section = section | {"partition": "natural", "clients": len(dataset.group_names)}
