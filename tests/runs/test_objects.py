@@ -90,6 +90,7 @@ def test_a_network_that_was_an_object_is_needed_again_to_resume_a_run():
     net = nn.Sequential(nn.Flatten(), nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
     fedloom.run(data=(X, Y), model=net, out="run", **SETTING | {"rounds": 1})
     name = fedloom.load("run").recipe.model.name
+    assert name in MODELS and name not in MODELS.names()  # not offered for names that are unknown
     del MODELS[name]
     wanted = f"model.name = '{name}': it was passed as a Python object, .* fedloom.resume.RUN, model=…"
     with pytest.raises(UserError, match=wanted):
