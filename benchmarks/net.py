@@ -221,7 +221,7 @@ def _data(kind: str) -> str:
     import numpy as np
 
     from fedloom.data import from_arrays, from_clients
-    from fedloom.runs.objects import register_dataset
+    from fedloom.runs.registration import register_dataset
 
     rng = np.random.default_rng(0)
     x = rng.normal(size=(160, {"signal": 32, "images": 256}.get(kind, 8)))
@@ -241,7 +241,7 @@ def _network(kind: str) -> str:
     import torch
     from torch import nn
 
-    from fedloom.runs.objects import register_model
+    from fedloom.runs.registration import register_model
 
     class Recurrent(nn.Module):
         def __init__(self) -> None:

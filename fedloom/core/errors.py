@@ -48,5 +48,6 @@ _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 200, 60, 200
 
 
 def shown(value: Any) -> str:
-    """Return a shortened `repr` for messages: a few lines of YAML can expand to a billion entries."""
-    return _SHORT.repr(value)
+    """Return a shortened `repr` in one line for messages: a few lines of YAML can expand to a billion entries."""
+    text = _SHORT.repr(value)
+    return " ".join(text.split()) if "\n" in text else text

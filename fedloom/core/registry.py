@@ -113,9 +113,10 @@ class Registry(dict[str, T], Generic[T]):
         return name in self and str(_home(self[name])).startswith("fedloom.")
 
     def names(self) -> list[str]:
-        """Return the names of registered objects and entry points, sorted."""
+        """Return the names that a user can write: of registered objects and entry points, sorted."""
         self._load()
-        return sorted({*self, *(entry.name for entry in self._entries())})
+        written = (name for name in self if not name.startswith(OBJECT))  # the others were passed as Python objects
+        return sorted({*written, *(entry.name for entry in self._entries())})
 
     def _load(self) -> None:
         """Import the modules that register the shipped objects."""

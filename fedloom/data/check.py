@@ -110,6 +110,7 @@ class _Checker:
             self.found.add(
                 f"{what} that differ by case", "error" if what == "classes" else "warning", confused,
                 "merge the folders, or rename one" + (": a run refuses them" if what == "classes" else ""),
+                "merge the folders, or rename one",
             )  # fmt: skip
 
     def pictures(self, facts: Scan) -> None:

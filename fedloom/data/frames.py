@@ -24,7 +24,7 @@ def as_pandas(thing: Any) -> Any | None:
     if hasattr(thing, "to_pandas"):
         thing = thing.to_pandas()
     thing = thing.to_frame() if hasattr(thing, "to_frame") else thing
-    return thing.rename(columns=str) if hasattr(thing, "columns") else None
+    return thing.set_axis([str(name) for name in thing.columns], axis=1) if hasattr(thing, "columns") else None
 
 
 def inputs_of(frame: Any, name: str) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -134,7 +134,8 @@ def _joined(parts: list[_Part], name: str, classes: Sequence[str] | None) -> Dat
         _same(name, "inputs differ in type", parts, kinds)
         x, sizes = np.concatenate(arrays), list(map(len, arrays))
     else:
-        x, sizes = _one_frame(name, parts, frames), list(map(len, frames))
+        tables = [frame for frame in frames if frame is not None]
+        x, sizes = _one_frame(name, parts, tables), list(map(len, tables))
     labels = [_labels(name, part, size) for part, size in zip(parts, sizes, strict=True)]
     _same(name, "labels differ in shape", parts, [y.shape[1:] for y in labels])
     texts = [y.dtype.kind in "SU" or (y.dtype.kind == "O" and isinstance(y.flat[0], str)) for y in labels]

@@ -79,7 +79,7 @@ def as_dataset(thing: Any) -> Dataset:
 def is_data(thing: Any) -> bool:
     """Return whether a value is an object with data, rather than a name or a recipe section."""
     if isinstance(thing, Mapping):
-        return bool(thing) and all(map(_is_source, thing.values()))
+        return bool(thing) and "name" not in thing and all(map(_is_source, thing.values()))
     return not isinstance(thing, str)
 
 

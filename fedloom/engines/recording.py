@@ -48,12 +48,12 @@ class Watch(TorchDispatchMode):
         self._refuse_foreign_memory(func, inputs)
         self._refuse_generators(func, args, kwargs)
         # Operations such as transpose_ change the shape of a tensor object: keep what it was.
-        before = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
+        given, named = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         out = func(*args, **kwargs)
         outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         self._alive.extend(outputs)
         self._owned |= {storage(t) for t in outputs}
-        self.record(func, *before, inputs, outputs)
+        self.record(func, given, named, inputs, outputs)
         return out
 
     def record(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:

@@ -113,6 +113,7 @@ def sweep(
         {'method.mu': 0.01}
     """
     fields = named(fields)
+    over = None if over is None else {path: _names_of(path, values) for path, values in over.items()}
     trusted_code.allow(over)
     values = read_with_objects(recipe, fields, trust_code=trust_code)
     chosen = _sweep(values, {"over": over, "seeds": seeds and list(seeds), "random": random, "parallel": parallel})
@@ -196,6 +197,20 @@ def read_over(text: str) -> tuple[str, Any]:
     if not equals or not values.strip() or not all(path.strip().split(".")):
         raise UserError(f"--over {text}: write field=value,value,… for example --over method.mu=0.01,0.1,1")
     return path.strip(), read_list(f"--over {text}", values)
+
+
+def _names_of(path: str, values: Any) -> Any:
+    """Replace objects among the values of a field by names."""
+    if not isinstance(values, list | tuple):
+        return values
+    names = [named({path: value}) for value in values]
+    for name in names:
+        if len(name) > 1:
+            raise UserError(
+                f"sweep.over.{path}: an optimizer of torch.optim has its own learning rate; sweep over names of "
+                "optimizers, or over objects with a function direction"
+            )
+    return [next(iter(name.values())) for name in names]
 
 
 def _sweep(values: dict[str, Any], given: Mapping[str, Any]) -> Sweep:

@@ -61,7 +61,8 @@ def test_every_problem_is_found_at_once(tmp_path: Path) -> None:
     (root / "south/notes.txt").write_text("x")
     photo(60).save(root / "south/lost.png")
     photo(0, (48, 32)).save(root / "south/shirt/copy.jpg", quality=85)  # north/shirt/00.png
-    found = by_check(check_folder(root))
+    check = check_folder(root)
+    found = by_check(check)
     counts = {check: (finding.severity, finding.count) for check, finding in found.items()}
     assert counts == {
         "misplaced files": ("error", 1),
@@ -80,6 +81,7 @@ def test_every_problem_is_found_at_once(tmp_path: Path) -> None:
     }
     assert found["misplaced files"].examples == ("south/lost.png",)
     assert found["classes that differ by case"].examples == ("Shoe / shoe",)
+    assert [fix.path for fix in check.fixes if fix.check == "classes that differ by case"] == ["Shoe / shoe"]
     assert found["unreadable"].examples[0].startswith("north/shirt/bad.png (cannot identify image file")
     assert found["empty folders"].examples == ("east", "south/hat")
     assert found["clients with a single class"].examples == ("west",)

@@ -249,6 +249,8 @@ def test_a_frame_with_labels_is_a_dataset():
         as_dataset(frame.drop(columns="target"))
     with pytest.raises(UserError, match="data.label = 'diagnosis': is not a column of dataset 'frame'"):
         from_frame(frame, label="diagnosis")
+    levels = frame.set_axis(pandas.MultiIndex.from_product([["a"], frame.columns]), axis=1)
+    assert np.array_equal(from_frame(levels, label="('a', 'target')").inputs.numpy(), X)
     with pytest.raises(UserError, match="client = 'target': is not another column"):
         from_frame(frame, label="target", client="target")
     with pytest.raises(UserError, match=r"values are missing in target \(4\)"):

@@ -51,6 +51,12 @@ def test_pytorch_datasets_and_clients():
         from_clients([(X[:20], Y[:20]), (X[20:], Y[20:, 0])])
 
 
+def test_one_hot_labels_get_a_hint():
+    dataset = from_arrays(X, np.eye(4, dtype=int)[np.arange(60) % 4])
+    with pytest.raises(UserError, match="several labels each; .* for one class per sample, give y.argmax.1. as labels"):
+        federate(dataset, clients=3, partition="dirichlet:0.5", seed=0)
+
+
 def test_one_column_is_one_class_per_sample():
     assert not from_arrays(X, Y[:, :1]).multilabel
 

@@ -81,7 +81,7 @@ SHAPES = {
 
 
 def test_every_network_is_in_the_table_of_shapes():
-    assert set(SHAPES) == set(MODELS)
+    assert set(SHAPES) == {name for name in MODELS.names() if MODELS.is_shipped(name)}
 
 
 @pytest.mark.parametrize(("name", "shape"), [(name, shape) for name in SHAPES for shape in SHAPES[name]])

@@ -46,6 +46,27 @@ def test_a_method_is_a_class_or_an_instance(near):
     assert runs[0]["personal_accuracy"] == runs[1]["personal_accuracy"]
 
 
+def test_objects_may_stand_in_sections_and_in_the_values_of_a_sweep(near):
+    net = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
+    recipe = {
+        "data": {"name": (X, Y), "clients": 3, "partition": lambda pool: np.arange(len(pool.labels)) % 3},
+        "model": {"name": net, "freeze": ["extractor"]}, "method": {"name": near, "pull": 0.2},
+        "training": {"rounds": 1},
+    }  # fmt: skip
+    run = fedloom.run(recipe, out="run")
+    assert run["up_bytes"] == 4 * (2 * 4 + 2) and run["clients"] == 3
+    assert run.recipe.method.options == {"pull": 0.2}
+    by_path = fedloom.run(**{"data.name": (X, Y), "model.name": net, "method.name": near}, **SETTING)
+    assert by_path["method"] == "near" and by_path.recipe.model.name == run.recipe.model.name
+    networks = fedloom.sweep(data=(X, Y), over={"model": [net, nn.Linear(5, 2)]}, **SETTING | {"rounds": 1})
+    assert [run["up_bytes"] for run in networks] == [4 * (4 * 6 + 2 * 5), 4 * 2 * 6]
+    with pytest.raises(UserError, match="sweep.over.optimizer: an optimizer of torch.optim has its own learning rate"):
+        fedloom.sweep(data=(X, Y), over={"optimizer": [torch.optim.NAdam]}, **SETTING)
+    with pytest.raises(UserError, match=r"objective = \(array\(\[\[.* must be a name") as refused:
+        fedloom.run(data=(X, Y), objective=(X, Y), **SETTING)
+    assert "\n" not in str(refused.value)
+
+
 def test_inputs_are_standardised_by_the_clients_sums_and_the_ledger_says_so():
     fedloom.run(data=(X, Y), method="fedavg", out="run", **SETTING)
     run = fedloom.load("run")
@@ -69,6 +90,7 @@ def test_a_network_that_was_an_object_is_needed_again_to_resume_a_run():
     net = nn.Sequential(nn.Flatten(), nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
     fedloom.run(data=(X, Y), model=net, out="run", **SETTING | {"rounds": 1})
     name = fedloom.load("run").recipe.model.name
+    assert name in MODELS and name not in MODELS.names()  # not offered for names that are unknown
     del MODELS[name]
     wanted = f"model.name = '{name}': it was passed as a Python object, .* fedloom.resume.RUN, model=…"
     with pytest.raises(UserError, match=wanted):

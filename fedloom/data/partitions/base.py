@@ -38,9 +38,11 @@ class Pool:
             UserError: Samples can have several labels.
         """
         if self.labels.ndim > 1:
+            one_hot = bool((self.labels.sum(1) == 1).all())
             raise UserError(
                 f"data.partition = '{self.spec}': it divides samples by their class, but these samples have several "
                 "labels each; use iid, quantity:0.5, natural or domain"
+                + ("; for one class per sample, give y.argmax(1) as labels" if one_hot else "")
             )
         return self.labels
 
