@@ -16,7 +16,7 @@ from fedloom.core.fit import Features, FitResult, FitSpec, StaleValueError, code
 from fedloom.core.optimizers import descend_
 from fedloom.core.rng import Random, key, permutation
 from fedloom.core.state import Parts, State, as_paths, copies
-from fedloom.core.step_cache import StepCache
+from fedloom.core.step_cache import FINITE_STEPS, StepCache
 from fedloom.core.workspace import Steps, Workspace
 
 
@@ -43,6 +43,7 @@ class Client:
     _uses: dict[str, int]
     _step: "_Step"
     _loss: Tensor | None
+    _finite: tuple[Tensor, int] | None
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Client:
     ):
         vars(self).update(  # bypasses __setattr__ for speed: a client is created for every job
             _workspace=workspace, _id=id, _round=round, _job=job, _samples=samples, _first=first,
-            _optimizers=dict(optimizers or {}), _uses={}, _step=_Step(), _loss=None,
+            _optimizers=dict(optimizers or {}), _uses={}, _step=_Step(), _loss=None, _finite=None,
         )  # fmt: skip
 
     def __getattr__(self, name: str) -> Any:
@@ -132,6 +133,11 @@ class Client:
     def last_loss(self) -> Tensor | None:
         """Mean training loss of the last `fit`, or None before the first one."""
         return self._loss
+
+    @property
+    def finite_steps(self) -> tuple[Tensor, int] | None:
+        """Two factors of the number of steps of the last `fit` before its loss was no longer finite; None before it."""
+        return self._finite
 
     @property
     def optimizers(self) -> State:
@@ -298,9 +304,11 @@ class Client:
         Raises:
             UserError: The call has more than 32 statistics.
         """
-        total = self._inside("client.note can be called inside a training step only").total(name)
-        value = value.detach()
+        cache = self._inside("client.note can be called inside a training step only")
+        total, value = cache.total(name), value.detach()
         total.add_(value if value.dim() == 0 else value.mean(), alpha=self._step.size)
+        if name == "loss":
+            cache.total(FINITE_STEPS).add_(total.isfinite())
 
     def features(self, extract: Callable[..., Tensor] | None = None) -> Features:
         """Extract representations of all training samples, in eval mode and without gradients.
@@ -394,6 +402,8 @@ class Client:
         workspace.expect_mode(spec.parts, norms=plan.norms)
         steps = Steps(workspace, cache, spec.step, plan, lr, self._optimizers, spec.keep_as)
         means = workspace.stepper.run(steps)
+        if (finite := means.pop(FINITE_STEPS, None)) is not None:
+            self._finite = finite, plan.samples
         if spec.keep_as:
             self._optimizers |= copies(cache.optimizer_state(spec.keep_as))
         self._loss = means.get("loss", self._loss)

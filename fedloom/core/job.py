@@ -1,5 +1,6 @@
 """Jobs and results: the interface between engines and workspaces. Every engine calls `handle` or `launch`."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
@@ -157,6 +158,11 @@ class Result:
     validation: list[Scores] = field(default_factory=list)
     """Scores on validation samples."""
     loss: Tensor | float | None = None  # a tensor until `read`, which waits for the GPU
+    diverged: int | None = None
+    """Number of the first training step, from 1, whose loss was not finite, in the client's last `fit`. It is not
+    serialised: organisations of a deployment do not send it."""
+    finite_steps: tuple[Tensor, int] | None = None
+    """Two factors of the number of steps before it, from which `read` computes `diverged`."""
     seconds: float = 0.0
     error: Failure | None = None
     answers: Answers | None = None
@@ -172,6 +178,11 @@ class Result:
             self.validation, self.validation_answers = self.validation_answers.scores(), None
         if isinstance(self.loss, Tensor):
             self.loss = float(self.loss)
+        if self.finite_steps is not None:
+            if self.loss is not None and not math.isfinite(self.loss):
+                share, samples = self.finite_steps
+                self.diverged = round(float(share) * samples) + 1
+            self.finite_steps = None
         return self
 
     def to_bytes(self) -> bytes:
@@ -300,7 +311,10 @@ def _update(workspace: Workspace, job: Job) -> Result:
     client = _client(workspace, job, "update", job.memory)
     method.update(client)
     message = Message(workspace.outgoing(), client=job.client, samples=client.size)
-    return Result(client=job.client, message=message, memory=_memory(workspace, client), loss=client.last_loss)
+    return Result(
+        client=job.client, message=message, memory=_memory(workspace, client), loss=client.last_loss,
+        finite_steps=client.finite_steps,
+    )  # fmt: skip
 
 
 def _memory(workspace: Workspace, client: Client) -> State:

@@ -13,8 +13,10 @@ from fedloom.core.torch_optimizer import TorchOptimizer
 
 Allocate = Callable[[Hashable, tuple[int, ...], torch.dtype], Tensor]
 """Returns zeros of a shape and dtype, identified by a name."""
-STATISTICS = 32
-"""Maximum number of statistics per call site."""
+STATISTICS = 33
+"""Maximum number of statistics per call site, one of which is `FINITE_STEPS`."""
+FINITE_STEPS = "steps before the loss was not finite"
+"""Statistic that every fit has besides those that the method notes."""
 
 
 def _allocated(
@@ -71,7 +73,7 @@ class StepCache:
             UserError: There are too many statistics.
         """
         if name not in self.names and len(self.names) == STATISTICS:
-            raise UserError(f"client.note('{name}', …): a fit can have at most {STATISTICS} statistics")
+            raise UserError(f"client.note('{name}', …): a fit can have at most {STATISTICS - 1} statistics")
         return self.sums[self.names.setdefault(name, len(self.names))]
 
     def reset(self) -> None:

@@ -99,5 +99,8 @@ class ValidateResults:
         if message.client != result.client or not is_count(message.samples):
             return f"it claims to be client {message.client} with {message.samples} samples"
         if name := message.not_finite():
-            return f"'{name}' {NOT_FINITE}"
+            since = (
+                "" if result.diverged is None else f"; its loss was not finite from training step {result.diverged} on"
+            )
+            return f"'{name}' {NOT_FINITE}{since}"
         return None
