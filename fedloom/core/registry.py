@@ -214,9 +214,19 @@ def absolute(name: str) -> str:
 
 
 def sources() -> dict[str, str]:
-    """Return the users' code of this process: imported files and classes passed as objects, with their SHA-256."""
+    """Return the SHA-256 of the users' code of this process: imported files, and classes passed as objects."""
     found = (_parsed(name) for name in list(sys.modules) if name.startswith(_PREFIX))
     return {name: f"sha256 {sha256}" for name, sha256 in (*found, *_object_sources.items())}
+
+
+def source_name(method: str) -> str:
+    """Return the name in `sources` of a method that was passed as an object."""
+    return f"method {method}"
+
+
+def is_object_source(name: str) -> bool:
+    """Return whether a name in `sources` is that of a class passed as an object, and not that of a file."""
+    return name in _object_sources
 
 
 def note_source(what: str, kind: type) -> None:

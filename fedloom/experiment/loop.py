@@ -214,7 +214,7 @@ class Experiment:
             self._save()
             self.folder.write_json(TASK, task_facts(self.setup.task, self._fingerprint))
             # `out` is not part of the experiment. The recipe is written last: with it, the folder holds a run
-            self.folder.describe(self.recipe.with_(out=None).to_yaml())
+            self.folder.describe(self.recipe.with_(out=None).to_yaml(), self.method.name)
         self.folder.begin()
         self.callbacks.on_start(self.recipe, self.folder.path)
         if choice := engine.choice():

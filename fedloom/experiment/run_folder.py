@@ -91,9 +91,14 @@ class RunFolder:
         candidates = (parent / (stem if i == 0 else f"{stem}-{i}") for i in range(10_000))
         return next(path for path in candidates if not path.exists())
 
-    def describe(self, recipe: str) -> None:
-        """Write the versions and the resolved recipe; with the recipe, the folder holds a run."""
-        self.write_json(VERSIONS, versions() | {"format": FORMAT})
+    def describe(self, recipe: str, method: str) -> None:
+        """Write the versions and the resolved recipe; with the recipe, the folder holds a run.
+
+        Classes that this process got as objects for runs of other methods than `method` are left out.
+        """
+        mine = registry.source_name(method.split("+")[0])
+        used = {n: version for n, version in versions().items() if n == mine or not registry.is_object_source(n)}
+        self.write_json(VERSIONS, used | {"format": FORMAT})
         write_whole(self.path / RECIPE, recipe.encode())
 
     def record(self, line: RoundRecord) -> None:

@@ -17,7 +17,7 @@ from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.errors import UserError
 from fedloom.core.method import METHODS, Method
-from fedloom.core.registry import OBJECT, note_source
+from fedloom.core.registry import OBJECT, note_source, source_name
 from fedloom.data import load
 from fedloom.data.from_objects import as_dataset, is_data
 from fedloom.data.sources import SOURCES
@@ -149,5 +149,5 @@ def method_section(method: Any) -> Any:
     base = kind.plain
     if METHODS.get(base.name) is not base:
         raise UserError(f"method: another class named '{base.__name__}' is registered; rename one of them")
-    note_source(f"method {base.name}", base)
+    note_source(source_name(base.name), base)
     return {"name": kind.name, **options} if options else kind.name

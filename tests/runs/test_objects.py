@@ -44,6 +44,8 @@ def test_a_method_is_a_class_or_an_instance(near):
     runs = fedloom.compare(data=(X, Y), methods=[near, "fedavg"], **SETTING | {"rounds": 1})
     assert [run["method"] for run in runs] == ["near", "fedavg"]
     assert runs[0]["personal_accuracy"] == runs[1]["personal_accuracy"]
+    with_source = ["method near" in json.loads((Path(run["run_dir"]) / "versions.json").read_text()) for run in runs]
+    assert with_source == [True, False]  # the class is not part of the other method's run
 
 
 def test_objects_may_stand_in_sections_and_in_the_values_of_a_sweep(near):
