@@ -29,6 +29,7 @@ from fedloom.data import Dataset
 from fedloom.experiment.build import make_task
 from fedloom.studies.table import cells_of, load_table
 
+ROOT = Path(__file__).parents[1]
 BOARD, ROUNDS = "pfllib/board", 2000
 METHODS = {
     "fedavg": ("serveravg", "FedAvg"), "fedrep": ("serverrep", "FedRep"), "ditto": ("serverditto", "Ditto"),
@@ -136,7 +137,10 @@ def measured(who: str, method: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="fedloom-benchmark-") as folder:
         file = Path(folder) / "part.json"
         command = [sys.executable, "-m", "benchmarks.board", *sys.argv[1:], "--part", who, method, "--json", str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": paths}
+        )
         if not file.exists():
             return {"failed": (done.stderr or done.stdout).strip().splitlines()[-1:]}
         return dict(json.loads(file.read_text()))

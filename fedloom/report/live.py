@@ -20,6 +20,8 @@ from fedloom.report.page.runs import entries_of, read_runs
 HOST = "127.0.0.1"
 EVERY = 0.5
 """Seconds between two checks of the run folders."""
+CLOSING = 10.0
+"""Maximum number of seconds that closing waits for a page that is being built."""
 SILENCE = 10.0
 """Seconds without changes after which the server sends a keep-alive comment."""
 FILES = (RECIPE, "metrics.jsonl", "clients.jsonl", "summary.json", "log.txt")
@@ -56,8 +58,9 @@ class Live:
         self.url = f"http://{HOST}:{self.port}/"
 
     def __enter__(self) -> Self:
-        for work in (self._server.serve_forever, self._look):
-            Thread(target=work, daemon=True).start()
+        self._threads = [Thread(target=work, daemon=True) for work in (self._server.serve_forever, self._look)]
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -66,6 +69,8 @@ class Live:
             self.changed.notify_all()
         self._server.shutdown()
         self._server.server_close()
+        for thread in self._threads:  # a thread that computes while the interpreter exits can abort the process
+            thread.join(CLOSING)
 
     def differs(self, version: int) -> bool:
         """Whether a page that has this version must be notified: the data changed, or the server is closing."""

@@ -131,6 +131,7 @@ def test_the_command_goes_on_with_a_comparison(whole, tmp_path) -> None:
     assert said["run_dir"] == str(out)
     assert figures(said["runs"]) == figures(whole[1])
     described = yaml.safe_load((out / "comparison.yaml").read_text())
-    assert described["compare"] == {"methods": ["fedavg", {"name": "ditto", "lam": 0.5}], "seeds": [0, 1]}
+    methods = ["fedavg", {"name": "ditto", "lam": 0.5}]
+    assert described["compare"] == {"methods": methods, "seeds": [0, 1], "report": False}
     again = CliRunner().invoke(app, ["compare", str(out / "comparison.yaml"), "--out", str(Path("again")), "--json"])
     assert figures(json.loads(again.stdout.splitlines()[-1])["runs"]) == figures(whole[1])

@@ -106,8 +106,11 @@ def test_mistakes_on_the_command_line_are_named(arguments: list[str], words: str
 
 @pytest.mark.slow
 def test_a_run_that_fails_does_not_stop_the_others_and_is_reported_with_its_log(data: Path) -> None:
-    absent = "{name: absent, table: fedcrl/table2, at: {dataset: cifar100, kind: practical}, methods: local}"
-    options = ["--queue", queue(absent, f"{LOCAL}, scale: 0.005}}"), "--results", "kept"]
+    (data / "cifar-100-python").mkdir()
+    for name in ("train", "test", "meta"):
+        (data / "cifar-100-python" / name).write_bytes(b"damaged")
+    damaged = "{name: damaged, table: fedcrl/table2, at: {dataset: cifar100, kind: practical}, methods: local}"
+    options = ["--queue", queue(damaged, f"{LOCAL}, scale: 0.005}}"), "--results", "kept"]
     run = [*options, "--data-dir", str(data), "--engine", "inline", "--parallel", "2"]
     result = reproduce(*run, "--json")
     assert result.exit_code == 2
@@ -115,14 +118,14 @@ def test_a_run_that_fails_does_not_stop_the_others_and_is_reported_with_its_log(
     assert (bad["runs"], bad["failed"], good["done"]) == (1, 1, 1)
     (log,) = Path("runs/reproduce/logs").iterdir()  # those of the others are gone
     assert bad["left"][0]["log"] == str(log)
-    assert "cifar100" in log.read_text()
-    assert "cifar100" in result.stderr.partition("failed with exit code 2: fedcrl/table2 cifar100-practical local")[2]
+    assert "cifar-100-python" in log.read_text()
+    assert "cifar-100-python" in result.stderr.partition("failed with exit code 2: fedcrl/table2 cifar100-practical local")[2]
     kept = sorted(Path("kept/fedcrl").iterdir())
     assert [path.stem[-3:] for path in kept] == ["-s0"]
     assert {json.loads(path.read_text())["beside"] for path in kept} == {2}
 
     said = reproduce(*options, "--status").stdout
-    assert "1 failed" in said and "1 done" in said and f"failed in absent: {log}" in said
+    assert "1 failed" in said and "1 done" in said and f"failed in damaged: {log}" in said
     before = [path.stat().st_mtime_ns for path in kept]
     assert "[1/1] failed" in reproduce(*run).stderr  # what is stored is skipped, what failed is tried again
     assert [path.stat().st_mtime_ns for path in kept] == before
