@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedloom.core.errors import UserError
 from fedloom.experiment.records import ClientRow, RoundRecord, Summary, client_name
 
 if TYPE_CHECKING:
@@ -12,11 +11,10 @@ if TYPE_CHECKING:
 
 def history_frame(records: Sequence[RoundRecord]) -> "DataFrame":
     """Return a row per round, indexed by `round`; nested values become columns such as `styles.mnist`."""
-    return (
-        _pandas()
-        .DataFrame([_flat(record) for record in records], columns=_columns(records, "round"))
-        .set_index("round")
-    )
+    from pandas import DataFrame  # takes 0.3 s, and most runs need no frames
+
+    flat = [_flat(record) for record in records]
+    return DataFrame(flat, columns=_columns(records, "round")).set_index("round")
 
 
 def clients_frame(rows: Sequence[ClientRow]) -> "DataFrame":
@@ -34,19 +32,25 @@ def clients_frame(rows: Sequence[ClientRow]) -> "DataFrame":
             line["validation_accuracy"] = row["validation_accuracy"]
         line |= {f"validation_{name}": value for name, value in row.get("validation_metrics", {}).items()}
         found.append(line)
+    from pandas import DataFrame
+
     first = ["client", "name", "newcomer", "train", "test", "accuracy", "loss"]
-    return _pandas().DataFrame(found, columns=_columns(found, *first)).set_index("client")
+    return DataFrame(found, columns=_columns(found, *first)).set_index("client")
 
 
 def runs_frame(summaries: Sequence[Summary]) -> "DataFrame":
     """Return a row per run of a comparison or sweep: label, seed, settings, figures."""
+    from pandas import DataFrame
+
     flat = [_flat(summary) for summary in summaries]
-    return _pandas().DataFrame(flat, columns=_columns(flat, "label", "method", "seed"))
+    return DataFrame(flat, columns=_columns(flat, "label", "method", "seed"))
 
 
 def table_frame(records: Sequence[Mapping[str, Any]], caption: str) -> "DataFrame":
     """Return a row per cell and measure of a results table; `attrs["caption"]` says how they were computed."""
-    frame = _pandas().DataFrame(list(records))
+    from pandas import DataFrame
+
+    frame = DataFrame(list(records))
     frame.attrs["caption"] = caption
     return frame
 
@@ -62,14 +66,3 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _columns(rows: Sequence[Mapping[str, Any]], *first: str) -> list[str]:
     """Return the names of all values, in order of appearance, after `first`."""
     return list(dict.fromkeys([*first, *(name for row in rows for name in _flat(row))]))
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        raise UserError(
-            f"pandas cannot be imported ({error}); frames need it: pip install pandas (or 'fedloom[pandas]'). "
-            "run.summary, run.round_records and run.client_rows work without it"
-        ) from error
-    return pandas

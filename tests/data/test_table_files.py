@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
 from fedloom.core.errors import UserError
 from fedloom.data import federate, load
 from fedloom.data.check_files import check_path
-
-pandas = pytest.importorskip("pandas")
 
 PATIENTS = """age,smoker,ward,site,outcome
 40,True,north,x,1000
@@ -126,10 +125,14 @@ def test_dates_in_parquet_are_refused_and_damaged_files_named(tmp_path: Path) ->
         load(str(tmp_path / "t.parquet"))
 
 
-def test_without_pandas_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
+def test_without_pyarrow_csv_is_read_and_parquet_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    assert len(load(write(tmp_path / "t.csv", ROWS)).labels)
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match=r"pip install 'fedloom\[tables\]'"):
-        load(write(tmp_path / "t.csv", ROWS))
+        load(str(tmp_path / "t.parquet"))
 
 
 def test_options_of_tables_are_refused_elsewhere() -> None:

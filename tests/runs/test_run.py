@@ -1,7 +1,6 @@
 """What fedloom.run, load, compare and sweep return."""
 
 import json
-import sys
 from pathlib import Path
 
 import nbformat
@@ -40,13 +39,6 @@ def test_rounds_and_clients_are_frames(run):
     assert run.clients["loss"].mean() < rows[0]["loss"]
     assert run.clients.loc[1, "auc"] == rows[1]["metrics"]["auc"]
     assert run.clients.loc[1, "name"] == "client 1"
-
-
-def test_frames_need_pandas_and_say_so(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UserError, match="pip install pandas"):
-        _ = fedloom.load(run.folder).history
-    assert len(fedloom.load(run.folder).round_records) == 2
 
 
 def test_models_and_report_of_a_run(run):

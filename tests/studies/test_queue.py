@@ -119,7 +119,10 @@ def test_a_run_that_fails_does_not_stop_the_others_and_is_reported_with_its_log(
     (log,) = Path("runs/reproduce/logs").iterdir()  # those of the others are gone
     assert bad["left"][0]["log"] == str(log)
     assert "cifar-100-python" in log.read_text()
-    assert "cifar-100-python" in result.stderr.partition("failed with exit code 2: fedcrl/table2 cifar100-practical local")[2]
+    assert (
+        "cifar-100-python"
+        in result.stderr.partition("failed with exit code 2: fedcrl/table2 cifar100-practical local")[2]
+    )
     kept = sorted(Path("kept/fedcrl").iterdir())
     assert [path.stem[-3:] for path in kept] == ["-s0"]
     assert {json.loads(path.read_text())["beside"] for path in kept} == {2}

@@ -58,9 +58,11 @@ def read_table(path: Path, label: str | None = None, client: str | None = None) 
         The dataset, with inputs float32 [N, columns], named after the file or folder.
 
     Raises:
-        UserError: A file is damaged, pandas is not installed, columns differ between files, a column is missing or has
+        UserError: A file is damaged, columns differ between files, a column is missing or has
             dates, missing values or too many distinct texts, or all labels are the same.
     """
+    import pandas
+
     files = table_files(path) if path.is_dir() else [path]
     frames = [read_frame(file) for file in files]
     _same_columns(files, frames)
@@ -70,7 +72,7 @@ def read_table(path: Path, label: str | None = None, client: str | None = None) 
         raise UserError(f"data.client = '{client}': each file in '{path}' is a client; leave it out")
     if client is None and len(set(stems)) < len(stems):
         raise UserError(f"{path}: two files are called '{repeated_name(stems)}'; rename one, since each is a client")
-    frame = frames[0] if len(frames) == 1 else _pandas(path).concat(frames, ignore_index=True)
+    frame = frames[0] if len(frames) == 1 else pandas.concat(frames, ignore_index=True)
     if not len(frame):
         raise UserError(f"{path}: has no rows")
     label = label_of(path, list(frame.columns), label)
@@ -106,26 +108,28 @@ def read_frame(path: Path) -> Any:
     """Read one file with pandas.
 
     Raises:
-        UserError: pandas is not installed, or the file is damaged or too large.
+        UserError: The file is damaged or too large, or pyarrow, which reads .parquet, is not installed.
     """
-    pandas = _pandas(path)
+    import pandas
+
     if path.suffix.lower() == ".csv":
         with decoding(path, "a CSV table", REMEDY):
             refuse_without_room(COST * path.stat().st_size, str(path), "divide it, or leave out columns", "it")
             frame = pandas.read_csv(path, low_memory=False, na_values=["?"], skipinitialspace=True)
     else:
-        with decoding(path, "a Parquet table", REMEDY):
+        try:
             import pyarrow.parquet as parquet
-
-            with parquet.ParquetFile(path) as file:
-                declared = file.metadata
-                cells = declared.num_rows * declared.num_columns
-                groups = range(declared.num_row_groups)
-                size = max(8 * cells, sum(declared.row_group(i).total_byte_size for i in groups))
-                refuse_without_room(3 * size, str(path), "divide it, or leave out columns", "it")
-                table = file.read()
-                table.validate(full=True)  # texts that are not UTF-8, lengths that do not fit
-                frame = table.to_pandas()
+        except ImportError as error:
+            raise UserError(f"{path}: reading .parquet needs pyarrow; pip install 'fedloom[tables]'") from error
+        with decoding(path, "a Parquet table", REMEDY), parquet.ParquetFile(path) as file:
+            declared = file.metadata
+            cells = declared.num_rows * declared.num_columns
+            groups = range(declared.num_row_groups)
+            size = max(8 * cells, sum(declared.row_group(i).total_byte_size for i in groups))
+            refuse_without_room(3 * size, str(path), "divide it, or leave out columns", "it")
+            table = file.read()
+            table.validate(full=True)  # texts that are not UTF-8, lengths that do not fit
+            frame = table.to_pandas()
     with decoding(path, "a table", REMEDY):
         frame.columns = [str(name) for name in frame.columns]
         for name in frame.columns:
@@ -148,12 +152,3 @@ def _same_columns(files: Sequence[Path], frames: Sequence[Any]) -> None:
         if set(frame.columns) != set(frames[0].columns):
             name = sorted(set(frame.columns) ^ set(frames[0].columns))[0]
             raise UserError(f"{file}: differs from {files[0]} in column '{name}'; all files must have the same columns")
-
-
-def _pandas(path: Path) -> Any:
-    try:
-        import pandas
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"{path}: reading tables needs pandas and pyarrow; pip install 'fedloom[tables]'") from error
-    return pandas
