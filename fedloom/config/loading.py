@@ -223,6 +223,8 @@ SHORT = {
     "out": "out",
 }
 """Paths of the most frequently set fields, by short name."""
+REPLACED = ("method", "model", "objective")
+"""Sections whose options belong to the name in them."""
 
 
 def raw_recipe(source: str | Path | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,16 +232,35 @@ def raw_recipe(source: str | Path | Mapping[str, Any] | None, fields: Mapping[st
 
     Args:
         source: Path of a YAML file, the name of a shipped recipe, a mapping of values, or None for an empty recipe.
-        fields: Values by short name (`rounds`) or path (`training.rounds`). A `method` or `model` that differs from
-            the recipe's replaces the whole section, options included.
+        fields: Values by short name (`rounds`) or path (`training.rounds`). A `method`, `model` or `objective` that
+            differs from the recipe's replaces the whole section, options included. Of other sections
+            (`training={"epochs": 2}`), only the given fields are set. Single fields take precedence over sections.
     """
     values = deepcopy(dict(source)) if isinstance(source, Mapping) else read_yaml(source) if source is not None else {}
-    for name, value in fields.items():
-        if name in ("method", "model") and section_name(values.get(name)) != value:
+    for name, value in sorted(fields.items(), key=lambda field: not isinstance(field[1], Mapping)):
+        if name in REPLACED and section_name(values.get(name)) != section_name(value):
             values[name] = deepcopy(value)
+        elif isinstance(value, Mapping):
+            path = SHORT.get(name, name).removesuffix(".name")
+            assign(values, path, _merged(_at(values, path), value))
         else:
             assign(values, SHORT.get(name, name), str(value) if isinstance(value, Path) else value)
     return values
+
+
+def _at(values: Any, path: str) -> Any:
+    """Return the value at a path of nested mappings; None if there is none."""
+    for name in path.split("."):
+        values = values.get(name) if isinstance(values, Mapping) else None
+    return values
+
+
+def _merged(section: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section with these fields set, in the sections inside of it, too."""
+    section = {"name": section} if isinstance(section, str) else dict(section or {})
+    for name, value in fields.items():
+        section[name] = _merged(section.get(name), value) if isinstance(value, Mapping) else deepcopy(value)
+    return section
 
 
 def read_recipe(

@@ -150,7 +150,12 @@ def column_values(column: Any) -> np.ndarray:
 
 def repeated_name(names: Sequence[str]) -> str:
     """Return the first name that occurs twice, or an empty text."""
-    return next((name for place, name in enumerate(names) if name in names[:place]), "")
+    known: set[str] = set()
+    for name in names:
+        if name in known:
+            return name
+        known.add(name)
+    return ""
 
 
 def few(names: Sequence[str]) -> str:

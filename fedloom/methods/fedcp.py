@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 from fedloom.core.batches import Batch
 from fedloom.core.client import Client
 from fedloom.core.method import Method
-from fedloom.core.state import Part, copy_, lerp_
+from fedloom.core.state import Part, copy_, lerp_, tensors_of
 from fedloom.core.task import Task
 from fedloom.losses.precision import in_float32
 
@@ -57,7 +57,7 @@ class FedCP(Method):
 
     def personalise(self, client: Client) -> None:
         """Set the client's context: the sum of its head's weight vectors, normalised."""
-        weights = [w for w in client.model.head.parameters() if w.dim() == 2]
+        weights = [w for w in tensors_of(client.model.head) if w.dim() == 2]
         copy_(client.context, normalize(reduce(torch.matmul, reversed(weights)).detach().sum(0), dim=0))
 
     def loss(self, client: Client, batch: Batch) -> Tensor:

@@ -47,7 +47,7 @@ class FedDBE(FedAvg):
         }  # fmt: skip
 
     def update(self, client: Client) -> None:
-        """Train the model and the PRBM; while there is no common mean, compute the client's."""
+        """Train the model and the PRBM; in the first round, compute the client's mean representation."""
         client.fit(("model", "prbm"), self.loss)
         if not client.received.known:
             copy_(client.mean, client.features()[0].mean(0))

@@ -146,6 +146,20 @@ def test_fields_override_a_recipe_and_leave_the_mapping_alone() -> None:
     assert given == {"method": "fedprox", "training": {"rounds": 3}}
 
 
+def test_a_section_sets_its_fields_and_leaves_the_others() -> None:
+    given = {"training": {"rounds": 2, "optimizer": {"lr": 0.01, "momentum": 0.5}}, "data": "digits"}
+    section = {"epochs": 3, "optimizer": {"lr": 0.2}}
+    both = {"rounds": 2, "epochs": 3, "optimizer": {"lr": 0.2, "momentum": 0.5}}
+    assert raw_recipe(given, {"training": section})["training"] == both
+    for fields in ({"rounds": 9, "training": section}, {"training": section, "rounds": 9}):
+        assert raw_recipe(given, fields)["training"] == both | {"rounds": 9}
+    assert raw_recipe(given, {"data": {"clients": 3}})["data"] == {"name": "digits", "clients": 3}
+    objective = {"name": "moco", "momentum": 0.9}
+    assert raw_recipe({"objective": objective}, {"objective": {"name": "simclr"}})["objective"] == {"name": "simclr"}
+    clients = {"model": {"by_client": {"st. mary": "mlp"}}}
+    assert raw_recipe(None, clients) == clients
+
+
 def test_another_method_takes_nothing_of_the_one_it_replaces() -> None:
     given = {"method": {"name": "fedprox", "mu": 1.0}, "model": {"name": "cnn2", "dropout": 0.1}}
     assert raw_recipe(given, {"method": "fedavg", "model": "mlp"}) == {"method": "fedavg", "model": "mlp"}

@@ -87,3 +87,8 @@ def test_noise_changes_training_only():
     client, x = ByHand(get("fedcp", noise=True)).at_work(0), Fixed().x
     method = get("fedcp", noise=True)
     assert torch.equal(method.predict(client, x), method.predict(client, x))
+
+
+def test_a_frozen_head_gives_the_context_too():
+    run = tiny_run("fedcp", task=tiny_task("mlp", freeze=("head",)))
+    assert all(record["loss"] is not None for record in run.history)
