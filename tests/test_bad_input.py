@@ -238,6 +238,7 @@ FILES = {
     "recipe: a day that is none": (recipe("seed: 2020-13-45"), ["run", "r.yaml"], ["r.yaml", "cannot be", "month"]),
     "recipe: a switch that is none": (recipe("seed: !!bool maybe"), ["run", "r.yaml"], ["r.yaml", "YAML", "maybe"]),
     "recipe: half of a character": (recipe('seed: "\\ud800"'), ["run", "r.yaml"], ["r.yaml", "YAML", "utf-8"]),
+    "recipe: a field twice": (recipe("seed: 1\nseed: 2"), ["run", "r.yaml"], ["r.yaml", "'seed' is there twice"]),
     "recipe: a date for a name": (recipe("2020-01-01: 4"), ["run", "r.yaml"], ["r.yaml", "is not a field name"]),
     "recipe: two million characters": (
         recipe("seed: 0" + " " * 2 * 10**6), ["run", "r.yaml"], ["r.yaml", "more than 1,048,576 characters"]),

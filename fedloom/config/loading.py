@@ -103,7 +103,15 @@ class _Loader(yaml.SafeLoader):
         return int(super().construct_yaml_int(node))
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Read a mapping whose keys are strings or integers."""
+        """Read a mapping whose keys are strings or integers, each once."""
+        written: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in written:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the field {shown(key.value)} is there twice; remove one of them", key.start_mark
+                    )
+                written.add(key.value)
         found = super().construct_mapping(node, deep=deep)
         for key in found:
             if not isinstance(key, str | int):
