@@ -13,12 +13,12 @@ from fedloom.report.page.runs import Entry
 from fedloom.report.table import NO_REPRESENTATION, labelled_column, mean_and_worst
 
 OWN = (
-    "On the newcomers' own test samples. If the method gives clients personal models, a newcomer's model is made by one "
-    "update on all its training samples; otherwise it is the global model."
+    "On the newcomers' own test samples. If the method gives clients personal models, a newcomer's model is made by "
+    "one update on all its training samples; otherwise it is the global model."
 )
 OVER_SEEDS = "±: sample standard deviation over seeds."
 COLUMNS = (
-    ("newcomer_accuracy", "own model %", "mean over newcomers of the accuracy of their own models"),
+    ("newcomer_accuracy", "own model %", "mean over newcomers of the accuracies of these models"),
     ("newcomer_std", "spread", "standard deviation over newcomers, in percentage points"),
     ("newcomer_global_accuracy", "global model %", "accuracy of the global model as it is, mean over newcomers"),
 )
@@ -93,10 +93,10 @@ def _comparison(
     few = listed([str(n) for n in counts if n], last=" or ")
     who = f"{count} newcomer{'' if count == 1 else 's'}"
     note = (
-        f"Mean accuracy over {who} and, in brackets, of the worst, in %, on their own test samples. {few} labelled: each "
-        f"newcomer fits a classifier ({head}) on the frozen representation of the method, on this many of its training "
-        "samples; trained alone, it trains the whole network on them. Global model as it is: without any of the "
-        "newcomer's samples. Methods that share no representation have no row."
+        f"Mean accuracy over {who} and, in brackets, of the worst, in %, on their own test samples. {few} labelled: "
+        f"each newcomer fits a classifier ({head}) on the frozen representation of the method, on this many of its "
+        "training samples; trained alone, it trains the whole network on them. Global model as it is: without any of "
+        "the newcomer's samples. Methods that share no representation have no row."
     )
     if len({row["seed"] for row in rows}) > 1:
         note += f" {OVER_SEEDS}"
