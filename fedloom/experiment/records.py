@@ -221,6 +221,31 @@ class TaskFacts(ImageFacts):
     fingerprint: str
 
 
+@with_config(CHECKED)
+class NewcomerRow(TypedDict):
+    """Accuracy of the newcomers of a comparison with one kind of model and number of labelled samples."""
+
+    label: str
+    """The method whose representation is used, or `alone`."""
+    run: NotRequired[str]
+    """Folder of that method's run, inside the comparison's folder; absent with `alone`."""
+    seed: Count
+    labelled: Count
+    """Labelled samples of each newcomer; 0: the global model as it is."""
+    mean: float | None
+    std: float | None
+    worst: float | None
+
+
+@with_config(CHECKED)
+class Newcomers(TypedDict):
+    """The contents of a comparison's newcomers.json."""
+
+    newcomers: Count
+    head: str
+    rows: list[NewcomerRow]
+
+
 LOWER_IS_BETTER = ("loss", "ece", "backdoor")
 """Figures of which the smallest value is the best."""
 ROUND = ("lr", "clients", "loss", "up_bytes", "down_bytes", "failed", "train_seconds", "seconds")

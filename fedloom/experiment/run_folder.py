@@ -21,11 +21,13 @@ from fedloom.core.reading import read_json, read_lines, without_nan
 from fedloom.core.state import serialisable
 from fedloom.experiment.files import unwritable, write_whole
 from fedloom.experiment.lock import RunLock, holder
-from fedloom.experiment.records import ROUND, SUMMARISED, ClientRow, RoundRecord, Summary, TaskFacts
+from fedloom.experiment.records import ROUND, SUMMARISED, ClientRow, Newcomers, RoundRecord, Summary, TaskFacts
 from fedloom.models import weights
 
 RECIPE, METRICS, SUMMARY, VERSIONS = "recipe.yaml", "metrics.jsonl", "summary.json", "versions.json"
 CLIENTS, TASK, ENGINE = "clients.jsonl", "task.json", "engine.json"
+NEWCOMERS = "newcomers.json"
+"""File in a comparison's folder with the accuracies of newcomers."""
 FAILURE = "failed.txt"
 """File with the error that ended a run; removed when the run is resumed."""
 INITIAL = "initial"
@@ -238,6 +240,12 @@ def read_clients(folder: Path) -> list[ClientRow]:
 def read_facts(folder: Path) -> TaskFacts:
     """Read the facts about the data that are needed to use a run's models without the data."""
     return read_json(folder / TASK, TaskFacts, REPEAT)
+
+
+def read_newcomers(folder: Path) -> Newcomers | None:
+    """Return the accuracies of newcomers in a comparison's folder; None if there are none."""
+    file = folder / NEWCOMERS
+    return read_json(file, Newcomers, "remove it and resume the comparison") if file.exists() else None
 
 
 def write_json(path: Path, value: Any) -> None:

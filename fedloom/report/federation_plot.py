@@ -13,15 +13,19 @@ INK, GREY, PALE, PAPER = "#22303c", "#9aa7b2", "#d9dfe4", "#ffffff"
 # Wong's palette (Nature Methods 8, 2011), which colour-blind readers can distinguish.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f5aa8", "#8c6d31")
 SHOWN = 120
+LINE = 60
+"""Largest number of characters in a line of the caption: wider ones would narrow the axes."""
+LEGEND = 9
+"""Font size of the legend in points."""
 
 
 def plot_federation(dataset: Dataset, federation: Federation, path: Path | str) -> None:
     """Write a PNG that shows how many training samples of each class each client holds.
 
     The x axis has the clients, the y axis the classes, and a bar chart above shows each client's total. If every
-    client belongs to exactly one group (a style or a domain), the colour is the group; otherwise all dots have the
-    same colour. Newcomers are drawn as hollow dots. With more than 120 clients, an evenly spaced selection is drawn,
-    and the title says so.
+    client belongs to exactly one group (a style or a domain), the colour is the group, unless the groups are the
+    clients; otherwise all dots have the same colour. Newcomers are drawn as hollow dots. With more than 120 clients, an
+    evenly spaced selection is drawn, and the title says so.
 
     Args:
         dataset: The samples, with their classes and groups.
@@ -61,7 +65,11 @@ def _groups(dataset: Dataset, federation: Federation, shown: np.ndarray) -> np.n
         return None
     groups = dataset.groups.numpy()
     own = [np.unique(groups[federation.train[client]]) for client in shown]
-    return np.array([g[0] for g in own]) if all(len(g) == 1 for g in own) else None
+    if any(len(g) != 1 for g in own):
+        return None
+    found = np.array([g[0] for g in own])
+    each = [dataset.group_names[g] for g in found]
+    return None if each == [federation.name(int(client)) for client in shown] else found
 
 
 def _room(figure: Any, clients: int, classes: int) -> float:
@@ -123,8 +131,7 @@ def _label_axes(axes: Any, dataset: Dataset, clients: list[str]) -> None:
     every = max(1, -(-len(dataset.classes) // 34))
     axes.set_yticks(np.arange(0, len(dataset.classes), every), dataset.classes[::every])
     axes.set_xlabel("client", color=INK, fontsize=9)
-    if all(len(name) < 3 for name in dataset.classes):
-        axes.set_ylabel("class", color=INK, fontsize=9)
+    axes.set_ylabel("class", color=INK, fontsize=9)
 
 
 def _tick(name: str) -> str:
@@ -146,12 +153,15 @@ def _draw_legend(figure: Any, dataset: Dataset, groups: np.ndarray | None, held:
         entries.append(dot(dataset.group_names[group], COLOURS[group], COLOURS[group], 8))
     if new.any():
         entries.append(dot("newcomer", PAPER, INK, 8))
+    diameter = 0.0
     for count in sorted({_round(largest), _round(largest / 4), _round(largest / 20)}, reverse=True):
         area = float(_areas(np.array(count), room, largest))
-        entries.append(dot(f"{count:,}", GREY, GREY, area**0.5))
-    figure.legend(
-        handles=entries, loc="outside right center", frameon=False, fontsize=9, labelcolor=INK, labelspacing=1.1
-    )
+        entries.append(dot(f"{count:,} sample{'' if count == 1 else 's'}", GREY, GREY, area**0.5))
+        diameter = max(diameter, area**0.5)
+    figure.legend(  # lengths in multiples of the font size
+        handles=entries, loc="outside right center", frameon=False, fontsize=LEGEND, labelcolor=INK,
+        labelspacing=max(1.1, diameter / LEGEND - 0.6), handlelength=max(2.0, diameter / LEGEND),
+    )  # fmt: skip
 
 
 def _round(value: float) -> int:
@@ -164,14 +174,20 @@ def _round(value: float) -> int:
 
 def _title(axes: Any, name: str, caption: str) -> None:
     above = {"xycoords": "axes fraction", "textcoords": "offset points", "color": INK}
-    axes.annotate(name, (0, 1), (0, 27), fontsize=15, fontweight="bold", **above)
+    axes.annotate(name, (0, 1), (0, 27 + 13 * caption.count("\n")), fontsize=15, fontweight="bold", **above)
     axes.annotate(caption, (0, 1), (0, 11), fontsize=9.5, **above)
 
 
 def _caption(dataset: Dataset, federation: Federation, clients: int) -> str:
-    total = sum(len(part) for part in federation.train)
-    words = f"{total:,} training samples, {len(dataset.classes)} classes, {len(federation):,} clients"
-    return words if clients == len(federation) else f"{words} ({clients} of them shown)"
+    held_back = {"validation": federation.validation, "test": federation.test}  # clients may share them
+    numbers = [f"{sum(map(len, federation.train)):,} training"]
+    numbers += [f"{n:,} {kind}" for kind, parts in held_back.items() if (n := len(np.unique(np.concatenate(parts))))]
+    new = len(federation.newcomers)
+    words = f"{len(dataset.classes)} classes, {len(federation) - new:,} clients"
+    words += f" + {new:,} newcomer{'s' if new > 1 else ''}" if new else ""
+    words += "" if clients == len(federation) else f" ({clients} of them shown)"
+    samples = f"{' + '.join(numbers)} samples,"
+    return f"{samples}{' ' if len(samples + words) < LINE else chr(10)}{words}"
 
 
 def _ticks(count: int) -> Any:

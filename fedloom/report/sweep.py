@@ -198,7 +198,7 @@ def _draw_curve(axes: Any, found: Found, field: str, name: str, label: str, *, l
     x, ticks = _positions(values)
     order = np.argsort(x, kind="stable") if line else np.arange(len(x))
     mean, std = np.array([m for _, m, _ in found]), np.array([s for *_, s in found])
-    style = {"fmt": "o-" if line and ticks is None else "o", "color": COLOURS[0], "ecolor": GREY, "capsize": 3}
+    style = {"fmt": "o-" if line and _are_numbers(values) else "o", "color": COLOURS[0], "ecolor": GREY, "capsize": 3}
     axes.errorbar(x[order], mean[order], std[order], **style)
     if ticks is not None:
         axes.set_xticks(range(len(ticks)), ticks)
@@ -244,15 +244,31 @@ def _draw_dots(figure: Any, axes: Any, found: Found, fields: list[str], names: d
 
 
 def _positions(values: list[Any]) -> tuple[np.ndarray, list[str] | None]:
-    """Return positions on an axis: numbers unchanged; other values as indices, with their tick labels."""
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        return np.array(values, float), None
+    """Return positions on an axis: numbers unchanged; other values as indices, with their tick labels.
+
+    Numbers that neither a linear nor a logarithmic axis separates (0, 0.1, 1, 10) are indices in ascending order too.
+    """
     distinct = _distinct(values)
+    if _are_numbers(values):
+        numbers = np.array(values, float)
+        if _wide(numbers) or _separate(numbers):
+            return numbers, None
+        distinct.sort()
     return np.array([distinct.index(value) for value in values], float), list(map(str, distinct))
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def _distinct(values: list[Any]) -> list[Any]:
     return [value for i, value in enumerate(values) if value not in values[:i]]
+
+
+def _separate(values: np.ndarray) -> bool:
+    """Whether a linear axis shows all numbers apart: neighbours differ by at least a thirtieth of the range."""
+    gaps = np.diff(np.unique(values))
+    return not len(gaps) or bool(gaps.min() >= gaps.sum() / 30)
 
 
 def _wide(values: np.ndarray) -> bool:

@@ -1,12 +1,11 @@
 """Tables of a comparison: one row per method, means over seeds."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from rich.table import Table
 
-from fedloom.experiment.records import Summary, measure
+from fedloom.experiment.records import NewcomerRow, Summary, measure
 from fedloom.report.significance import sample_std
 
 
@@ -54,7 +53,7 @@ def comparison_table(summaries: Iterable[Summary], title: str = "") -> Table:
     return table
 
 
-def newcomers_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table:
+def newcomers_table(rows: Sequence[NewcomerRow], title: str = "") -> Table:
     """Return a table of the models that newcomers get: mean accuracy over newcomers, and that of the worst.
 
     Args:
@@ -67,15 +66,27 @@ def newcomers_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table
     table = Table(title=title or None, caption=caption + (" · ±: sample std over seeds" if several else ""))
     table.add_column("representation", style="bold", overflow="fold")
     for count in counts:
-        table.add_column(f"{count} labelled" if count else "global model as it is", justify="right")
+        table.add_column(labelled_column(count), justify="right")
     for label in dict.fromkeys(row["label"] for row in rows):
         cells = []
         for count in counts:
-            found = [row for row in rows if (row["label"], row["labelled"]) == (label, count)]
-            worst = percent([row["worst"] for row in found], spread=False)
-            cells.append(f"{percent([row['mean'] for row in found])} ({worst})" if found else "–")
-        table.add_row("none: trained alone" if label == "alone" else label, *cells)
+            cells.append(mean_and_worst([row for row in rows if (row["label"], row["labelled"]) == (label, count)]))
+        table.add_row(NO_REPRESENTATION if label == "alone" else label, *cells)
     return table
+
+
+NO_REPRESENTATION = "none: trained alone"
+
+
+def labelled_column(count: int) -> str:
+    """Return the title of the column of newcomers with this many labelled samples."""
+    return f"{count} labelled" if count else "global model as it is"
+
+
+def mean_and_worst(rows: Sequence[NewcomerRow]) -> str:
+    """Format the mean accuracy over newcomers, and in brackets that of the worst; one row per seed."""
+    worst = percent([row["worst"] for row in rows], spread=False)
+    return f"{percent([row['mean'] for row in rows])} ({worst})" if rows else "–"
 
 
 FIGURES = {

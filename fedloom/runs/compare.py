@@ -11,10 +11,10 @@ from fedloom.core import trusted_code
 from fedloom.core.errors import UserError
 from fedloom.core.registry import short
 from fedloom.experiment.records import RoundRecord, Summary
-from fedloom.experiment.run_folder import RunFolder, write_json
+from fedloom.experiment.run_folder import NEWCOMERS, RunFolder, write_json
 from fedloom.report.progress import showing
 from fedloom.runs.comparison import labels_of, read_comparison, recipe_of, refuse_equal_methods
-from fedloom.runs.newcomers import NEWCOMERS, compare_newcomers
+from fedloom.runs.newcomers import compare_newcomers
 from fedloom.runs.objects import method_section, named, read_with_objects
 from fedloom.runs.result import Runs
 from fedloom.runs.series import Tasks, run_series

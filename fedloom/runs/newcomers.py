@@ -1,25 +1,19 @@
 """Newcomers of a comparison: what each method's representation is worth to clients that never took part."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
-from typing_extensions import TypedDict
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.checking import Section
 from fedloom.core.errors import UserError
-from fedloom.core.reading import read_json
 from fedloom.core.task import Task
-from fedloom.experiment.records import Summary
+from fedloom.experiment.records import NewcomerRow, Newcomers, Summary
 from fedloom.inference.adapt import STEPS
 from fedloom.inference.newcomers import ALONE, GLOBAL, evaluate_newcomers, held_out, train_alone
 from fedloom.inference.trained_run import TrainedRun
 from fedloom.methods.addons.heads import Head
-
-NEWCOMERS = "newcomers.json"
-"""The file in a comparison's folder with the accuracies of newcomers."""
 
 
 class NewcomerSettings(Section):
@@ -32,27 +26,6 @@ class NewcomerSettings(Section):
     alone_epochs: int | None = Field(
         None, ge=0, description="epochs of training alone, for comparison; 0: none; default: as many as a client had"
     )
-
-
-class NewcomerRow(TypedDict):
-    """Accuracy of the newcomers with one kind of model and number of labelled samples."""
-
-    label: str
-    """The method whose representation is used, or `alone`."""
-    seed: int
-    labelled: int
-    """Labelled samples of each newcomer; 0: the global model as it is."""
-    mean: float | None
-    std: float | None
-    worst: float | None
-
-
-class Newcomers(TypedDict):
-    """The contents of newcomers.json."""
-
-    newcomers: int
-    head: str
-    rows: list[NewcomerRow]
 
 
 def compare_newcomers(
@@ -90,19 +63,16 @@ def compare_newcomers(
             except UserError:  # its representation is more than the extractor, so there are no heads on it
                 break
             if number == 0 and run.method.has_global and GLOBAL in found["ways"]:
-                rows.append(_row(label, seed, 0, found["ways"][GLOBAL]))
-            rows.append(_row(label, seed, labelled, found["ways"][settings.head]))
+                rows.append(_row(label, seed, 0, found["ways"][GLOBAL], run))
+            rows.append(_row(label, seed, labelled, found["ways"][settings.head], run))
     return {"newcomers": count, "head": settings.head, "rows": rows}
 
 
-def read_newcomers(folder: Path) -> Newcomers | None:
-    """Return the accuracies of newcomers in a comparison's folder; None if there are none."""
-    file = folder / NEWCOMERS
-    return read_json(file, Newcomers, "remove it and resume the comparison") if file.exists() else None
-
-
-def _row(label: str, seed: int, labelled: int, spread: dict[str, Any]) -> NewcomerRow:
-    return {
+def _row(
+    label: str, seed: int, labelled: int, spread: dict[str, Any], run: TrainedRun | None = None
+) -> NewcomerRow:  # fmt: skip
+    row: NewcomerRow = {
         "label": label, "seed": seed, "labelled": labelled, "mean": spread["mean"], "std": spread["std"],
         "worst": spread["worst"],
     }  # fmt: skip
+    return row if run is None else {**row, "run": run.path.name}

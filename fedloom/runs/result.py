@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedloom.core.registry import short
 from fedloom.core.task import Task
-from fedloom.experiment.records import Summary, measure
+from fedloom.experiment.records import Newcomers, Summary, measure
+from fedloom.experiment.run_folder import read_newcomers
 from fedloom.inference.trained_run import TrainedRun
 from fedloom.report.page.insight import POINTS
 from fedloom.report.page.report import ReportFile, write_report
 from fedloom.runs.frames import clients_frame, history_frame, runs_frame
-from fedloom.runs.newcomers import Newcomers, read_newcomers
 from fedloom.runs.objects import register_again
 
 if TYPE_CHECKING:

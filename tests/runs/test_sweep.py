@@ -302,6 +302,22 @@ def test_every_kind_of_sweep_has_a_picture(chosen):
     assert len(Image.open("p.png").convert("RGB").getcolors(10**7)) > 50
 
 
+def test_numbers_that_no_axis_separates_are_equally_spaced_in_ascending_order(monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: drawn.append(self.axes[0]))
+
+    def places(*values):
+        plot_sweep([summary({"mu": mu}, 0, 0.5, None) for mu in values], "p.png")
+        axes = drawn[-1]
+        return axes.lines[0].get_xdata().tolist(), [label.get_text() for label in axes.get_xticklabels()]
+
+    assert places(1, 0, 10, 0.1) == ([0, 1, 2, 3], ["0", "0.1", "1", "10"])
+    assert places(0, 0.5, 1)[0] == [0, 0.5, 1]  # a linear axis
+    assert places(0.1, 1, 10)[0] == [0.1, 1, 10] and drawn[-1].get_xscale() == "log"
+
+
 def test_processes_beside_each_other_have_one_thread_and_share_the_queues_to_a_gpu(monkeypatch):
     monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "8"})
     monkeypatch.setattr(connections, "_set_here", set())

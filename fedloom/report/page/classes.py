@@ -195,7 +195,7 @@ def _chosen_clients(known: list[tuple[int, Entry]], insights: Insights, held: Ho
     """Draw accuracy per class for the clients tested on the most classes, with every run on the same federation."""
     same = [(i, entry) for i, entry in known if _held(entry.first, insights) == held]
     results = {i: {row["client"]: _tally_of(row) for row in entry.first.clients} for i, entry in same}
-    tested = {c: max(len(rows.get(c, {})) for rows in results.values()) for c in range(len(held.counts))}
+    tested = {c: max(len(rows.get(c, {})) for rows in results.values()) for c in held.members}
     figures = []
     for client in sorted(tested, key=lambda c: (-tested[c], -sum(held.counts[c]), c))[:SHOWN]:
         counts = held.counts[client]

@@ -25,8 +25,7 @@ class Words:
 
     def of(self, seed: int, row: ClientRow) -> int:
         """Return the number of a client's text."""
-        new = ", newcomer" if row["newcomer"] else ""
-        text = f"{client_name(row)}{new} (seed {seed})<br>{row['train']:,} training samples"
+        text = f"{client_name(row)} (seed {seed})<br>{row['train']:,} training samples"
         return self.known.setdefault(text, len(self.known))
 
 
@@ -40,6 +39,8 @@ def clients(entries: Sequence[Entry]) -> PageSection:
         if known:
             shown.append(measure)
             section.figures += _figures(known, measure, words)
+    if any(run.newcomers for entry in entries for run in entry.runs):
+        section.text += " Newcomers, which took no part in training, are left out; see section Newcomers."
     section.words = list(words.known)
     section.choices = choices(shown)
     if not shown:
@@ -49,11 +50,12 @@ def clients(entries: Sequence[Entry]) -> PageSection:
 
 def _figures(known: Numbered, measure: Measure, words: Words) -> list[Figure]:
     strips = _strips(known, measure, words)
+    sizes = len({row["train"] for _, entry in known for _, row, _ in _rows(entry, measure) if row["train"]}) > 1
     if len(known) > FEW:
         strips.wide = True
-        return [strips, _by_client(known, measure, words), *_panels(known, measure, words)]
+        return [strips, _by_client(known, measure, words), *(_panels(known, measure, words) if sizes else [])]
     bars = [_bars(i, entry, measure, words, wide=len(known) == 1) for i, entry in known]
-    return [strips, _against_size(known, measure, words), *bars]
+    return [strips, *([_against_size(known, measure, words)] if sizes else []), *bars]
 
 
 def _rows(entry: Entry, measure: Measure) -> Found:

@@ -30,6 +30,7 @@ def curves(entries: Sequence[Entry]) -> PageSection:
     )  # fmt: skip
     for figure in figures:
         figure.marks = [marks for marks in figure.marks if marks.x]
+        _leave_out_constant(figure)
         figure.note += _coinciding(figure.marks)
     figures = [figure for figure in figures if figure.marks]
     return PageSection(
@@ -87,6 +88,22 @@ def _coinciding(marks: Sequence[Marks]) -> str:
     for line in marks:
         same[(*line.x, *line.y)].append(line.name)
     return "".join(f" {listed(names, last=' and ')} coincide." for names in same.values() if len(names) > 1)
+
+
+def _leave_out_constant(figure: Figure) -> None:
+    """Leave out lines that never change and lie outside the others' range, which they would squash; name their value.
+
+    Such is an untrained network's.
+    """
+    values = {marks.name: [v for v in marks.y if v is not None] for marks in figure.marks}
+    varying = [v for each in values.values() if len(set(each)) > 1 for v in each]
+    if not varying:
+        return
+    low, high = min(varying), max(varying)
+    apart = {n: v[0] for n, v in values.items() if len(v) > 1 and len(set(v)) == 1 and not low <= v[0] <= high}
+    figure.marks = [marks for marks in figure.marks if marks.name not in apart]
+    text = "{:.1f}%" if figure.y.percent else "{:.4g}"
+    figure.note += "".join(f" Not drawn: {name}, always at {text.format(value)}." for name, value in apart.items())
 
 
 def _line(entry: Entry, index: int, name: str, spread: str = "", measure: Measure | None = None) -> Marks:

@@ -47,9 +47,14 @@ class Holdings:
         return self.names[client] if self.names else f"client {client}"
 
     @property
+    def members(self) -> list[int]:
+        """The clients, without newcomers."""
+        return sorted(set(range(len(self.counts))) - set(self.newcomers))
+
+    @property
     def totals(self) -> dict[int, int]:
-        """Numbers of training samples by class."""
-        return dict(enumerate(np.array(self.counts).sum(0).tolist()))
+        """Numbers of training samples by class, without those of newcomers."""
+        return dict(enumerate(np.array(self.counts)[self.members].sum(0).tolist()))
 
 
 @dataclass

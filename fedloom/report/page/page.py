@@ -19,6 +19,7 @@ from fedloom.report.page.figure import Page, Switch, listed
 from fedloom.report.page.holdings import holdings
 from fedloom.report.page.insight import Insight
 from fedloom.report.page.measures import best_first
+from fedloom.report.page.newcomers import newcomers
 from fedloom.report.page.representations import representations, styles
 from fedloom.report.page.results import results
 from fedloom.report.page.runs import Entry, Run
@@ -53,9 +54,9 @@ def page_of(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Page:
     if many and not running:  # otherwise methods would change their colours while a page is watched
         entries = best_first(entries)
     sections = [
-        results(entries), curves(entries), clients(entries), classes(entries, insights), holdings(entries, insights),
-        representations(entries, insights), styles(entries, insights), costs(entries), failures(entries),
-        recipes(entries),
+        results(entries), curves(entries), clients(entries), newcomers(entries), classes(entries, insights),
+        holdings(entries, insights), representations(entries, insights), styles(entries, insights), costs(entries),
+        failures(entries), recipes(entries),
     ]  # fmt: skip
     return Page(
         title=f"{len(entries)} methods compared" if several else entries[0].label,
@@ -92,9 +93,19 @@ def _facts(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     facts = []
     for name, (section, field) in paths.items():
         values = dict.fromkeys(str(recipe[section][field]) for recipe in recipes if field in recipe.get(section, {}))
+        if name == "clients":
+            values = dict.fromkeys(_clients(run) for entry in entries for run in entry.runs)
         if values:
             facts.append((name, listed(list(values))))
     return [*facts, ("seeds", listed([str(seed) for seed in sorted({recipe["seed"] for recipe in recipes})], 8))]
+
+
+def _clients(run: Run) -> str:
+    """Return the number of clients, and that of newcomers besides them."""
+    if run.members is None:  # before the data are divided
+        return str(run.recipe["data"].get("clients", "?"))
+    new = f" + {run.newcomers} newcomer{'' if run.newcomers == 1 else 's'}" if run.newcomers else ""
+    return f"{run.members}{new}"
 
 
 def html(page: Page | None, *, title: str = "fedloom") -> str:

@@ -74,10 +74,9 @@ def _common_seeds(one: Sequence[Run], other: Sequence[Run]) -> list[int]:
 
 
 def _rows(run: Run) -> list[ClientRow]:
-    rows = [row for row in run.clients if not row["newcomer"]]
-    if not rows:
+    if not run.clients:
         raise UserError(f"--test clients: '{run.path}' has no results of single clients; leave out --test")
-    return sorted(rows, key=lambda row: row["client"])
+    return sorted(run.clients, key=lambda row: row["client"])
 
 
 def _who(rows: Sequence[ClientRow]) -> list[tuple[int, int, tuple[int, ...]]]:

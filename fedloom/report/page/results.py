@@ -20,8 +20,11 @@ COLUMNS = (
     ),
     ("personal_std", "spread", "standard deviation over clients, in percentage points"),
     ("personal_worst", "worst tenth %", "mean accuracy of the worst tenth of the clients"),
-    ("global_accuracy", "global %", "accuracy of the global model on all test samples; ±: sample std over seeds"),
-    ("newcomer_accuracy", "newcomers %", "mean accuracy over clients held out of training"),
+    (
+        "global_accuracy",
+        "global %",
+        "accuracy of the global model on all clients' test samples; ±: sample std over seeds",
+    ),
 )
 
 
@@ -38,10 +41,10 @@ def results(entries: Sequence[Entry]) -> PageSection:
             Cell(entry.label, entry.label, badge=_badge(entry)),
             Cell(str(len(entry.runs)), len(entry.runs), "seeds " + ", ".join(str(run.seed) for run in entry.runs)),
             *(_accuracy(entry, name, compared.get(name)) for name, _, _ in columns),
-            _number(entry.known("up_bytes"), 1e6, 3),
-            _number(entry.known("down_bytes"), 1e6, 3),
-            _number([float(len(run.history)) for run in entry.runs], 1, 0),
-            _number(entry.known("seconds"), 1, 1),
+            number_cell(entry.known("up_bytes"), 1e6, 3),
+            number_cell(entry.known("down_bytes"), 1e6, 3),
+            number_cell([float(len(run.history)) for run in entry.runs], 1, 0),
+            number_cell(entry.known("seconds"), 1, 1),
         ]
         for entry in entries
     ]
@@ -86,7 +89,7 @@ def _note(entries: Sequence[Entry], compared: Sequence[Comparison]) -> str:
 
 
 def _accuracy(entry: Entry, name: str, compared: Comparison | None) -> Cell:
-    cell = _number(entry.known(name), 0.01, 1, _weighted(entry, name))
+    cell = number_cell(entry.known(name), 0.01, 1, _weighted(entry, name))
     if compared is not None:
         cell.strong, cell.mark = entry.group in compared.best, compared.marks.get(entry.group, "")
         cell.title = "; ".join(filter(None, [cell.title, compared.details.get(entry.group)]))
@@ -100,12 +103,14 @@ def _measures(entries: Sequence[Entry], measures: Sequence[Measure]) -> Table:
         for measure in measures:
             for models, title in MODELS.items():
                 cells = [
-                    _number(entry.known(measure.field(which, models)), 1 / measure.scale, 1 if measure.scale > 1 else 4)
+                    number_cell(
+                        entry.known(measure.field(which, models)), 1 / measure.scale, 1 if measure.scale > 1 else 4
+                    )
                     for which in STATISTICS
                 ]
                 if any(cell.value is not None for cell in cells):
                     percent = " %" if measure.scale > 1 else ""
-                    number = _number(entry.known(measure.field("clients", models)), 1, 0)
+                    number = number_cell(entry.known(measure.field("clients", models)), 1, 0)
                     rows.append(
                         [Cell(entry.label, entry.label), Cell(title), Cell(measure.title + percent), *cells, number]
                     )
@@ -129,7 +134,8 @@ def _weighted(entry: Entry, name: str) -> str:
     return f"weighted by test samples: {100 * np.mean(values):.1f}" if values else ""
 
 
-def _number(values: list[float], unit: float, digits: int, title: str = "") -> Cell:
+def number_cell(values: list[float], unit: float, digits: int, title: str = "") -> Cell:
+    """Return a cell with the mean of some values, in a unit, and their sample deviation."""
     if not values:
         return Cell("–")
     scaled = np.array(values) / unit

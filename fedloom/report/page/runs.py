@@ -65,7 +65,7 @@ class Run:
     recipe: dict[str, Any]
     history: list[RoundRecord]
     clients: list[ClientRow]
-    """Results of each client in the last evaluation; empty until the run has finished."""
+    """Results of each client in the last evaluation, without newcomers; empty until the run has finished."""
     done: Summary | None
     """The summary of a finished run; None while it is unfinished."""
     log: list[str]
@@ -75,6 +75,10 @@ class Run:
     state: RunState = "finished"
     error: str = ""
     """The error that ended a failed run."""
+    members: int | None = None
+    """Number of clients, without newcomers; None if it is unknown."""
+    newcomers: int = 0
+    """Number of clients held out of training."""
 
     @property
     def seed(self) -> int:
@@ -182,7 +186,11 @@ def read_run(path: Path) -> Run:
             )
     versions = {name: str(version) for name, version in stored_versions(path).items()}
     state, log, error = run_state(path), _lines(path / "log.txt"), " ".join(_lines(path / FAILURE))
-    return Run(path, recipe, read_rounds(path), clients, finished(path), log, versions, classes, state, error)
+    held_out = facts["newcomers"] if facts else [row["client"] for row in clients if row["newcomer"]]
+    return Run(
+        path, recipe, read_rounds(path), [row for row in clients if not row["newcomer"]], finished(path), log, versions,
+        classes, state, error, facts["clients"] - len(held_out) if facts else None, len(held_out),
+    )  # fmt: skip
 
 
 def _lines(path: Path) -> list[str]:

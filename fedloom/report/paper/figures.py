@@ -132,7 +132,7 @@ def draw_clients(entries: Sequence[Entry], canvas: Canvas, name: str = "accuracy
         for entry in entries
         for run in entry.runs
         for row in run.clients
-        if not row["newcomer"] and (value := figure.of(row)) is not None
+        if (value := figure.of(row)) is not None
     ]  # fmt: skip
     if not records:
         raise UserError(f"--measure {name}: clients.jsonl has no values of it; choose another measure")

@@ -145,7 +145,7 @@ def many(tmp_path):
     """Fourteen methods, of which each next one is better; eight clients with names."""
     for number in range(14):
         right = [number + client for client in range(8)]
-        clients = [a_client(c, [right[c]], [30]) | {"name": f"clinic {c}"} for c in range(8)]
+        clients = [a_client(c, [right[c]], [30], 10 + c) | {"name": f"clinic {c}"} for c in range(8)]
         summary = {"personal_accuracy": sum(right) / 240, "personal_std": 0.1, "personal_worst": right[0] / 30}
         write_run(
             tmp_path / f"m{number}", {"name": "fedprox", "mu": float(number)}, history=[evaluated(1, sum(right) / 240)],
@@ -170,6 +170,20 @@ def test_many_methods_are_a_heat_map_with_the_names_of_clients_and_small_figures
     assert heat.y.labels[-1] == "fedprox mu=13.0"  # at the top
     panels = [figure for name, figure in drawn.items() if name.startswith("clients-size-")]
     assert len(panels) == 14 and len({(p.x.range, p.y.range) for p in panels}) == 1
+
+
+def test_clients_of_the_same_size_have_no_figure_by_size(runs):
+    assert "clients-size" in figures(page_of(runs, {}))
+    assert "clients-size" not in figures(page_of(runs[1:], {}))  # local: 10 samples each
+
+
+def test_a_line_that_never_changes_does_not_squash_the_others(tmp_path):
+    for method, values in {"untrained": (0.1, 0.1), "fedavg": (0.7, 0.9), "fixed": (0.8, 0.8)}.items():
+        history = [evaluated(1, 0.5, global_accuracy=values[0]), evaluated(2, 0.6, global_accuracy=values[1])]
+        write_run(tmp_path / method, method, history=history)
+    drawn = figures(page_of(entries_of(read_runs([tmp_path])), {}))
+    assert [marks.name for marks in drawn["curve-global"].marks] == ["fedavg", "fixed"]  # 80% lies between 70 and 90%
+    assert drawn["curve-global"].note.endswith("Not drawn: untrained, always at 10.0%.")
 
 
 def test_pictures_of_many_methods_show_those_that_are_selected_first(many, tmp_path):
