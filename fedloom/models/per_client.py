@@ -81,12 +81,15 @@ def by_client(networks: Mapping[str, Factory], federation: Federation) -> Networ
 
     Args:
         networks: The network of each client, by its name or number; `others` stands for all clients that are missing.
+            A number that is a client's name stands for that client.
         federation: The clients.
 
     Raises:
         UserError: A client is unknown, or has no network.
     """
-    known = [*federation.names, *map(str, range(len(federation)))]
+    taken = set(federation.names)
+    numbered = ["" if str(client) in taken else str(client) for client in range(len(federation))]
+    known = [*federation.names, *filter(None, numbered)]
     for key in networks:
         if key != OTHERS and key not in known:
             raise UserError(f"model.by_client.{key}: there is no such client: {nearest(key, known[:SHOWN])}")
@@ -94,8 +97,8 @@ def by_client(networks: Mapping[str, Factory], federation: Federation) -> Networ
     numbers: list[int] = []
     missing: list[str] = []
     for client in range(len(federation)):
-        keys = (*federation.names[client : client + 1], str(client), OTHERS)
-        found = next((networks[key] for key in keys if key in networks), None)
+        keys = (*federation.names[client : client + 1], numbered[client], OTHERS)
+        found = next((networks[key] for key in keys if key and key in networks), None)
         if found is None:
             missing.append(federation.name(client))
             continue

@@ -13,8 +13,9 @@ from fedloom.config.recipe import Recipe
 from fedloom.core.checking import Section, checked
 from fedloom.core.errors import UserError, shown
 from fedloom.core.registry import short
+from fedloom.report.sweep import short_names
 from fedloom.runs.newcomers import NewcomerSettings
-from fedloom.runs.series import Seeds
+from fedloom.runs.series import Seeds, seed_list
 
 OWN = "with"
 """Key of a method's section that sets recipe fields for this method only."""
@@ -50,7 +51,9 @@ def read_comparison(
         raise UserError(f"compare = {given!r}: must be a section with the fields {', '.join(Comparison.model_fields)}")
     own: dict[str, Any] = {"methods": [values["method"]]} if "method" in values else {}
     own |= {"seeds": [values["seed"]]} if "seed" in values else {}
-    chosen = {"methods": methods and list(methods), "seeds": seeds and list(seeds), "report": report}
+    chosen = {
+        "methods": None if methods is None else list(methods), "seeds": seed_list(seeds), "report": report,
+    }  # fmt: skip
     return checked(
         Comparison, own | dict(given) | {name: what for name, what in chosen.items() if what is not None}, "compare"
     )
@@ -100,18 +103,37 @@ def refuse_equal_methods(recipes: list[Recipe], comparison: Comparison) -> None:
 
 
 def labels_of(methods: Iterable[MethodEntry]) -> list[str]:
-    """Return distinct labels: a method's name, and its settings if the name occurs more than once."""
+    """Return distinct labels: a method's name, and its settings if the name occurs more than once.
+
+    Raises:
+        UserError: Two methods would have the same label, so that their runs would be counted as seeds of one.
+    """
     methods = list(methods)
     names = [str(section_name(method)) for method in methods]
     times, files = Counter(names), Counter(map(short, set(names)))
-    labels = []
-    for method, name in zip(methods, names, strict=True):
-        title = short(name) if files[short(name)] == 1 else name
-        plain = _plain(method)
-        settings = {n: v for n, v in plain.items() if n != "name"} if isinstance(plain, dict) else {}
-        settings |= {path.rpartition(".")[2]: value for path, value in own_fields(method).items()}
-        labels.append(" ".join([title, *(f"{n}={v}" for n, v in settings.items() if times[name] > 1)]))
+    titles = [short(name) if files[short(name)] == 1 else name for name in names]
+    settings = [_settings(method) if times[name] > 1 else {} for method, name in zip(methods, names, strict=True)]
+    words = {
+        name: short_names({path for own, n in zip(settings, names, strict=True) if n == name for path in own})
+        for name in times
+    }
+    labels = [
+        " ".join([title, *(f"{words[name][path]}={value}" for path, value in own.items())])
+        for title, name, own in zip(titles, names, settings, strict=True)
+    ]
+    if repeated := [label for label, count in Counter(labels).items() if count > 1]:
+        raise UserError(
+            f"compare.methods: {shown(repeated[0])} describes two methods, whose runs would be counted as seeds of "
+            "one; remove one of them, or set it apart by a hyperparameter"
+        )
     return labels
+
+
+def _settings(method: MethodEntry) -> dict[str, Any]:
+    """Return a method's hyperparameters by name, and by path the fields that it sets for itself."""
+    plain = _plain(method)
+    settings = {n: v for n, v in plain.items() if n != "name"} if isinstance(plain, dict) else {}
+    return settings | {path.removesuffix(".name"): value for path, value in own_fields(method).items()}
 
 
 def _plain(method: MethodEntry) -> MethodEntry:

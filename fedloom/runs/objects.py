@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from fedloom.config.loading import raw_recipe, read_recipe, section_name
+from fedloom.config.loading import flat, raw_recipe, read_recipe, section_name
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.errors import UserError
@@ -125,9 +125,18 @@ def register_again(folder: str | Path, objects: Mapping[str, Any]) -> None:
     """
     if unknown := [name for name in objects if name not in ("model", "data", "partition", "optimizer")]:
         raise UserError(f"{unknown[0]}: cannot be given here; give model, data, partition or optimizer")
-    named({name: thing for name, thing in objects.items() if name != "model"})
+    values = stored_values(Path(folder)) if objects else {}
+    names = named({name: thing for name, thing in objects.items() if name != "model"})
+    recorded = dict(flat(values))
+    for name, path in (("optimizer", "training.optimizer.name"), ("partition", "data.partition")):
+        stored = recorded.get(path)
+        if name in objects and names[name] != stored:
+            raise UserError(
+                f"{name}: it is '{names[name]}', but the run in '{folder}' has {path} = {stored!r}; pass the object "
+                "that the run was started with, or leave it out if this is only a name"
+            )
     if "model" in objects:
-        stored = str(section_name(stored_values(Path(folder)).get("model")))
+        stored = str(section_name(values.get("model")))
         if not stored.startswith(OBJECT):
             raise UserError(f"model: the run in '{folder}' uses the network '{stored}'; leave the argument out")
         MODELS[stored] = MODELS[register_model(objects["model"])]

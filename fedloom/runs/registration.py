@@ -5,7 +5,6 @@ import inspect
 import json
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -22,6 +21,7 @@ from fedloom.data.partitions import PARTITIONS, Pool
 from fedloom.data.sources import SOURCES
 from fedloom.models import MODELS
 from fedloom.models.plain import refuse_other_parameters
+from fedloom.runs.object_names import add_module, described, label, name_of
 
 
 def register_dataset(dataset: Dataset) -> str:
@@ -51,12 +51,10 @@ def register_model(model: Any) -> str:
     if isinstance(model, nn.Module):
         refuse_other_parameters(model)
         kind, make = type(model), partial(deepcopy, model)
-        for name, tensor in model.state_dict().items():
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        add_module(digest, model)
     else:
         kind = make = model
-    name = _name_of(kind, digest)
+    name = name_of(kind, digest)
     MODELS[name] = _without_arguments(make) if isinstance(model, nn.Module) else make
     return name
 
@@ -68,12 +66,12 @@ def register_partition(divide: Callable[..., Any]) -> str:
         divide: A function of (labels, clients, rng), or of a `fedloom.data.Pool`. It returns the positions of each
             client's samples, or masks of them (a list of arrays), or the client of each sample (an array, −1 for none).
     """
-    name = _name_of(divide, hashlib.sha256())
+    name = name_of(divide, hashlib.sha256())
     parameters = inspect.signature(divide).parameters.values()
     count = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
     if count not in (1, 3):
         raise UserError(
-            f"partition: {_label(divide)} has {count} parameters; it must be a function of (labels, clients, rng) or "
+            f"partition: {label(divide)} has {count} parameters; it must be a function of (labels, clients, rng) or "
             "of a fedloom.data.Pool"
         )
 
@@ -83,8 +81,8 @@ def register_partition(divide: Callable[..., Any]) -> str:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"partition: {_label(divide)} failed: {brief(error)}") from error
-        return _owners(made, pool, _label(divide)) if isinstance(made, list | tuple) else np.asarray(made)
+            raise UserError(f"partition: {label(divide)} failed: {brief(error)}") from error
+        return _owners(made, pool, label(divide)) if isinstance(made, list | tuple) else np.asarray(made)
 
     PARTITIONS[name] = owners
     return name
@@ -133,14 +131,16 @@ def register_optimizer(optimizer: Any) -> tuple[str, float | None]:
             f"optimizer: a {type(rule).__name__} cannot be used; give a name, a function of parameters that returns a "
             "torch.optim optimizer, or an object with a function direction(gradient, moments, count)"
         )
-    values = {key: value for key, value in vars(rule).items() if _plain(value)} if hasattr(rule, "__dict__") else {}
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
+    direct = hasattr(rule, "direction")
+    kind = rule if isinstance(rule, partial) or inspect.isroutine(rule) or inspect.isclass(rule) else type(rule)
+    values = {} if isinstance(rule, partial) or inspect.isclass(rule) else getattr(rule, "__dict__", {})
+    text = json.dumps(described(f"optimizer: {label(kind)}", values), sort_keys=True)
     lr = None
-    if hasattr(rule, "direction"):
+    if direct:
         _try_rule(rule)
     else:
         lr = _tried_factory(rule)
-    name = _name_of(type(rule) if hasattr(rule, "direction") else rule, digest)
+    name = name_of(kind, hashlib.sha256(text.encode()))
     add_own(name, rule)
     return name, lr
 
@@ -148,14 +148,14 @@ def register_optimizer(optimizer: Any) -> tuple[str, float | None]:
 def _try_rule(rule: Any) -> None:
     moments = getattr(rule, "moments", None)
     if not isinstance(moments, int) or not 0 <= moments <= len(MOMENTS):
-        raise UserError(f"optimizer: {_label(type(rule))}.moments = {moments!r}: must be from 0 to {len(MOMENTS)}")
+        raise UserError(f"optimizer: {label(type(rule))}.moments = {moments!r}: must be from 0 to {len(MOMENTS)}")
     try:
         found = rule.direction(torch.ones(3, 2), [torch.zeros(3, 2) for _ in range(moments)], torch.ones(()).double())
     except Exception as error:
-        raise UserError(f"optimizer: a trial call of {_label(type(rule))}.direction failed: {brief(error)}") from error
+        raise UserError(f"optimizer: a trial call of {label(type(rule))}.direction failed: {brief(error)}") from error
     if not isinstance(found, torch.Tensor) or found.shape != (3, 2):
         got = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-        raise UserError(f"optimizer: {_label(type(rule))}.direction returned {got} for a gradient of shape [3, 2]")
+        raise UserError(f"optimizer: {label(type(rule))}.direction returned {got} for a gradient of shape [3, 2]")
 
 
 def _tried_factory(make: Callable[..., Any]) -> float:
@@ -166,50 +166,12 @@ def _tried_factory(make: Callable[..., Any]) -> float:
             parameter.grad = torch.ones(3, 2)
             optimizer.step()
     except Exception as error:
-        raise UserError(f"optimizer: a trial step of {_label(make)} failed: {brief(error)}") from error
+        raise UserError(f"optimizer: a trial step of {label(make)} failed: {brief(error)}") from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UserError(
-            f"optimizer: {_label(make)} returned a {type(optimizer).__name__}; it must return a torch.optim optimizer"
+            f"optimizer: {label(make)} returned a {type(optimizer).__name__}; it must return a torch.optim optimizer"
         )
     return float(optimizer.param_groups[0]["lr"])
-
-
-def _name_of(kind: Any, digest: Any) -> str:
-    """Return the name of an object: what it is called, and a hash of its source and of the values that it refers to."""
-    with suppress(OSError, TypeError):  # no source: defined at an interactive prompt
-        digest.update(inspect.getsource(kind.func if isinstance(kind, partial) else kind).encode())
-    digest.update(json.dumps(_referred(kind), sort_keys=True).encode())
-    return re.sub(r"[^\w-]", "-", f"{OBJECT}{_label(kind)}-{digest.hexdigest()[:8]}")
-
-
-def _referred(kind: Any) -> dict[str, Any]:
-    """Return the plain values that a function refers to: arguments of a partial, defaults, closure, globals."""
-    if isinstance(kind, partial):
-        bound = {str(i): value for i, value in enumerate(kind.args)} | kind.keywords
-        return _referred(kind.func) | {f"={name}": value for name, value in bound.items() if _plain(value)}
-    if not inspect.isfunction(kind):
-        return {}
-    cells = dict(zip(kind.__code__.co_freevars, kind.__closure__ or (), strict=True))
-    values: dict[str, Any] = {name: kind.__globals__.get(name) for name in kind.__code__.co_names}
-    for name, cell in cells.items():
-        with suppress(ValueError):  # not assigned yet
-            values[name] = cell.cell_contents
-    values |= {f"default {i}": value for i, value in enumerate(kind.__defaults__ or ())} | (kind.__kwdefaults__ or {})
-    return {name: value for name, value in values.items() if _plain(value)}
-
-
-def _plain(value: Any) -> bool:
-    """Return whether a value has the same JSON text in every process."""
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return True
-
-
-def _label(kind: Any) -> str:
-    kind = kind.func if isinstance(kind, partial) else kind
-    return str(getattr(kind, "__name__", type(kind).__name__)).replace("<lambda>", "lambda")
 
 
 def _without_arguments(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

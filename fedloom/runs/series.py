@@ -5,12 +5,13 @@ run continues from its last checkpoint, and the remaining runs are started.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import yaml
 from pydantic import AfterValidator
 
@@ -42,6 +43,19 @@ def _distinct(seeds: tuple[int, ...]) -> tuple[int, ...]:
 
 Seeds = Annotated[tuple[int, ...], AfterValidator(_distinct)]
 """Distinct seeds: equal ones would repeat a run and count as two."""
+
+
+def seed_list(seeds: Iterable[int] | None) -> list[Any] | None:
+    """Return seeds that are given in Python, such as a list or a NumPy array, as plain numbers.
+
+    Raises:
+        UserError: They are not in a list.
+    """
+    if seeds is None:
+        return None
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable):
+        raise UserError(f"seeds = {seeds!r}: must be a list, such as seeds=[0, 1, 2]")
+    return [seed.item() if isinstance(seed, np.generic) else seed for seed in seeds]
 
 
 def run_series(

@@ -29,7 +29,7 @@ from fedloom.report.progress import showing
 from fedloom.report.sweep import Setting, best_setting, short_names
 from fedloom.runs.objects import named, read_with_objects
 from fedloom.runs.result import Runs
-from fedloom.runs.series import Seeds, run_series
+from fedloom.runs.series import Seeds, run_series, seed_list
 from fedloom.runs.watching import on_run_of
 
 SWEEP, RESULTS = "sweep.yaml", "sweep.json"
@@ -116,7 +116,7 @@ def sweep(
     over = None if over is None else {path: _names_of(path, values) for path, values in over.items()}
     trusted_code.allow(over)
     values = read_with_objects(recipe, fields, trust_code=trust_code)
-    chosen = _sweep(values, {"over": over, "seeds": seeds and list(seeds), "random": random, "parallel": parallel})
+    chosen = _sweep(values, {"over": over, "seeds": seed_list(seeds), "random": random, "parallel": parallel})
     values.pop("compare", None)  # a recipe may describe both a comparison and a sweep
     out = values.pop("out", None)
     if resume and out is None:

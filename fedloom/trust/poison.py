@@ -33,13 +33,18 @@ class Poison:
         samples do not change.
 
         Raises:
-            UserError: A sample can have several labels.
+            UserError: A sample can have several labels, or labels are flipped that the objective does not read.
         """
         dataset, train = task.dataset, list(task.federation.train)
         if dataset.multilabel:
             raise UserError(
                 f"attack.kind: dataset '{dataset.name}' has several labels per sample, but labelflip and backdoor need "
                 "one class per sample; choose another attack or dataset"
+            )
+        if self.trigger is None and not task.objective.supervised:
+            raise UserError(
+                f"attack.kind = 'labelflip': has no effect, because the objective '{task.objective.name}' trains "
+                "without labels; choose another attack (such as signflip or noise), or a supervised objective"
             )
         copied: list[np.ndarray] = []
         inputs, labels, start = [dataset.inputs], [dataset.labels], len(dataset)

@@ -48,6 +48,16 @@ def test_networks_by_name_and_number_of_the_client():
     assert [found.kinds[found.kind_of(client)] for client in range(6)] == [large, small, large, small, large, large]
 
 
+def test_a_number_that_is_a_name_stands_for_the_client_of_that_name():
+    samples = tiny_task().federation
+    small, large = NETWORKS[1], NETWORKS[0]
+    federation = Federation(samples.train[:3], samples.test[:3], names=("1", "2", "3"))
+    found = by_client({"1": small, "others": large}, federation)
+    assert [found.kinds[found.kind_of(client)] for client in range(3)] == [small, large, large]
+    with pytest.raises(UserError, match="has no network for 2, 3"):
+        by_client({"1": small}, federation)
+
+
 @pytest.mark.parametrize(("networks", "words"), [
     ({"a": "mlp"}, "has no network for b"),
     ({"x": "mlp", "others": "mlp"}, "model.by_client.x: there is no such client"),

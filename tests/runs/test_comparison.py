@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -55,6 +56,36 @@ def test_methods_that_differ_only_in_their_own_settings_are_different():
     twice = [{"name": "local", "with": {"lr": 0.1}}, {"name": "local", "with": {"training.optimizer.lr": 0.1}}]
     with pytest.raises(UserError, match="'local' is given twice"):
         fedloom.compare(methods=twice, out="runs/own", **SMALL)
+
+
+def test_methods_whose_settings_end_in_the_same_word_have_different_labels():
+    binary, labels = (
+        {"name": "fedprox", "mu": 0.1, "with": {"objective.name": name, "training.optimizer.name": "sgd"}}
+        for name in ("binary", "labels")
+    )
+    assert labels_of([binary, labels]) == [
+        "fedprox mu=0.1 objective=binary optimizer=sgd", "fedprox mu=0.1 objective=labels optimizer=sgd",
+    ]  # fmt: skip
+    one = {"name": "moon", "temperature": 0.5, "with": {"objective.temperature": 0.1}}
+    other = {"name": "moon", "temperature": 0.1, "with": {"objective.temperature": 0.5}}
+    assert labels_of([one, other]) == [
+        "moon temperature=0.5 objective.temperature=0.1", "moon temperature=0.1 objective.temperature=0.5",
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="'fedprox mu=0.1' describes two methods"):
+        labels_of([{"name": "fedprox", "mu": 0.1}, {"name": "fedprox", "mu": "0.1"}])
+
+
+def test_seeds_may_be_an_array_of_numbers():
+    runs = fedloom.compare(methods=("fedavg",), seeds=np.arange(2), out="runs/own", **SMALL)
+    assert [run["seed"] for run in runs] == [0, 1]
+    swept = fedloom.sweep(over={"lr": [0.1]}, seeds=np.arange(2), out="runs/swept", **SMALL)
+    assert [run["seed"] for run in swept] == [0, 1]
+
+
+@pytest.mark.parametrize("seeds", [3, "0,1"])
+def test_seeds_must_be_a_list(seeds):
+    with pytest.raises(UserError, match=f"seeds = {seeds!r}: must be a list, such as"):
+        fedloom.compare(methods=["fedavg"], seeds=seeds, out="runs/own", **SMALL)
 
 
 def test_newcomers_get_a_model_from_each_shared_representation():

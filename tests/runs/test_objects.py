@@ -1,7 +1,13 @@
 """Methods and data that are passed as Python objects."""
 
 import json
+import os
+import subprocess
+import sys
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -16,6 +22,8 @@ from fedloom.data.augment import parse_augment
 from fedloom.methods import METHODS
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models import MODELS
+from fedloom.runs.object_names import described, name_of
+from fedloom.runs.registration import register_model
 from fedloom.trust.ledger_file import read_ledger
 
 RNG = np.random.default_rng(0)
@@ -98,6 +106,76 @@ def test_a_network_that_was_an_object_is_needed_again_to_resume_a_run():
     with pytest.raises(UserError, match=wanted):
         fedloom.resume("run", rounds=2)
     assert fedloom.resume("run", rounds=2, model=net)["rounds"] == 2
+
+
+class Scaled:
+    """A descent whose scale is any value."""
+
+    moments = 0
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def direction(self, gradient, moments, count):
+        return gradient * float(self.scale)
+
+
+def factory(lr):
+    return lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=float(lr))
+
+
+@pytest.mark.parametrize("kind", [np.float32, torch.tensor, np.asarray])
+@pytest.mark.parametrize("make", [Scaled, factory, lambda value: partial(Scaled(1).direction, count=value)])
+def test_optimizers_that_differ_in_a_value_have_different_names(kind, make):
+    names = [
+        name_of(type(thing) if isinstance(thing, Scaled) else thing, sha256(str(described("", values)).encode()))
+        for thing in (make(kind(0.0)), make(kind(0.5)), make(kind(0.5)))
+        for values in [vars(thing) if isinstance(thing, Scaled) else {}]
+    ]
+    assert names[0] != names[1] == names[2]
+
+
+def test_a_sweep_over_optimizers_runs_each_of_them_and_a_run_needs_its_own_again():
+    given = [Scaled(np.float32(0)), Scaled(np.float32(0.9))]
+    runs = fedloom.sweep(data=(X, Y), over={"optimizer": given}, **SETTING | {"rounds": 1})
+    assert len(runs) == 2 and runs[0]["personal_accuracy"] != runs[1]["personal_accuracy"]
+    folder = runs[0]["run_dir"]
+    data = {"data": (X, Y)}
+    assert fedloom.load(folder, optimizer=Scaled(np.float32(0)), **data)
+    with pytest.raises(
+        UserError, match="optimizer: it is 'object-Scaled-.*', but the run in .* has training.optimizer"
+    ):
+        fedloom.load(folder, optimizer=given[1], **data)
+
+
+def test_a_value_that_cannot_be_compared_is_refused():
+    with pytest.raises(UserError, match="optimizer: Scaled: the value 'scale', a lock, cannot be compared"):
+        fedloom.run(data=(X, Y), optimizer=Scaled(Lock()), **SETTING)
+
+
+def test_networks_that_differ_in_a_layer_without_weights_have_different_names():
+    layer = nn.Linear(5, 2)
+    names = [register_model(nn.Sequential(layer, last)) for last in (nn.ReLU(), nn.Tanh(), nn.ELU(1), nn.ELU(2))]
+    assert len(set(names)) == 4
+
+
+@pytest.mark.slow
+def test_the_name_of_an_object_is_the_same_in_every_process(tmp_path):
+    script = tmp_path / "names.py"
+    script.write_text(
+        "import numpy, torch\nfrom torch import nn\nfrom fedloom.runs.registration import register_optimizer\n"
+        "def make(values):\n    return lambda parameters: torch.optim.SGD(parameters, lr=0.1)\n"
+        "for value in ({'a', 'b', 'c'}, {1: torch.ones(2)}, numpy.random.default_rng(0), nn.Identity(), make, torch):\n"
+        "    print(register_optimizer((lambda value: lambda p: value and torch.optim.SGD(p, lr=0.1))(value))[0])\n"
+    )
+    found = [
+        subprocess.run(
+            [sys.executable, str(script)], env=os.environ | {"PYTHONHASHSEED": seed}, text=True, capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    assert found[0] == found[1] and len(set(found[0].split())) == 6
 
 
 @pytest.mark.parametrize(("normalise", "mean", "std"), [("none", 0, 1), ("half", 0.5, 0.5)])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tiny import same_state, task_of_kind, tiny_experiment, tiny_run, tiny_task, without_times
 
+from fedloom import objectives
 from fedloom.core.errors import UserError
 from fedloom.core.trigger import Trigger
 from fedloom.trust.attack import Attack, AttackSettings
@@ -81,8 +82,12 @@ def test_a_trigger_is_as_bright_as_the_brightest_value():
         (tiny_task(), {"kind": "backdoor", "target": 4}, "attack.target = 4: must be below 4"),
         (tiny_task(), {"kind": "backdoor", "patch": 8}, "attack.patch = 8: must be smaller than the images"),
         (task_of_kind("multilabel"), {"kind": "labelflip"}, "several labels per sample"),
+        (
+            replace(tiny_task(), objective=objectives.get("byol")), {"kind": "labelflip"},
+            "attack.kind = 'labelflip': has no effect, because the objective 'byol' trains without labels",
+        ),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_poisoned_is_refused(task, settings, words):
     with pytest.raises(UserError, match=words):
         attack(**settings).poisoned(task)
