@@ -1,7 +1,7 @@
 """The round loop, independent of devices and methods: sample → engine → combine → evaluate → record → checkpoint."""
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
-from fedloom.core.errors import RunError
+from fedloom.core.errors import RunError, UserError
 from fedloom.core.failures import RoundError
 from fedloom.core.message import Signature
 from fedloom.core.metrics import refuse_undefined
@@ -164,12 +164,8 @@ class Experiment:
                     break
                 if interrupts.asked is not None:
                     self._stop(interrupts.asked)
-                try:
+                with self._saving_after(RoundError):  # such a round has not changed any state
                     record = self._rounds.run(round)
-                except RoundError as error:  # the round has not changed any state
-                    self._save()
-                    error.add_note(f"the rounds before it are saved; resume with: {self._how_to_resume}")
-                    raise
                 self.history.append(without_nan(record))
                 self.folder.record(record)
                 ends = round == self.recipe.training.rounds or self._stops_early
@@ -177,7 +173,10 @@ class Experiment:
                     if ends and self._extends:
                         self._save_extensible(self.stopping)  # before the best state replaces the last one
                     self._keep_if_best(self.stopping, self.history)
-                self._call_back(record, ends)
+                with self._saving_after(RunError, UserError):
+                    self.callbacks.on_round(record, self.evaluator.rows)
+                    if self.on_round is not None:
+                        self.on_round(record)
                 if not ends and self._checkpoint_due(round):
                     self._save()
             restored = self._final_evaluation()
@@ -227,17 +226,18 @@ class Experiment:
             self.memory, self.evaluator, self.ledger,
         )  # fmt: skip
 
-    def _call_back(self, record: RoundRecord, ends: bool) -> None:
-        """Call the callbacks with a round's record; if one fails, write a checkpoint first, unless the run ends."""
+    @contextmanager
+    def _saving_after(self, *errors: type[Exception]) -> Iterator[None]:
+        """Write a checkpoint if one of these errors ends the run, except after the last round: none resumes there."""
         try:
-            self.callbacks.on_round(record, self.evaluator.rows)
-        except RunError as error:
-            if not ends:
+            yield
+        except errors as error:
+            resumable = len(self.history) < self.recipe.training.rounds
+            if resumable:
                 self._save()
-            error.add_note(f"the rounds so far are saved; resume with: {self._how_to_resume}")
+            kept = "the rounds so far are saved" if resumable else "rounds after the last checkpoint are repeated"
+            error.add_note(f"{kept}; resume with: {self._how_to_resume}")
             raise
-        if self.on_round is not None:
-            self.on_round(record)
 
     @property
     def _stops_early(self) -> bool:

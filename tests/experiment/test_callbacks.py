@@ -136,3 +136,45 @@ def test_any_object_with_a_hook_is_a_callback():
     plain = Plain()
     fedloom.run(method="fedavg", rounds=2, out="run", callbacks=[plain], **SMALL)
     assert plain.seen == (2,)
+
+
+@pytest.mark.parametrize("error", [UserError, RunError, KeyError])
+def test_a_callback_that_fails_with_any_error_loses_no_rounds(error):
+    class Broken(Callback):
+        def on_round(self, record):
+            if record["round"] == 2:
+                raise error("broken")
+
+    with pytest.raises((UserError, RunError), match="broken") as failed:
+        tiny_experiment("fedavg", out="run", callbacks=[Broken()]).run()
+    assert failed.value.__notes__ == ["the rounds so far are saved; resume with: fedloom resume run"]
+    assert checkpoints() == [0, 2]
+
+
+def test_an_error_of_on_round_loses_no_rounds():
+    def refuse(record):
+        if record["round"] == 2:
+            raise UserError("broken")
+
+    with pytest.raises(UserError, match="broken") as failed:
+        tiny_experiment("fedavg", out="run", on_round=refuse).run()
+    assert "the rounds so far are saved" in failed.value.__notes__[0]
+    assert checkpoints() == [0, 2]
+
+
+def test_a_callback_that_fails_after_the_last_round_does_not_claim_that_it_is_saved():
+    class Broken(Callback):
+        def on_round(self, record):
+            if record["round"] == 3:
+                raise UserError("broken")
+
+    with pytest.raises(UserError, match="broken") as failed:
+        tiny_experiment("fedavg", out="run", callbacks=[Broken()]).run()
+    assert failed.value.__notes__ == ["rounds after the last checkpoint are repeated; resume with: fedloom resume run"]
+    assert checkpoints() == [0]
+    assert tiny_experiment("fedavg", out="run").run(resume=True)["rounds"] == 3
+
+
+def checkpoints():
+    """Rounds of the checkpoints in the folder `run`."""
+    return [int(path.stem.removeprefix("round-")) for path in sorted(Path("run/checkpoints").glob("round-*.json"))]
