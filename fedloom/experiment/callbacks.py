@@ -54,6 +54,8 @@ class Callback:
     def on_evaluation(self, record: RoundRecord, clients: Sequence[ClientRow]) -> None:
         """Handle an evaluation, after `on_round` of the same round.
 
+        After `StopRun`, it is called for the final evaluation, too, which is of all clients.
+
         Args:
             record: The line of metrics.jsonl, with accuracies.
             clients: The evaluated clients, as in clients.jsonl: `client`, `name`, `accuracy`, `right`, `total`.
@@ -111,10 +113,14 @@ class Callbacks:
             record: The round's record.
             clients: Returns the evaluated clients.
         """
-        when = f"after round {record['round']}"
-        self._call("on_round", when, record)
-        if "evaluated" in record and self._callbacks:
-            self._call("on_evaluation", when, record, list(clients()))
+        self._call("on_round", f"after round {record['round']}", record)
+        if "evaluated" in record:
+            self.on_evaluation(record, clients)
+
+    def on_evaluation(self, record: RoundRecord, clients: Callable[[], Iterator[ClientRow]]) -> None:
+        """Call `on_evaluation` of all callbacks with a round's record and the evaluated clients."""
+        if self._callbacks:
+            self._call("on_evaluation", f"after round {record['round']}", record, list(clients()))
 
     def on_end(self, summary: Summary) -> None:
         """Call `on_end` of all callbacks."""

@@ -14,7 +14,6 @@ from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.errors import RunError, UserError
 from fedloom.core.failures import RoundError
-from fedloom.core.message import Signature
 from fedloom.core.metrics import refuse_undefined
 from fedloom.core.reading import without_nan
 from fedloom.core.scores import Scores
@@ -283,7 +282,11 @@ class Experiment:
             return self._restore_best()
         if self._stopped is not None:
             last = self._rounds.evaluate(len(self.history), final=True)
-            self.history[-1] |= cast(RoundRecord, without_nan(last))
+            record = self.history[-1] | cast(RoundRecord, without_nan(last))
+            with self._saving_after(RunError, UserError):  # without this evaluation: a resumed run is not stopped
+                self.callbacks.on_evaluation(record, self.evaluator.rows)
+            self.history[-1] = record
+            self.folder.cut_back(self.history)
         return None
 
     def _restore_best(self) -> Measures:
@@ -310,7 +313,7 @@ class Experiment:
     def _restore(self, device: torch.device) -> None:
         """Restore the state of the last checkpoint; metrics of later rounds are dropped."""
         rounds = self.recipe.training.rounds
-        checkpoint, server = self.checkpoints.load(self._stores, device, self._shapes_of, before=rounds)
+        checkpoint, server = self.checkpoints.load(self._stores, device, self.setup.shapes_of, before=rounds)
         warn_of_other_versions(self.folder.path)
         notes = checked_notes(checkpoint, self.folder.path)
         refuse_other_data(self.task, self._fingerprint, notes["task"])
@@ -321,10 +324,6 @@ class Experiment:
         self._start -= notes["seconds"]
         reopen(self.folder.path, rounds)
         self.folder.cut_back(self.history)
-
-    def _shapes_of(self, client: int) -> Signature:
-        """Return the types and shapes of a client's parts."""
-        return self.setup.of(client).shapes if client < self.task.clients else {}
 
     def _stop(self, signal: int) -> NoReturn:
         """Write a checkpoint and raise `Interrupted`, between two rounds."""

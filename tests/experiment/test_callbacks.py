@@ -178,3 +178,28 @@ def test_a_callback_that_fails_after_the_last_round_does_not_claim_that_it_is_sa
 def checkpoints():
     """Rounds of the checkpoints in the folder `run`."""
     return [int(path.stem.removeprefix("round-")) for path in sorted(Path("run/checkpoints").glob("round-*.json"))]
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_the_final_evaluation_of_a_stopped_run_is_in_its_rounds_and_heard_by_callbacks(every):
+    notes, fields = Notes(), {**SMALL, "evaluation.every": every}
+    run = fedloom.run(method="fedper", rounds=6, out="run", callbacks=[StopAt(2), notes], **fields)
+    whole = fedloom.run(method="fedper", rounds=2, out="whole", **fields)
+    last = run.round_records[-1]
+    assert last["personal_accuracy"] == run["personal_accuracy"] == whole.round_records[-1]["personal_accuracy"]
+    assert [record["round"] for record in run.round_records] == [1, 2]
+    assert notes.calls[-3:] == [("evaluation", 2), ("end", 2), ("close",)]
+
+
+def test_a_callback_that_fails_in_the_final_evaluation_of_a_stopped_run_loses_no_rounds():
+    class Broken(StopAt):
+        def on_evaluation(self, record, clients):
+            raise UserError("broken")
+
+    with pytest.raises(UserError, match="broken") as failed:
+        tiny_experiment("fedavg", out="run", callbacks=[Broken(2)], evaluation__every=4).run()
+    assert "the rounds so far are saved" in failed.value.__notes__[0]
+    assert checkpoints() == [0, 2]
+    tiny_experiment("fedavg", out="run", evaluation__every=4).run(resume=True)
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert ["evaluated" in line for line in lines] == [False, False, True]
