@@ -154,7 +154,7 @@ class Experiment:
             closing(
                 BestState({} if self.stopping is None else self._live_stores, budget, self.folder.path)
             ) as self.best,
-            closing(self.callbacks),
+            self.callbacks,
             Interrupts() as interrupts,
         ):
             self._prepare(engine, resume)

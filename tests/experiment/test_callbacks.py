@@ -203,3 +203,33 @@ def test_a_callback_that_fails_in_the_final_evaluation_of_a_stopped_run_loses_no
     tiny_experiment("fedavg", out="run", evaluation__every=4).run(resume=True)
     lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert ["evaluated" in line for line in lines] == [False, False, True]
+
+
+class BrokenClose(Notes):
+    """Cannot be closed."""
+
+    def close(self):
+        raise OSError("no connection")
+
+
+def test_all_callbacks_are_closed_if_one_fails_and_the_finished_run_has_not_failed():
+    notes = Notes()
+    with pytest.raises(RunError, match=r"BrokenClose.close failed at the end: OSError: no connection") as failed:
+        tiny_experiment("fedavg", out="run", callbacks=[BrokenClose(), BrokenClose(), notes]).run()
+    assert failed.value.__notes__ == ["the run in 'run' is finished"]
+    assert notes.calls[-1] == ("close",)
+    assert Path("run/summary.json").exists()
+    assert not Path("run/failed.txt").exists()
+    assert Path("run/log.txt").read_text().count("BrokenClose.close failed") == 1  # the second one
+
+
+def test_a_callback_that_cannot_be_closed_does_not_hide_the_error_that_ended_the_run():
+    def die(record):
+        raise ValueError("the cause")
+
+    notes = Notes()
+    with pytest.raises(ValueError, match="the cause"):
+        tiny_experiment("fedavg", out="run", on_round=die, callbacks=[BrokenClose(), notes]).run()
+    assert notes.calls[-1] == ("close",)
+    assert Path("run/failed.txt").read_text() == "ValueError: the cause\n"
+    assert "BrokenClose.close failed at the end: OSError: no connection" in Path("run/log.txt").read_text()
