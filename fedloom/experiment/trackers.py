@@ -81,11 +81,13 @@ class Wandb(Tracker):
 
     def __init__(self) -> None:
         self._run: Any = None
+        self._ended = False
 
     def on_start(self, recipe: Recipe, folder: Path) -> None:
         """Start a W&B run with the recipe as its config, or continue that of an interrupted run."""
         import wandb
 
+        self._ended = False
         try:
             self._run = wandb.init(
                 id=identity(folder / "wandb.txt"), resume="allow", dir=str(folder), name=folder.name,
@@ -104,11 +106,12 @@ class Wandb(Tracker):
     def on_end(self, summary: Summary) -> None:
         """Write the numbers of summary.json, by the recipe's `evaluation.summary`, to the W&B summary."""
         self._run.summary.update(numbers(summary))
+        self._ended = True
 
     def close(self) -> None:
-        """Finish the W&B run, which uploads remaining data."""
+        """Finish the W&B run, which uploads remaining data; it is marked as failed if the run is not finished."""
         if self._run is not None:
-            self._run.finish()
+            self._run.finish(exit_code=0 if self._ended else 1)
             self._run = None
 
 

@@ -190,3 +190,24 @@ def test_mlflow_that_cannot_be_reached_says_how_to_set_it(mlflow_client, monkeyp
     with pytest.raises(UserError, match=message):
         experiment.run(resume=True)
     assert not Path("run/log.txt").exists()  # nothing is left to close
+
+
+def test_wandb_learns_whether_a_run_has_ended_or_failed(wandb_offline):
+    assert exit_codes(stopped_and_resumed, "wandb") == [1, 0]
+
+
+def exit_codes(run, *values):
+    """Call a function and return the exit codes of the W&B runs that it finished."""
+    import wandb
+
+    codes = []
+    finish = wandb.Run.finish
+
+    def finishing(self, exit_code=None, **fields):
+        codes.append(exit_code)
+        finish(self, exit_code, **fields)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wandb.Run, "finish", finishing)
+        run(*values)
+    return codes
