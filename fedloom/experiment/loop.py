@@ -362,10 +362,10 @@ class Experiment:
         """
         notes = [*self.task.federation.notes, *self._notes, *self.trust.notes]
         evaluation = self.recipe.evaluation
-        if self.stopping is not None:
-            notes.append(self.stopping.note(self.history, self.recipe.training.rounds))
         if self._stopped is not None:
             notes.append(f"stopped after round {len(self.history)} of {self.recipe.training.rounds}: {self._stopped}")
+        if self.stopping is not None:
+            notes.append(self.stopping.note(self.history, self.recipe.training.rounds))
         restored = without_nan(restored)
         figures = summary_of(self.history, evaluation.summary, notes, name=evaluation.measure, restored=restored)
         if self.stopping is not None:
