@@ -54,6 +54,10 @@ class Setup:
         """Names, dtypes and shapes of the parts."""
         return signature(self.build().named_tensors())
 
+    def shapes_of(self, client: int) -> Signature:
+        """Return `shapes` of a client's network; empty if the client does not exist."""
+        return self.of(client).shapes if client < self.task.clients else {}
+
     @cached_property
     def frozen_tensors(self) -> FrozenTensors:
         """Frozen tensors, which all workspaces of a process share; forked processes share them, too."""

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import RunError, UserError, brief
+from fedloom.experiment.logging import LOGGER
 from fedloom.experiment.records import ClientRow, RoundRecord, Summary
 
 
@@ -53,6 +55,8 @@ class Callback:
 
     def on_evaluation(self, record: RoundRecord, clients: Sequence[ClientRow]) -> None:
         """Handle an evaluation, after `on_round` of the same round.
+
+        After `StopRun`, it is called for the final evaluation, too, which is of all clients.
 
         Args:
             record: The line of metrics.jsonl, with accuracies.
@@ -111,29 +115,49 @@ class Callbacks:
             record: The round's record.
             clients: Returns the evaluated clients.
         """
-        when = f"after round {record['round']}"
-        self._call("on_round", when, record)
-        if "evaluated" in record and self._callbacks:
-            self._call("on_evaluation", when, record, list(clients()))
+        self._call("on_round", f"after round {record['round']}", record)
+        if "evaluated" in record:
+            self.on_evaluation(record, clients)
+
+    def on_evaluation(self, record: RoundRecord, clients: Callable[[], Iterator[ClientRow]]) -> None:
+        """Call `on_evaluation` of all callbacks with a round's record and the evaluated clients."""
+        if self._callbacks:
+            self._call("on_evaluation", f"after round {record['round']}", record, list(clients()))
 
     def on_end(self, summary: Summary) -> None:
         """Call `on_end` of all callbacks."""
         self._call("on_end", "at the end", summary)
 
-    def close(self) -> None:
-        """Call `close` of all callbacks."""
-        self._call("close", "at the end")
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Call `close` of all callbacks, also after one has failed; an error is logged if there is one to raise."""
+        failed = error
+        for callback in self._callbacks:
+            try:
+                self._call_one(callback, "close", "at the end")
+            except (UserError, RunError) as failure:
+                if failed is not None:
+                    LOGGER.warning(str(failure))
+                failed = failed or failure
+        if failed is not None and failed is not error:
+            raise failed
 
     def _call(self, hook: str, when: str, *values: object) -> None:
         for callback in self._callbacks:
-            if (call := getattr(callback, hook, None)) is not None:
-                with _named(f"{getattr(callback, 'title', type(callback).__name__)}.{hook}", when):
-                    try:
-                        call(*values)
-                    except StopRun as stop:
-                        if hook not in ("on_round", "on_evaluation"):
-                            raise
-                        self.stopped = self.stopped or str(stop) or type(callback).__name__
+            self._call_one(callback, hook, when, *values)
+
+    def _call_one(self, callback: object, hook: str, when: str, *values: object) -> None:
+        if (call := getattr(callback, hook, None)) is None:
+            return
+        with _named(f"{getattr(callback, 'title', type(callback).__name__)}.{hook}", when):
+            try:
+                call(*values)
+            except StopRun as stop:
+                if hook not in ("on_round", "on_evaluation"):
+                    raise
+                self.stopped = self.stopped or str(stop) or type(callback).__name__
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The round loop, independent of devices and methods: sample → engine → combine → evaluate → record → checkpoint."""
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +12,8 @@ import torch
 
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
-from fedloom.core.errors import RunError
+from fedloom.core.errors import RunError, UserError
 from fedloom.core.failures import RoundError
-from fedloom.core.message import Signature
 from fedloom.core.metrics import refuse_undefined
 from fedloom.core.reading import without_nan
 from fedloom.core.scores import Scores
@@ -155,7 +154,7 @@ class Experiment:
             closing(
                 BestState({} if self.stopping is None else self._live_stores, budget, self.folder.path)
             ) as self.best,
-            closing(self.callbacks),
+            self.callbacks,
             Interrupts() as interrupts,
         ):
             self._prepare(engine, resume)
@@ -164,12 +163,8 @@ class Experiment:
                     break
                 if interrupts.asked is not None:
                     self._stop(interrupts.asked)
-                try:
+                with self._saving_after(RoundError):  # such a round has not changed any state
                     record = self._rounds.run(round)
-                except RoundError as error:  # the round has not changed any state
-                    self._save()
-                    error.add_note(f"the rounds before it are saved; resume with: {self._how_to_resume}")
-                    raise
                 self.history.append(without_nan(record))
                 self.folder.record(record)
                 ends = round == self.recipe.training.rounds or self._stops_early
@@ -177,7 +172,10 @@ class Experiment:
                     if ends and self._extends:
                         self._save_extensible(self.stopping)  # before the best state replaces the last one
                     self._keep_if_best(self.stopping, self.history)
-                self._call_back(record, ends)
+                with self._saving_after(RunError, UserError):
+                    self.callbacks.on_round(record, self.evaluator.rows)
+                    if self.on_round is not None:
+                        self.on_round(record)
                 if not ends and self._checkpoint_due(round):
                     self._save()
             restored = self._final_evaluation()
@@ -227,17 +225,18 @@ class Experiment:
             self.memory, self.evaluator, self.ledger,
         )  # fmt: skip
 
-    def _call_back(self, record: RoundRecord, ends: bool) -> None:
-        """Call the callbacks with a round's record; if one fails, write a checkpoint first, unless the run ends."""
+    @contextmanager
+    def _saving_after(self, *errors: type[Exception]) -> Iterator[None]:
+        """Write a checkpoint if one of these errors ends the run, except after the last round: none resumes there."""
         try:
-            self.callbacks.on_round(record, self.evaluator.rows)
-        except RunError as error:
-            if not ends:
+            yield
+        except errors as error:
+            resumable = len(self.history) < self.recipe.training.rounds
+            if resumable:
                 self._save()
-            error.add_note(f"the rounds so far are saved; resume with: {self._how_to_resume}")
+            kept = "the rounds so far are saved" if resumable else "rounds after the last checkpoint are repeated"
+            error.add_note(f"{kept}; resume with: {self._how_to_resume}")
             raise
-        if self.on_round is not None:
-            self.on_round(record)
 
     @property
     def _stops_early(self) -> bool:
@@ -283,7 +282,11 @@ class Experiment:
             return self._restore_best()
         if self._stopped is not None:
             last = self._rounds.evaluate(len(self.history), final=True)
-            self.history[-1] |= cast(RoundRecord, without_nan(last))
+            record = self.history[-1] | cast(RoundRecord, without_nan(last))
+            with self._saving_after(RunError, UserError):  # without this evaluation: a resumed run is not stopped
+                self.callbacks.on_evaluation(record, self.evaluator.rows)
+            self.history[-1] = record
+            self.folder.cut_back(self.history)
         return None
 
     def _restore_best(self) -> Measures:
@@ -310,7 +313,7 @@ class Experiment:
     def _restore(self, device: torch.device) -> None:
         """Restore the state of the last checkpoint; metrics of later rounds are dropped."""
         rounds = self.recipe.training.rounds
-        checkpoint, server = self.checkpoints.load(self._stores, device, self._shapes_of, before=rounds)
+        checkpoint, server = self.checkpoints.load(self._stores, device, self.setup.shapes_of, before=rounds)
         warn_of_other_versions(self.folder.path)
         notes = checked_notes(checkpoint, self.folder.path)
         refuse_other_data(self.task, self._fingerprint, notes["task"])
@@ -321,10 +324,6 @@ class Experiment:
         self._start -= notes["seconds"]
         reopen(self.folder.path, rounds)
         self.folder.cut_back(self.history)
-
-    def _shapes_of(self, client: int) -> Signature:
-        """Return the types and shapes of a client's parts."""
-        return self.setup.of(client).shapes if client < self.task.clients else {}
 
     def _stop(self, signal: int) -> NoReturn:
         """Write a checkpoint and raise `Interrupted`, between two rounds."""
@@ -363,10 +362,10 @@ class Experiment:
         """
         notes = [*self.task.federation.notes, *self._notes, *self.trust.notes]
         evaluation = self.recipe.evaluation
-        if self.stopping is not None:
-            notes.append(self.stopping.note(self.history, self.recipe.training.rounds))
         if self._stopped is not None:
             notes.append(f"stopped after round {len(self.history)} of {self.recipe.training.rounds}: {self._stopped}")
+        if self.stopping is not None:
+            notes.append(self.stopping.note(self.history, self.recipe.training.rounds))
         restored = without_nan(restored)
         figures = summary_of(self.history, evaluation.summary, notes, name=evaluation.measure, restored=restored)
         if self.stopping is not None:

@@ -142,11 +142,14 @@ class RunFolder:
 
     @contextmanager
     def noting_failure(self) -> Iterator[None]:
-        """Write the error that ends the run to failed.txt; before `begin`, nothing is written."""
+        """Write the error that ends the run to failed.txt; nothing is written before `begin`, or if it is finished."""
         try:
             yield
         except Exception as error:
             if not self._begun:
+                raise
+            if (self.path / SUMMARY).exists():
+                error.add_note(f"the run in '{self.path}' is finished")
                 raise
             with suppress(OSError, UserError):
                 write_whole(self.path / FAILURE, f"{type(error).__name__}: {brief(error)}\n".encode())

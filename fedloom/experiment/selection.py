@@ -66,15 +66,16 @@ class EarlyStopping:
     def note(self, history: Sequence[RoundRecord], rounds: int) -> str:
         """Return a remark for the summary: when the run ended, and which state its models have."""
         best, last = best_round(history, self.name), len(history)
-        ended = (
-            f"stopped after round {last} of {rounds}: no improvement of {field_of(self.name)} in {self.patience} "
-            "evaluations"
-            if last < rounds
-            else f"ended after all {rounds} rounds"
-        )
+        if last == rounds:
+            ended = f"ended after all {rounds} rounds; "
+        elif self.due(history):
+            ended = f"stopped after round {last} of {rounds}: no improvement of {field_of(self.name)} in "
+            ended += f"{self.patience} evaluations; "
+        else:
+            ended = ""  # a callback ended the run, which has a remark of its own
         if best is None:
-            return f"{ended}; no validation result is known, so models and figures are those of the last round"
-        return f"{ended}; models and figures are those of round {best['round']}"
+            return f"{ended}no validation result is known, so models and figures are those of the last round"
+        return f"{ended}models and figures are those of round {best['round']}"
 
 
 class BestState:

@@ -81,11 +81,13 @@ class Wandb(Tracker):
 
     def __init__(self) -> None:
         self._run: Any = None
+        self._ended = False
 
     def on_start(self, recipe: Recipe, folder: Path) -> None:
         """Start a W&B run with the recipe as its config, or continue that of an interrupted run."""
         import wandb
 
+        self._ended = False
         try:
             self._run = wandb.init(
                 id=identity(folder / "wandb.txt"), resume="allow", dir=str(folder), name=folder.name,
@@ -104,11 +106,12 @@ class Wandb(Tracker):
     def on_end(self, summary: Summary) -> None:
         """Write the numbers of summary.json, by the recipe's `evaluation.summary`, to the W&B summary."""
         self._run.summary.update(numbers(summary))
+        self._ended = True
 
     def close(self) -> None:
-        """Finish the W&B run, which uploads remaining data."""
+        """Finish the W&B run, which uploads remaining data; it is marked as failed if the run is not finished."""
         if self._run is not None:
-            self._run.finish()
+            self._run.finish(exit_code=0 if self._ended else 1)
             self._run = None
 
 
@@ -118,7 +121,8 @@ class MLflow(Tracker):
     title = "mlflow"
 
     def __init__(self) -> None:
-        self._client: Any = None
+        self._id: str | None = None
+        """Identity of the run, once the server knows it."""
         self._ended = False
 
     def on_start(self, recipe: Recipe, folder: Path) -> None:
@@ -127,20 +131,22 @@ class MLflow(Tracker):
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
-        self._folder, self._ended, self._known = folder, False, 0
+        self._folder, self._ended, self._known, self._id = folder, False, 0, None
         id_file = folder / "mlflow.txt"
         try:
             self._client = MlflowClient()
             if id_file.exists():
-                self._id = id_file.read_text(encoding="utf-8")
-                self._client.update_run(self._id, status="RUNNING")
+                run = id_file.read_text(encoding="utf-8")
+                self._client.update_run(run, status="RUNNING")
+                self._id = run
                 known = self._client.get_metric_history(self._id, "lr")
                 self._known = max((metric.step for metric in known), default=0)
                 return
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedloom"
             found = self._client.get_experiment_by_name(name)
             experiment = self._client.create_experiment(name) if found is None else found.experiment_id
-            self._id = self._client.create_run(experiment, run_name=folder.name).info.run_id
+            run = self._client.create_run(experiment, run_name=folder.name).info.run_id
+            self._id = run
             values = [Param(name, str(value)) for name, value in flat(recipe.resolved())]
             for start in range(0, len(values), 100):  # the most parameters that MLflow accepts at once
                 self._client.log_batch(self._id, params=values[start : start + 100])
@@ -149,7 +155,7 @@ class MLflow(Tracker):
                 f"log = 'mlflow': {brief(error)}; set MLFLOW_TRACKING_URI to a server or a file such as "
                 "sqlite:///mlflow.db"
             ) from error
-        id_file.write_text(self._id, encoding="utf-8")
+        id_file.write_text(run, encoding="utf-8")
 
     def on_round(self, record: RoundRecord) -> None:
         """Write a round's numbers; a resumed run leaves out rounds that are known, since they are the same."""
@@ -165,9 +171,9 @@ class MLflow(Tracker):
 
     def close(self) -> None:
         """End the MLflow run; it is marked as killed if the run is not finished."""
-        if self._client is not None:
+        if self._id is not None:
             self._client.set_terminated(self._id, "FINISHED" if self._ended else "KILLED")
-            self._client = None
+            self._id = None
 
     def _write(self, values: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric

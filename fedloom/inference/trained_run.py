@@ -38,6 +38,12 @@ NAMED = 20
 """Maximum number of clients that an error names."""
 
 
+class UnfinishedError(UserError, KeyError):
+    """The run is not finished. A KeyError, too: `Run`, a mapping, has no keys then, and `get` returns the default."""
+
+    __str__ = Exception.__str__  # a KeyError shows the repr of its message
+
+
 class TrainedRun:
     """A run's models and results, read from its folder on demand; models do not need the data.
 
@@ -293,7 +299,7 @@ class TrainedRun:
 
     def _refuse_unfinished(self) -> None:
         if self.summary is None:
-            raise UserError(
+            raise UnfinishedError(
                 f"'{self.path}' has no {SUMMARY}: the run is not finished; resume it with: "
                 + trusted_code.resume_command(self.path, self.recipe.model_dump())
             )

@@ -28,7 +28,8 @@ SHOWN = {"personal_accuracy": "personal accuracy", "global_accuracy": "global ac
 class Run(TrainedRun, Mapping[str, Any]):
     """A run: its figures as frames, its models, its report. `fedloom.run`, `resume` and `load` return it.
 
-    Everything is read from the run folder on demand. As a mapping, a run has the fields of its summary.
+    Everything is read from the run folder on demand. As a mapping, a run has the fields of its summary, and none before
+    it is finished. Runs are equal if they have the same folder.
 
     Args:
         path: The run folder.
@@ -114,8 +115,15 @@ class Run(TrainedRun, Mapping[str, Any]):
     def __contains__(self, name: object) -> bool:
         return name in (self.summary or {})
 
+    @cached_property
+    def _place(self) -> Path:
+        return self.path.resolve()
+
+    def __eq__(self, other: object) -> bool:
+        return self._place == other._place if isinstance(other, Run) else super().__eq__(other)
+
     def __hash__(self) -> int:
-        return hash(self.path)
+        return hash(self._place)
 
     def __bool__(self) -> bool:
         return True  # also of an unfinished run, which has no summary

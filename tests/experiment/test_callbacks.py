@@ -136,3 +136,100 @@ def test_any_object_with_a_hook_is_a_callback():
     plain = Plain()
     fedloom.run(method="fedavg", rounds=2, out="run", callbacks=[plain], **SMALL)
     assert plain.seen == (2,)
+
+
+@pytest.mark.parametrize("error", [UserError, RunError, KeyError])
+def test_a_callback_that_fails_with_any_error_loses_no_rounds(error):
+    class Broken(Callback):
+        def on_round(self, record):
+            if record["round"] == 2:
+                raise error("broken")
+
+    with pytest.raises((UserError, RunError), match="broken") as failed:
+        tiny_experiment("fedavg", out="run", callbacks=[Broken()]).run()
+    assert failed.value.__notes__ == ["the rounds so far are saved; resume with: fedloom resume run"]
+    assert checkpoints() == [0, 2]
+
+
+def test_an_error_of_on_round_loses_no_rounds():
+    def refuse(record):
+        if record["round"] == 2:
+            raise UserError("broken")
+
+    with pytest.raises(UserError, match="broken") as failed:
+        tiny_experiment("fedavg", out="run", on_round=refuse).run()
+    assert "the rounds so far are saved" in failed.value.__notes__[0]
+    assert checkpoints() == [0, 2]
+
+
+def test_a_callback_that_fails_after_the_last_round_does_not_claim_that_it_is_saved():
+    class Broken(Callback):
+        def on_round(self, record):
+            if record["round"] == 3:
+                raise UserError("broken")
+
+    with pytest.raises(UserError, match="broken") as failed:
+        tiny_experiment("fedavg", out="run", callbacks=[Broken()]).run()
+    assert failed.value.__notes__ == ["rounds after the last checkpoint are repeated; resume with: fedloom resume run"]
+    assert checkpoints() == [0]
+    assert tiny_experiment("fedavg", out="run").run(resume=True)["rounds"] == 3
+
+
+def checkpoints():
+    """Rounds of the checkpoints in the folder `run`."""
+    return [int(path.stem.removeprefix("round-")) for path in sorted(Path("run/checkpoints").glob("round-*.json"))]
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_the_final_evaluation_of_a_stopped_run_is_in_its_rounds_and_heard_by_callbacks(every):
+    notes, fields = Notes(), {**SMALL, "evaluation.every": every}
+    run = fedloom.run(method="fedper", rounds=6, out="run", callbacks=[StopAt(2), notes], **fields)
+    whole = fedloom.run(method="fedper", rounds=2, out="whole", **fields)
+    last = run.round_records[-1]
+    assert last["personal_accuracy"] == run["personal_accuracy"] == whole.round_records[-1]["personal_accuracy"]
+    assert [record["round"] for record in run.round_records] == [1, 2]
+    assert notes.calls[-3:] == [("evaluation", 2), ("end", 2), ("close",)]
+
+
+def test_a_callback_that_fails_in_the_final_evaluation_of_a_stopped_run_loses_no_rounds():
+    class Broken(StopAt):
+        def on_evaluation(self, record, clients):
+            raise UserError("broken")
+
+    with pytest.raises(UserError, match="broken") as failed:
+        tiny_experiment("fedavg", out="run", callbacks=[Broken(2)], evaluation__every=4).run()
+    assert "the rounds so far are saved" in failed.value.__notes__[0]
+    assert checkpoints() == [0, 2]
+    tiny_experiment("fedavg", out="run", evaluation__every=4).run(resume=True)
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert ["evaluated" in line for line in lines] == [False, False, True]
+
+
+class BrokenClose(Notes):
+    """Cannot be closed."""
+
+    def close(self):
+        raise OSError("no connection")
+
+
+def test_all_callbacks_are_closed_if_one_fails_and_the_finished_run_has_not_failed():
+    notes = Notes()
+    with pytest.raises(RunError, match=r"BrokenClose.close failed at the end: OSError: no connection") as failed:
+        tiny_experiment("fedavg", out="run", callbacks=[BrokenClose(), BrokenClose(), notes]).run()
+    assert failed.value.__notes__ == ["the run in 'run' is finished"]
+    assert notes.calls[-1] == ("close",)
+    assert Path("run/summary.json").exists()
+    assert not Path("run/failed.txt").exists()
+    assert Path("run/log.txt").read_text().count("BrokenClose.close failed") == 1  # the second one
+
+
+def test_a_callback_that_cannot_be_closed_does_not_hide_the_error_that_ended_the_run():
+    def die(record):
+        raise ValueError("the cause")
+
+    notes = Notes()
+    with pytest.raises(ValueError, match="the cause"):
+        tiny_experiment("fedavg", out="run", on_round=die, callbacks=[BrokenClose(), notes]).run()
+    assert notes.calls[-1] == ("close",)
+    assert Path("run/failed.txt").read_text() == "ValueError: the cause\n"
+    assert "BrokenClose.close failed at the end: OSError: no connection" in Path("run/log.txt").read_text()

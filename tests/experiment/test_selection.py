@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny import same_state, tiny_experiment, tiny_run, tiny_task, with_validation, without_times
 
+from fedloom import Callback, StopRun
 from fedloom.core.errors import UserError
 from fedloom.experiment.client_store import ClientStore
 from fedloom.experiment.selection import BestState, EarlyStopping, best_of, best_round
@@ -238,3 +239,18 @@ def test_a_stopped_run_is_finished_and_not_extended(tmp_path):
     assert again["restored"] == summary["restored"] and again["rounds"] == summary["rounds"]
     with pytest.raises(UserError, match=f"stopped after round {summary['rounds']} because of training.patience = 2"):
         tiny_experiment("fedper", task=task, **fields | {"training__rounds": 20}).run(resume=True, extend=True)
+
+
+def test_a_callback_that_ends_a_run_is_not_mistaken_for_lost_patience(tmp_path):
+    class Stop(Callback):
+        def on_round(self, record):
+            if record["round"] == 2:
+                raise StopRun("far enough")
+
+    run = tiny_experiment(
+        "fedper", task=with_validation(tiny_task()), out=str(tmp_path / "run"), callbacks=[Stop()],
+        **{**SOME, "training__patience": 50},
+    )  # fmt: skip
+    notes = run.run()["notes"]
+    best = best_round(run.history, "accuracy")["round"]
+    assert notes[-2:] == ["stopped after round 2 of 9: far enough", f"models and figures are those of round {best}"]

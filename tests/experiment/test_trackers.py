@@ -171,3 +171,43 @@ def test_a_log_that_is_not_installed_or_not_known_is_named_before_a_run_begins(m
     assert not Path("run").exists()
     with pytest.raises(UserError, match="did you mean 'tensorboard'"):
         Recipe.parse({"log": "tensorbord"})
+
+
+def test_mlflow_that_cannot_be_reached_says_how_to_set_it(mlflow_client, monkeypatch):
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    def unreachable(*values, **fields):
+        raise MlflowException("no connection")
+
+    for name in ("get_experiment_by_name", "update_run", "set_terminated"):
+        monkeypatch.setattr(MlflowClient, name, unreachable)
+    message = "log = 'mlflow': no connection; set MLFLOW_TRACKING_URI to a server"
+    experiment = tiny_experiment("fedavg", log="mlflow", out="run")
+    with pytest.raises(UserError, match=message):
+        experiment.run()
+    Path("run/mlflow.txt").write_text("0" * 32)  # a run that is resumed
+    with pytest.raises(UserError, match=message):
+        experiment.run(resume=True)
+    assert not Path("run/log.txt").exists()  # nothing is left to close
+
+
+def test_wandb_learns_whether_a_run_has_ended_or_failed(wandb_offline):
+    assert exit_codes(stopped_and_resumed, "wandb") == [1, 0]
+
+
+def exit_codes(run, *values):
+    """Call a function and return the exit codes of the W&B runs that it finished."""
+    import wandb
+
+    codes = []
+    finish = wandb.Run.finish
+
+    def finishing(self, exit_code=None, **fields):
+        codes.append(exit_code)
+        finish(self, exit_code, **fields)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wandb.Run, "finish", finishing)
+        run(*values)
+    return codes

@@ -1,6 +1,8 @@
 """What fedloom.run, load, compare and sweep return."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import nbformat
@@ -115,3 +117,30 @@ def test_a_notebook_shows_one_bar_that_is_updated():
     (bar,) = notebook.cells[1].outputs
     assert "run 2: fedavg (seed 0)" in bar.data["text/plain"] and "round 2/2" in bar.data["text/plain"]
     assert np.all(["stderr" not in str(output) for cell in notebook.cells for output in cell.outputs])
+
+
+def test_unfinished_runs_are_equal_only_if_they_are_the_same_and_have_no_values(tmp_path):
+    def die(record):
+        raise ZeroDivisionError
+
+    for name in ("one", "other"):
+        with pytest.raises(ZeroDivisionError):
+            fedloom.run(**TINY, out=tmp_path / name, on_round=die)
+    one, same, other = (fedloom.load(tmp_path / name) for name in ("one", "one", "other"))
+    assert one == same and hash(one) == hash(same)
+    relative = fedloom.load(Path(os.path.relpath(tmp_path / "one")))
+    assert one == relative and hash(one) == hash(relative)
+    assert one != other
+    assert one.get("personal_accuracy", 0) == 0
+    assert one.get("personal_accuracy") is None
+    with pytest.raises(UserError, match="is not finished") as error:
+        one["personal_accuracy"]
+    assert isinstance(error.value, KeyError)
+    assert "\\" not in str(error.value) and not str(error.value).startswith('"')
+
+
+def test_a_damaged_summary_is_an_error_and_not_the_default(run, tmp_path):
+    copy = shutil.copytree(run.folder, tmp_path / "copy")
+    (copy / "summary.json").write_text("{")
+    with pytest.raises(UserError, match="summary.json"):
+        fedloom.load(copy).get("personal_accuracy", 0)
