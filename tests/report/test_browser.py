@@ -213,7 +213,7 @@ def large(tmp_path_factory) -> Path:
     """A report of 14 methods, of which each next one is better."""
     folder = tmp_path_factory.mktemp("large")
     for number in range(14):
-        clients = [a_client(c, [number + c], [30]) for c in range(8)]
+        clients = [a_client(c, [number + c], [30], 10 + c) for c in range(8)]
         write_run(
             folder / f"m{number}", {"name": "fedprox", "mu": float(number)}, clients=clients,
             history=[evaluated(1, number / 20), evaluated(2, number / 14)],

@@ -56,6 +56,28 @@ def test_bands_over_clients_are_means_of_their_deviations():
     assert [float(row[n]) for n in ("low", "high")] == pytest.approx([0.75 - 0.15, 0.75 + 0.15])
 
 
+def test_bands_are_drawn_within_the_values_that_are_possible(monkeypatch):
+    from matplotlib.axes import Axes
+
+    edges = []
+    monkeypatch.setattr(Axes, "fill_between", lambda self, x, low, high, **_: edges.extend([*low, *high]))
+    for seed in range(2):
+        write_run(Path(f"wide/{seed}"), seed=seed, summary={"seed": seed}, history=[evaluated(1, 0.1, std=0.3)])
+    said = figure("curves", "wide", "--to", "a.pdf", "--band", "clients")
+    assert "Bands: ± one standard deviation over clients, cut at 0 %." in said
+    assert edges == pytest.approx([0, 40])
+    assert float(drawn("a.csv")[0]["low"]) == pytest.approx(-0.2)  # the deviation itself
+
+
+def test_captions_name_the_measure():
+    assert "Accuracy, mean over clients, by round." in figure("curves", "runs", "--to", "a.pdf")
+    assert "Worst tenth (accuracy), by round." in figure(
+        "curves", "runs", "--to", "a.pdf", "--measure", "personal_worst"
+    )
+    assert "Training loss, by round." in figure("curves", "runs", "--to", "a.pdf", "--measure", "loss")
+    assert "Accuracy of each client. Dots:" in figure("clients", "runs", "--to", "a.pdf")
+
+
 def test_one_seed_has_no_band():
     assert "Lines: one seed. No bands" in figure("curves", "runs", "--to", "a.pdf", "--seeds", "1")
     assert {row["low"] for row in drawn("a.csv")} == {""}

@@ -91,16 +91,17 @@ def _coinciding(marks: Sequence[Marks]) -> str:
 
 
 def _leave_out_constant(figure: Figure) -> None:
-    """Leave out lines that never change and lie outside the others' range, which they would squash; name their value.
+    """Leave out lines that never change and lie so far from the others that they would squash them; name their value.
 
-    Such is an untrained network's.
+    Such is an untrained network's. Two equal values may be a coincidence.
     """
     values = {marks.name: [v for v in marks.y if v is not None] for marks in figure.marks}
     varying = [v for each in values.values() if len(set(each)) > 1 for v in each]
     if not varying:
         return
     low, high = min(varying), max(varying)
-    apart = {n: v[0] for n, v in values.items() if len(v) > 1 and len(set(v)) == 1 and not low <= v[0] <= high}
+    constant = {name: each[0] for name, each in values.items() if len(each) > 2 and len(set(each)) == 1}
+    apart = {name: value for name, value in constant.items() if max(low - value, value - high) > high - low}
     figure.marks = [marks for marks in figure.marks if marks.name not in apart]
     text = "{:.1f}%" if figure.y.percent else "{:.4g}"
     figure.note += "".join(f" Not drawn: {name}, always at {text.format(value)}." for name, value in apart.items())

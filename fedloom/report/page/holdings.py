@@ -73,16 +73,16 @@ def _dots(number: int, entry: Entry, held: Holdings, names: list[str], several: 
             )
     sizes_of = np.array([held.size_of(c) for c in held.members])
     some = f"{len(shown)} of {len(counts)} shown; " if len(shown) < len(counts) else ""
-    new = sum(held.size_of(c) for c in held.newcomers)
+    held_out = sum(held.size_of(c) for c in held.newcomers)
     who = f"{len(held.newcomers):,} newcomer{'s' if held.newcomers[1:] else ''}"
-    besides = f" Besides, {new:,} training samples of {who}." if held.newcomers else ""
+    besides = f" Besides, {held_out:,} training samples of {who}." if held.newcomers else ""
     key = [Key("dot", "client"), Key("ring", "newcomer (held out of training)")] if held.newcomers else []
-    sizes = f"smallest {sizes_of.min():,}, median {np.median(sizes_of):,.0f}, largest {sizes_of.max():,}"
+    spread = f"smallest {sizes_of.min():,}, median {np.median(sizes_of):,.0f}, largest {sizes_of.max():,}"
     if sizes_of.min() == sizes_of.max():
-        sizes = f"{sizes_of.max():,} each"
+        spread = f"{sizes_of.max():,} each"
     note = (
-        f"{sizes_of.sum():,} training samples of {len(held.members):,} clients ({some}{sizes}); the largest dot stands "
-        f"for {largest:,} samples.{besides} Seed {entry.first.seed}."
+        f"{sizes_of.sum():,} training samples of {len(held.members):,} clients ({some}{spread}); the largest dot "
+        f"stands for {largest:,} samples.{besides} Seed {entry.first.seed}."
     )
     ticks = [held.names[c] if held.names else str(c) for c in shown]
     title = held.name + (f" ({entry.label})" if several else "")

@@ -61,7 +61,7 @@ def _with_the_method(entries: Sequence[Entry], *, few_labels: bool) -> Table:
 def _few_labels(entries: Sequence[Entry]) -> list[Table]:
     """Return a table for each comparison that tested newcomers with few labelled samples (`compare.newcomers`)."""
     runs = {run.path.resolve(): (entry, run.seed) for entry in entries for run in entry.runs}
-    tables = []
+    tables: list[Table] = []
     for folder in dict.fromkeys(path.parent for path in runs):
         found = read_newcomers(folder)
         known = {path.name: entry for path, (entry, _) in runs.items() if path.parent == folder}

@@ -101,13 +101,13 @@ def draw_curves(
         look = style(number)
         canvas.axes.plot(x, y, label=label, markevery=_marked(len(x), number), clip_on=False, **look)
         own = [record for record in records if record["method"] == label and record["low"] is not None]
-        low, high = ([shown.scale * record[end] for record in own] for end in ("low", "high"))
+        low, high = (shown.scale * np.clip([record[end] for record in own], *shown.limits) for end in ("low", "high"))
         canvas.axes.fill_between([record["round"] for record in own], low, high, color=look["color"], alpha=0.15, lw=0)
     canvas.axes.set_xlabel("round")
     canvas.axes.set_ylabel(shown.title)
     canvas.axes.xaxis.get_major_locator().set_params(integer=True)
     label_ends(canvas, lines)
-    return PaperFigure(records, _curves_caption(entries, band, any(record["low"] is not None for record in records)))
+    return PaperFigure(records, _curves_caption(entries, shown, band, records))
 
 
 def draw_clients(entries: Sequence[Entry], canvas: Canvas, name: str = "accuracy") -> PaperFigure:
@@ -154,8 +154,9 @@ def draw_clients(entries: Sequence[Entry], canvas: Canvas, name: str = "accuracy
     count = _seeds(entries)
     return PaperFigure(
         records,
-        f"Dots: clients at the last evaluation{f', of {count}' if count != '1 seed' else ''}. Large dots: means over "
-        "clients. Diamonds: means of the worst tenth of the clients.",
+        f"{figure.title[0].upper()}{figure.title[1:]} of each client. Dots: clients at the last evaluation"
+        f"{f', of {count}' if count != '1 seed' else ''}. Large dots: means over clients. Diamonds: means of the worst "
+        "tenth of the clients.",
     )
 
 
@@ -195,12 +196,19 @@ def _seeds(entries: Iterable[Entry]) -> str:
     return f"{text} seed{'' if text == '1' else 's'}"
 
 
-def _curves_caption(entries: Sequence[Entry], band: Band, drawn: bool) -> str:
+def _curves_caption(entries: Sequence[Entry], shown: Quantity, band: Band, records: Sequence[Record]) -> str:
     seeds = _seeds(entries)
     lines = "Lines: one seed." if seeds == "1 seed" else f"Lines: means over {seeds}."
+    lines = f"{shown.words[0].upper()}{shown.words[1:]}, by round. {lines}"
+    edges = [record[end] for record in records for end in ("low", "high") if record[end] is not None]
     over: Mapping[str, str] = {
         "seeds": "one sample standard deviation (n − 1) over seeds", "clients": "one standard deviation over clients",
     }  # fmt: skip
-    if band == "seeds" and not drawn:
+    if band == "seeds" and not edges:
         return f"{lines} No bands: a deviation over seeds needs two seeds."
-    return f"{lines} Bands: ± {over[band]}." if band in over else lines
+    if band not in over:
+        return lines
+    least, most = shown.limits
+    beyond = [f"{shown.scale * end:g}" for end, cut in ((least, min(edges) < least), (most, max(edges) > most)) if cut]
+    where = f", cut at {' and '.join(beyond)}{' %' if shown.scale == 100 else ''}" if beyond else ""
+    return f"{lines} Bands: ± {over[band]}{where}."

@@ -69,6 +69,7 @@ def as_latex(table: PaperTable) -> str:
     lines = [
         r"% needs \usepackage{booktabs}", r"\begin{table}", r"  \centering",
         rf"  \caption{{{escape(' '.join([*table.caption, table.ranked]).strip())}}}", rf"  \label{{{table.label}}}",
+        r"  \vspace{4pt}",  # classes that expect captions below leave no space between this one and the rule
         rf"  \begin{{tabular}}{{l{'r' * (columns - 1)}}}", r"    \toprule",
     ]  # fmt: skip
     if len(heads) > 1:

@@ -38,6 +38,21 @@ class Quantity:
     clients: Measure | None = None
     """The figure of a client whose unweighted mean over clients this is."""
 
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The smallest and the largest value that it can have; infinite if unknown."""
+        if self.clients is not None and self.clients.name == "loss":
+            return 0.0, float("inf")
+        return (0.0, 1.0) if self.scale == 100 or self.clients is not None else (-float("inf"), float("inf"))
+
+    @property
+    def words(self) -> str:
+        """The title for a sentence: without the unit, and with what it is a mean of."""
+        title = self.title.removesuffix(" (%)")
+        if self.clients is not None:
+            return f"{title}, mean over clients"
+        return f"{title} (accuracy)" if self.name.endswith(("_worst", "_std")) and self.scale == 100 else title
+
 
 def quantity(name: str) -> Quantity:
     """Return how to show a field of summaries and records."""
