@@ -121,8 +121,8 @@ class MLflow(Tracker):
     title = "mlflow"
 
     def __init__(self) -> None:
-        self._id: str | None = None
-        """Identity of the run, once the server knows it."""
+        self._id = ""
+        """Identity of the run; empty until the server knows it."""
         self._ended = False
 
     def on_start(self, recipe: Recipe, folder: Path) -> None:
@@ -131,7 +131,7 @@ class MLflow(Tracker):
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
-        self._folder, self._ended, self._known, self._id = folder, False, 0, None
+        self._folder, self._ended, self._known, self._id = folder, False, 0, ""
         id_file = folder / "mlflow.txt"
         try:
             self._client = MlflowClient()
@@ -171,9 +171,9 @@ class MLflow(Tracker):
 
     def close(self) -> None:
         """End the MLflow run; it is marked as killed if the run is not finished."""
-        if self._id is not None:
+        if self._id:
             self._client.set_terminated(self._id, "FINISHED" if self._ended else "KILLED")
-            self._id = None
+            self._id = ""
 
     def _write(self, values: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
