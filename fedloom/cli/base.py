@@ -11,6 +11,7 @@ from importlib.metadata import version
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
@@ -36,8 +37,38 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+def unknown_option(error: click.NoSuchOption) -> click.UsageError:
+    """Return an error that names the option or the recipe field that is meant, for commands that take --set."""
+    from fedloom.config.loading import ELSEWHERE
+
+    command = error.ctx.command if error.ctx else None
+    options = {name: option for option in (command.params if command else ()) for name in option.opts}
+    name = error.option_name.lstrip("-").replace("-", "_")
+    other = f"--{ELSEWHERE.get(name, '')}".replace("_", "-")
+    message = f"No such option: {error.option_name}."
+    if other in options:
+        return click.UsageError(f"{message} Did you mean '{other}'?", error.ctx)
+    if "--set" not in options:
+        return error
+    from fedloom.config.recipe import methods_with, path_of_field
+
+    if found := methods_with(name):
+        some = ", ".join(found[:6]) + (", …" if len(found) > 6 else "")
+        return click.UsageError(f"{message} '{name}' is an option of {some}: write --set method.{name}=…", error.ctx)
+    if path := path_of_field(name):
+        return click.UsageError(f"{message} Write --set {path}=…", error.ctx)
+    return error
+
+
 class Commands(Group):
     """The group of all commands. Python files named on the command line (`--method mine.py:Mine`) may be imported."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an option that is a recipe field is answered with the way to set it."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise unknown_option(error) from None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Allow importing the files that the arguments name, until the command ends."""

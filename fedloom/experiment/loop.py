@@ -13,7 +13,7 @@ import torch
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.errors import RunError
-from fedloom.core.failures import RoundError
+from fedloom.core.failures import DivergedError, RoundError
 from fedloom.core.message import Signature
 from fedloom.core.metrics import refuse_undefined
 from fedloom.core.reading import without_nan
@@ -25,7 +25,7 @@ from fedloom.core.state import State
 from fedloom.core.task import Task, refuse_model_without_room
 from fedloom.engines import Engine, EngineSettings, make_engine
 from fedloom.experiment.build import make_task, task_facts
-from fedloom.experiment.callbacks import Callbacks
+from fedloom.experiment.callbacks import Callbacks, listed
 from fedloom.experiment.checkpoint import FOLDER as CHECKPOINTS
 from fedloom.experiment.checkpoint import Checkpoints, CheckpointSchedule
 from fedloom.experiment.client_store import ClientStore
@@ -100,7 +100,7 @@ class Experiment:
         self.history: list[RoundRecord] = []
         self._notes: list[str] = []
         refuse_missing(recipe.log)
-        self.callbacks = Callbacks([*(TRACKERS[name]() for name in recipe.log), *callbacks])
+        self.callbacks = Callbacks([*(TRACKERS[name]() for name in recipe.log), *listed(callbacks)])
         refuse_unknown_part(recipe.evaluation.distance, self.method)
         refuse_without_validation(recipe.training.patience, recipe.evaluation.summary, self.task)
         patience, measure = recipe.training.patience, recipe.evaluation.measure
@@ -168,7 +168,11 @@ class Experiment:
                     record = self._rounds.run(round)
                 except RoundError as error:  # the round has not changed any state
                     self._save()
-                    error.add_note(f"the rounds before it are saved; resume with: {self._how_to_resume}")
+                    error.add_note(
+                        "a resumed run would diverge again: start a new run with other settings and another --out"
+                        if isinstance(error, DivergedError)
+                        else f"the rounds before it are saved; resume with: {self._how_to_resume}"
+                    )
                     raise
                 self.history.append(without_nan(record))
                 self.folder.record(record)

@@ -27,6 +27,8 @@ class Pool:
     """Minimum number of samples per client, for partitions with random sizes."""
     notes: list[str] = field(default_factory=list)
     """Messages to the user; partitions append to it."""
+    asked: bool = True
+    """Whether the user chose the number of clients."""
     spec: str = ""
     """The partition as written, for error messages."""
 
@@ -92,7 +94,7 @@ class Partition:
                 f"clients: {clients} clients cannot share {len(pool.labels)} samples; "
                 f"use {len(pool.labels)} clients or fewer"
             )
-        if clients != pool.clients:
+        if clients != pool.clients and pool.asked:
             pool.notes.append(f"partition '{self.spec}' makes {clients} clients (not {pool.clients})")
         values = dict(zip(declared(self.divide), self.values, strict=False))
         owner = np.asarray(self.divide(replace(pool, clients=clients, spec=self.spec), **values))

@@ -70,7 +70,7 @@ def read_table(path: Path, label: str | None = None, client: str | None = None) 
         raise UserError(f"data.client = '{client}': each file in '{path}' is a client; leave it out")
     if client is None and len(set(stems)) < len(stems):
         raise UserError(f"{path}: two files are called '{repeated_name(stems)}'; rename one, since each is a client")
-    frame = frames[0] if len(frames) == 1 else _pandas(path).concat(frames, ignore_index=True)
+    frame = frames[0] if len(frames) == 1 else need_pandas(path).concat(frames, ignore_index=True)
     if not len(frame):
         raise UserError(f"{path}: has no rows")
     label = label_of(path, list(frame.columns), label)
@@ -108,7 +108,7 @@ def read_frame(path: Path) -> Any:
     Raises:
         UserError: pandas is not installed, or the file is damaged or too large.
     """
-    pandas = _pandas(path)
+    pandas = need_pandas(path)
     if path.suffix.lower() == ".csv":
         with decoding(path, "a CSV table", REMEDY):
             refuse_without_room(COST * path.stat().st_size, str(path), "divide it, or leave out columns", "it")
@@ -150,7 +150,12 @@ def _same_columns(files: Sequence[Path], frames: Sequence[Any]) -> None:
             raise UserError(f"{file}: differs from {files[0]} in column '{name}'; all files must have the same columns")
 
 
-def _pandas(path: Path) -> Any:
+def need_pandas(path: Path) -> Any:
+    """Return pandas.
+
+    Raises:
+        UserError: pandas or pyarrow is not installed.
+    """
     try:
         import pandas
         import pyarrow  # noqa: F401
