@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from fedloom.core import trusted_code
 from fedloom.core.errors import printable
@@ -52,23 +52,35 @@ def unknown_option(error: click.NoSuchOption) -> click.UsageError:
         return error
     from fedloom.config.recipe import methods_with, path_of_field
 
+    if path := path_of_field(name):
+        return click.UsageError(f"{message} Write --set {path}=…", error.ctx)
     if found := methods_with(name):
         some = ", ".join(found[:6]) + (", …" if len(found) > 6 else "")
         return click.UsageError(f"{message} '{name}' is an option of {some}: write --set method.{name}=…", error.ctx)
-    if path := path_of_field(name):
-        return click.UsageError(f"{message} Write --set {path}=…", error.ctx)
     return error
+
+
+class Command(TyperCommand):
+    """A command that answers an option that is a recipe field with the way to set the field."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise unknown_option(error) from None
+
+
+class Application(typer.Typer):
+    """The application, whose commands are of the class `Command`."""
+
+    def command(self, *arguments: Any, **options: Any) -> Any:
+        """Return a decorator that adds a command."""
+        return super().command(*arguments, **{"cls": Command} | options)
 
 
 class Commands(Group):
     """The group of all commands. Python files named on the command line (`--method mine.py:Mine`) may be imported."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command; an option that is a recipe field is answered with the way to set it."""
-        try:
-            return super().invoke(ctx)
-        except click.NoSuchOption as error:
-            raise unknown_option(error) from None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Allow importing the files that the arguments name, until the command ends."""
@@ -81,7 +93,7 @@ class Commands(Group):
         return rest
 
 
-app = typer.Typer(
+app = Application(
     cls=Commands,
     help="Personalised, representation-based federated learning.\n\nStart with: fedloom compare demo",
     no_args_is_help=True,

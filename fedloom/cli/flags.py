@@ -20,7 +20,7 @@ Method = Annotated[
     typer.Option(
         "--method",
         autocompletion=offers.methods,
-        help="Method; see `fedloom methods`; default: the recipe's, or fedavg. +ft adds fine-tuning; file.py:Name for your own.",
+        help="Method; see `fedloom methods`; +ft adds fine-tuning; file.py:Name is yours; default: fedavg.",
     ),
 ]
 Data = Annotated[
@@ -38,7 +38,7 @@ Partition = Annotated[
     typer.Option(
         "--partition",
         autocompletion=offers.partitions,
-        help="How samples are divided: iid, dirichlet:0.1, pathological:2, natural, …; default: the recipe's, or dirichlet:0.1.",
+        help="Division of data: iid, dirichlet:0.1, pathological:2, natural; default: the recipe's, or dirichlet:0.1.",
     ),
 ]
 Model = Annotated[

@@ -177,7 +177,7 @@ def _draw(
 
 
 def refuse_other_figure(to: Path, data: Path, text: str) -> None:
-    """Raise a UserError if the data file has other data, of a figure in another format: `curves.csv` of `curves.pdf`."""
+    """Raise a UserError if the data file has other data, of another figure: `curves.csv` of `curves.pdf`."""
     from fedloom.report.paper.drawing import SUFFIXES
 
     others = [data.with_suffix(suffix) for suffix in SUFFIXES if suffix != to.suffix.lower()]

@@ -286,8 +286,8 @@ def _refuse_misplaced(values: Mapping[str, Any]) -> None:
         if name in ELSEWHERE:
             similar = [ELSEWHERE[name]]
         if (path := _place_of(name, values) or next((SHORT[one] for one in similar), None)) is not None:
-            brief = next((f" ('{one}' for short)" for one in SHORT if SHORT[one] == path != one), "")
-            raise UserError(f"{field} = {shown(value)}: there is no such field; did you mean '{path}'{brief}?")
+            python = f" In Python: {ELSEWHERE[name]}=…" if SHORT.get(ELSEWHERE.get(name, "")) == path else ""
+            raise UserError(f"{field} = {shown(value)}: there is no such field; did you mean '{path}'?{python}")
 
 
 _CLOSED = ("data", "training", "evaluation", "engine", "storage")

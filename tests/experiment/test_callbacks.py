@@ -136,3 +136,11 @@ def test_any_object_with_a_hook_is_a_callback():
     plain = Plain()
     fedloom.run(method="fedavg", rounds=2, out="run", callbacks=[plain], **SMALL)
     assert plain.seen == (2,)
+
+
+def test_one_callback_may_be_given_without_a_list():
+    notes = Notes()
+    tiny_experiment("fedavg", out="run", callbacks=notes).run()
+    assert ("round", 1) in notes.calls
+    with pytest.raises(UserError, match=r"Notes is a class; pass an instance"):
+        tiny_experiment("fedavg", out="other", callbacks=Notes)

@@ -88,6 +88,7 @@ class Partition:
         """
         if pool.clients < 1:
             raise UserError(f"clients: {pool.clients} is too few; there must be at least 1")
+        pool = replace(pool, spec=self.spec)
         clients = CLIENTS[self.divide](pool, *self.values) if self.by_group else pool.clients
         if clients > len(pool.labels):
             raise UserError(
@@ -97,7 +98,7 @@ class Partition:
         if clients != pool.clients and pool.asked:
             pool.notes.append(f"partition '{self.spec}' makes {clients} clients (not {pool.clients})")
         values = dict(zip(declared(self.divide), self.values, strict=False))
-        owner = np.asarray(self.divide(replace(pool, clients=clients, spec=self.spec), **values))
+        owner = np.asarray(self.divide(replace(pool, clients=clients), **values))
         if owner.dtype.kind != "i" or owner.shape != (len(pool.labels),) or owner.max() >= clients:
             raise UserError(
                 f"data.partition = '{self.spec}': the function returned {owner.dtype} {list(owner.shape)}; it must "

@@ -15,7 +15,7 @@ def _groups(pool: Pool) -> np.ndarray:
     if pool.groups is None:
         raise UserError(
             f"data.partition = '{pool.spec}': the data have no clients or styles; name the column of the client in a "
-            "table (data.client=COLUMN), store each client's files in a folder of its own, or use another partition "
+            "table (data.client=COLUMN), store each client's files in a separate folder, or use another partition "
             "such as dirichlet:0.1"
         )
     return pool.groups

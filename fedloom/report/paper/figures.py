@@ -86,7 +86,8 @@ def draw_curves(
             width = sample_std(values) if band == "seeds" and len(values) > 1 else width
             records.append(
                 {
-                    "method": entry.label, "measure": shown.name, "round": number, "mean": means[number], "n": len(values),
+                    "method": entry.label, "measure": shown.name, "round": number,
+                    "mean": means[number], "n": len(values),
                     "low": None if width is None else means[number] - width,
                     "high": None if width is None else means[number] + width,
                 }
