@@ -78,7 +78,7 @@ def test_spoken_digits(monkeypatch):
     monkeypatch.delenv("FEDLOOM_DATA", raising=False)
     printed = execute("spoken_digits")
     assert "ARTIFICIAL recordings, not speech" in printed
-    assert "640 recordings: kinds of errors: 0" in printed
+    assert "640 recordings: no errors" in printed
     sweeps = {method: json.loads(Path(f"runs/spoken-digits/{method}/sweep.json").read_text()) for method in METHODS}
     assert all(found["best"]["by"] == "validation_personal_accuracy" for found in sweeps.values())
     assert all(f"{method}: lr {found['best']['setting']['lr']} is best" in printed for method, found in sweeps.items())

@@ -11,9 +11,10 @@ from importlib.metadata import version
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from fedloom.core import trusted_code
 from fedloom.core.errors import printable
@@ -36,6 +37,48 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+def unknown_option(error: click.NoSuchOption) -> click.UsageError:
+    """Return an error that names the option or the recipe field that is meant, for commands that take --set."""
+    from fedloom.config.loading import ELSEWHERE
+
+    command = error.ctx.command if error.ctx else None
+    options = {name: option for option in (command.params if command else ()) for name in option.opts}
+    name = error.option_name.lstrip("-").replace("-", "_")
+    other = f"--{ELSEWHERE.get(name, '')}".replace("_", "-")
+    message = f"No such option: {error.option_name}."
+    if other in options:
+        return click.UsageError(f"{message} Did you mean '{other}'?", error.ctx)
+    if "--set" not in options:
+        return error
+    from fedloom.config.recipe import methods_with, path_of_field
+
+    if path := path_of_field(name):
+        return click.UsageError(f"{message} Write --set {path}=…", error.ctx)
+    if found := methods_with(name):
+        some = ", ".join(found[:6]) + (", …" if len(found) > 6 else "")
+        return click.UsageError(f"{message} '{name}' is an option of {some}: write --set method.{name}=…", error.ctx)
+    return error
+
+
+class Command(TyperCommand):
+    """A command that answers an option that is a recipe field with the way to set the field."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise unknown_option(error) from None
+
+
+class Application(typer.Typer):
+    """The application, whose commands are of the class `Command`."""
+
+    def command(self, *arguments: Any, **options: Any) -> Any:
+        """Return a decorator that adds a command."""
+        return super().command(*arguments, **{"cls": Command} | options)
+
+
 class Commands(Group):
     """The group of all commands. Python files named on the command line (`--method mine.py:Mine`) may be imported."""
 
@@ -50,7 +93,7 @@ class Commands(Group):
         return rest
 
 
-app = typer.Typer(
+app = Application(
     cls=Commands,
     help="Personalised, representation-based federated learning.\n\nStart with: fedloom compare demo",
     no_args_is_help=True,

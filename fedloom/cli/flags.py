@@ -20,32 +20,48 @@ Method = Annotated[
     typer.Option(
         "--method",
         autocompletion=offers.methods,
-        help="Method; see `fedloom methods`. +ft adds fine-tuning; file.py:Name for your own.",
+        help="Method; see `fedloom methods`; +ft adds fine-tuning; file.py:Name is yours; default: fedavg.",
     ),
 ]
 Data = Annotated[
-    str | None, typer.Option("--data", autocompletion=offers.datasets, help="Dataset name, or your folder or file.")
+    str | None,
+    typer.Option(
+        "--data",
+        autocompletion=offers.datasets,
+        help="Dataset name, or your folder or file; default: the recipe's, or digits.",
+    ),
 ]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with dataset files; default: $FEDLOOM_DATA.")]
-Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients.")]
+Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients; default: the recipe's, or 20.")]
 Partition = Annotated[
     str | None,
     typer.Option(
         "--partition",
         autocompletion=offers.partitions,
-        help="How samples are divided: iid, dirichlet:0.1, pathological:2, …",
+        help="Division of data: iid, dirichlet:0.1, pathological:2, natural; default: the recipe's, or dirichlet:0.1.",
     ),
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", autocompletion=offers.models, help="Network: mlp, cnn2, cnn3, cnn4, resnet18, …"),
+    typer.Option(
+        "--model",
+        autocompletion=offers.models,
+        help="Network: mlp, cnn2, cnn3, cnn4, resnet18, …; default: the recipe's, or mlp.",
+    ),
 ]
-Rounds = Annotated[int | None, typer.Option("--rounds", help="Number of communication rounds.")]
-Epochs = Annotated[int | None, typer.Option("--epochs", help="Local epochs per round.")]
-BatchSize = Annotated[int | None, typer.Option("--batch-size", help="Samples per training step.")]
-Lr = Annotated[float | None, typer.Option("--lr", help="Learning rate.")]
-Fraction = Annotated[float | None, typer.Option("--fraction", help="Fraction of clients that train in each round.")]
-Seed = Annotated[int | None, typer.Option("--seed", help="Random seed.")]
+Rounds = Annotated[
+    int | None, typer.Option("--rounds", help="Number of communication rounds; default: the recipe's, or 20.")
+]
+Epochs = Annotated[int | None, typer.Option("--epochs", help="Local epochs per round; default: the recipe's, or 1.")]
+BatchSize = Annotated[
+    int | None, typer.Option("--batch-size", help="Samples per training step; default: the recipe's, or 32.")
+]
+Lr = Annotated[float | None, typer.Option("--lr", help="Learning rate; default: the recipe's, or 0.05.")]
+Fraction = Annotated[
+    float | None,
+    typer.Option("--fraction", help="Fraction of clients that train in each round; default: the recipe's, or 1."),
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Random seed; default: the recipe's, or 0.")]
 Engine = Annotated[
     str | None,
     typer.Option(

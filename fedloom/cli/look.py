@@ -251,7 +251,10 @@ def check(
     else:
         out.print(check_table(found))
         errors, warnings = found.number("error"), found.number("warning")
-        say(f"{found.files:,} {found.what}: kinds of errors: {errors}, kinds of warnings: {warnings}")
+        kinds = [
+            f"{n} kind{'s' if n > 1 else ''} of {what}" for n, what in ((errors, "errors"), (warnings, "warnings")) if n
+        ]
+        say(f"{found.files:,} {found.what}: {', '.join(kinds) or 'no errors or warnings'}")
         if fix_list is not None:
             say(f"fix list: {fix_list} ({len(found.fixes):,} lines)")
     if found.number("error"):

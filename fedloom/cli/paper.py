@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from fedloom.cli import flags
-from fedloom.cli.base import app, err, say
+from fedloom.cli.base import Group, app, err, say
 from fedloom.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def listed(text: str | None) -> list[str] | None:
 
 
 figure_app = typer.Typer(
-    help="Draw figures for a paper: PDF, SVG or PNG, with their data as CSV.", no_args_is_help=True
+    cls=Group, help="Draw figures for a paper: PDF, SVG or PNG, with their data as CSV.", no_args_is_help=True
 )
 app.add_typer(figure_app, name="figure")
 To = Annotated[Path, typer.Option("--to", help="File to write, .pdf, .svg or .png; the data are written beside it.")]
@@ -165,11 +165,25 @@ def _draw(
 
     refuse_suffix(to)
     refuse_unwritable(to, "--to", "figure.pdf")
+    data = to.with_suffix(".csv")
     across, up = inches("--width", width), None if height is None else inches("--height", height)
     entries = entries_of(finished_runs(runs, flags.read_seeds(seeds)))
     with canvas(across, up, len(entries)) as drawing:
         made = draw(entries, drawing)
+        refuse_other_figure(to, data, made.csv())
         drawing.save(to)
-    data = to.with_suffix(".csv")
     data.write_text(made.csv(), encoding="utf-8")
     say(f"figure: {to}\ndata: {data}\ncaption: {made.caption}")
+
+
+def refuse_other_figure(to: Path, data: Path, text: str) -> None:
+    """Raise a UserError if the data file has other data, of another figure: `curves.csv` of `curves.pdf`."""
+    from fedloom.report.paper.drawing import SUFFIXES
+
+    others = [data.with_suffix(suffix) for suffix in SUFFIXES if suffix != to.suffix.lower()]
+    taken = [other for other in others if other.exists()]
+    if data.exists() and taken and data.read_bytes() != text.encode():
+        raise UserError(
+            f"--to {to}: '{data}' has the data of '{taken[0]}', which differ; choose another name, for example --to "
+            f"{to.with_stem(to.stem + '-2')}, or remove '{data}'"
+        )

@@ -99,8 +99,7 @@ def diff(
 
       fedloom diff runs/mine runs/yours --json
     """
-    from fedloom.core.errors import shown
-    from fedloom.report.diff import differences
+    from fedloom.report.diff import brief_value, differences
 
     found = differences(first, second)
     if as_json:
@@ -114,9 +113,7 @@ def diff(
             for head in ("", str(first), str(second)):
                 grid.add_column(head, overflow="fold")
             for name, values in pairs.items():
-                grid.add_row(
-                    *(Text(printable(text)) for text in (name, *("–" if v is None else shown(v) for v in values)))
-                )
+                grid.add_row(*(Text(printable(text)) for text in (name, *(brief_value(v) for v in values))))
             out.print(grid)
 
 

@@ -233,6 +233,14 @@ SHORT = {
 """Paths of the most frequently set fields, by short name."""
 REPLACED = ("method", "model", "objective")
 """Sections whose options belong to the name in them."""
+ELSEWHERE = {
+    "algo": "method", "algorithm": "method", "strategy": "method", "dataset": "data", "num_clients": "clients",
+    "n_clients": "clients", "nc": "clients", "network": "model", "global_rounds": "rounds", "num_rounds": "rounds",
+    "gr": "rounds", "local_epochs": "epochs", "ls": "epochs", "batch": "batch_size", "bs": "batch_size",
+    "lbs": "batch_size", "learning_rate": "lr", "local_learning_rate": "lr", "join_ratio": "fraction",
+    "jr": "fraction", "output": "out",
+}  # fmt: skip
+"""Short names of fields, by their names in other libraries, such as PFLlib's flags."""
 
 
 def raw_recipe(source: str | Path | Mapping[str, Any] | None, fields: Mapping[str, Any]) -> dict[str, Any]:

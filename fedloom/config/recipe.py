@@ -10,12 +10,13 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from fedloom import methods, objectives
-from fedloom.config.loading import SHORT, assign, read_assignment, read_yaml, section_name
+from fedloom.config.loading import ELSEWHERE, SHORT, assign, read_assignment, read_yaml, section_name
 from fedloom.config.sections import EvaluationSettings, StorageSettings
 from fedloom.core import trusted_code
 from fedloom.core.checking import Named, Section, checked, expand_name, refusal
 from fedloom.core.compression import WireSettings
 from fedloom.core.errors import UserError, nearest, shown
+from fedloom.core.method import METHODS
 from fedloom.core.options import hyperparameters
 from fedloom.core.registry import absolute, short
 from fedloom.core.training import Training
@@ -282,8 +283,11 @@ def _refuse_misplaced(values: Mapping[str, Any]) -> None:
         name = str(field).rpartition(".")[2]
         known = sorted(SHORT.keys() - Recipe.model_fields.keys())
         similar = get_close_matches(name, known, 1, 0.75) if field == name else []
+        if name in ELSEWHERE:
+            similar = [ELSEWHERE[name]]
         if (path := _place_of(name, values) or next((SHORT[one] for one in similar), None)) is not None:
-            raise UserError(f"{field} = {shown(value)}: there is no such field; did you mean '{path}'?")
+            python = f" In Python: {ELSEWHERE[name]}=…" if SHORT.get(ELSEWHERE.get(name, "")) == path else ""
+            raise UserError(f"{field} = {shown(value)}: there is no such field; did you mean '{path}'?{python}")
 
 
 _CLOSED = ("data", "training", "evaluation", "engine", "storage")
@@ -301,6 +305,16 @@ def _place_of(name: str, values: Mapping[str, Any]) -> str | None:
     except UserError:  # validation reports the unknown method
         return None
     return f"method.{name}" if name in known else None
+
+
+def path_of_field(name: str) -> str | None:
+    """Return the path of the field that has this name in a section: `momentum` → `training.optimizer.momentum`."""
+    return SHORT.get(name) or _place_of(name, {})
+
+
+def methods_with(option: str) -> list[str]:
+    """Return the shipped methods that have this option: `mu` → [`fedprox`, …]."""
+    return [name for name in METHODS.names() if METHODS.is_shipped(name) and option in hyperparameters(METHODS[name])]
 
 
 def _path_in(section: BaseModel, name: str) -> str | None:

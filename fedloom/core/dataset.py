@@ -30,6 +30,8 @@ class Dataset:
     """Default of `data.views`, where the default for inputs of this shape does not suit them."""
     split: str | None = None
     """Default of `data.split` for data that were given as training and test samples in Python."""
+    styles: bool = False
+    """Whether the groups are styles, which are divided among clients, rather than the clients themselves."""
 
     def __post_init__(self) -> None:
         count = len(self.inputs)
@@ -48,6 +50,12 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def __repr__(self) -> str:
+        shape = "×".join(map(str, self.inputs.shape[1:]))
+        kind = "labels" if self.multilabel else "classes"
+        groups = f", {len(self.group_names)} {'styles' if self.styles else 'clients'}" if self.group_names else ""
+        return f"Dataset({self.name!r}, {len(self):,} samples of {shape}, {len(self.classes)} {kind}{groups})"
 
     @property
     def multilabel(self) -> bool:

@@ -38,6 +38,10 @@ class RoundError(RunError):
     """Too few clients responded in a round, even after retries with other clients."""
 
 
+class DivergedError(RoundError):
+    """Training diverged: resumed, the run would diverge again."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """The reason why a job has no result."""

@@ -14,7 +14,7 @@ from fedloom.data.findings import EXAMPLES, DataCheck
 from fedloom.data.frames import frame_problems
 from fedloom.data.sources.npz import read_npz
 from fedloom.data.sources.recordings import RATES, RECORDINGS, SECONDS, labelled_recordings, read_wav
-from fedloom.data.sources.table import is_table, label_of, read_frame, table_files
+from fedloom.data.sources.table import is_table, label_of, need_pyarrow, read_frame, table_files
 from fedloom.data.sources.tree import files_in, pictures_in
 
 Progress = Callable[[int, int], None]
@@ -60,7 +60,11 @@ def check_tables(
     path: Path, label: str | None, client: str | None, progress: Progress = lambda done, total: None
 ) -> DataCheck:
     """Check a table, or a folder with one table per client: columns, missing values, dates, classes, repeated rows."""
+    import pandas
+
     files = table_files(path) if path.is_dir() else [path]
+    if any(file.suffix.lower() == ".parquet" for file in files):
+        need_pyarrow(path)  # that it is missing is not a problem of the files
     frames, bad = {}, {}
     for done, file in enumerate(files):
         progress(done, len(files))
@@ -85,8 +89,6 @@ def check_tables(
         found.fact("client", f"data.client = '{client}': is not another column", "error")
         client = None
     usable = {file: frame for file, frame in frames.items() if file.name not in other}
-    import pandas
-
     whole = pandas.concat(list(usable.values()), ignore_index=True)
     for problem in frame_problems(whole, label, client):
         found.fact("columns", problem, "error")

@@ -92,6 +92,7 @@ def combine(datasets: Sequence[Dataset], size: int | None = None) -> Dataset:
         groups=styles.repeat_interleave(torch.tensor([len(d) for d in datasets])),
         group_names=tuple(d.name for d in datasets),
         notes=tuple(note for d in datasets for note in d.notes),
+        styles=True,
     )
 
 

@@ -12,11 +12,14 @@ from fedloom.core.rng import numpy_generator
 from fedloom.data.partitions import Partition, Pool, parse_partition
 from fedloom.data.partitions.groups import natural
 
+CLIENTS = 20
+"""Default number of clients."""
+
 
 def federate(
     dataset: Dataset,
     *,
-    clients: int,
+    clients: int | None = None,
     partition: str | Partition,
     split: str = "pooled:0.75",
     minimum: int = 10,
@@ -28,7 +31,8 @@ def federate(
 
     Args:
         dataset: The dataset.
-        clients: Number of clients (`natural` and `domain:k` derive it from the groups instead).
+        clients: Number of clients; default: 20 (`natural` and `domain:k` derive it from the groups, and note it if
+            another number was given).
         partition: How samples are divided: `dirichlet:0.1`; see `fedloom.data.partitions`. A Python file in it
             (`file.py:name`) is imported, which runs its code.
         split: Where test samples come from:
@@ -82,7 +86,8 @@ def federate(
     parts = division(
         Pool(
             labels=labels[pool],
-            clients=clients,
+            clients=CLIENTS if clients is None else clients,
+            asked=clients is not None,
             rng=numpy_generator(seed, "partition", partition),
             groups=None if groups is None else groups[pool],
             minimum=minimum,
@@ -90,6 +95,11 @@ def federate(
         )
     )
     held = [pool[part] for part in parts]
+    if groups is not None and not dataset.styles and not division.by_group:
+        notes.append(
+            f"the data's {len(np.unique(groups))} clients were pooled, and their samples divided anew among "
+            f"{len(held)} clients: data.partition = '{partition}'; --partition natural keeps the data's clients"
+        )
     if without := [client for client, part in enumerate(held) if len(part) == 0]:
         raise UserError(
             f"data.partition = '{partition}': {len(without)} of {len(held)} clients get no samples, for example client "

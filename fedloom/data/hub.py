@@ -111,6 +111,7 @@ def fetch(table: Table, name: str, classes: tuple[str, ...], size: int | None) -
         classes=classes or tuple(splits[wanted[0]].features[table.label].names),
         groups=groups,
         group_names=group_names,
+        styles=groups is not None,
         notes=(decoded.note,) if decoded.note else (),
     )
 

@@ -9,7 +9,7 @@ from fedloom.core.checking import Section, as_written, refusal
 from fedloom.core.task import Normalisation
 from fedloom.data.augment import parse_augment
 from fedloom.data.decode import OnBad
-from fedloom.data.federation import parse_split
+from fedloom.data.federation import CLIENTS, parse_split
 from fedloom.data.partitions import parse_partition
 from fedloom.data.sources import ReadOptions
 
@@ -31,7 +31,7 @@ class DataSettings(Section):
     client: str | None = Field(None, description="column of the client in a table, for the partition natural")
     seconds: float | None = Field(None, gt=0, le=60, description="length of recordings, cut or padded; default: 1")
     mels: int | None = Field(None, ge=4, le=256, description="frequency bands of recordings; default: 32")
-    clients: int = Field(20, ge=1, description="number of clients (`natural` makes one per group)")
+    clients: int = Field(CLIENTS, ge=1, description="number of clients (`natural` makes one per group)")
     partition: Annotated[str, as_written(parse_partition)] = Field(
         "dirichlet:0.1",
         description="iid, dirichlet:α, capped-dirichlet:α, equal-dirichlet:α, pathological:k, shards:k, quantity:α, …",

@@ -44,6 +44,10 @@ def engine_class(settings: EngineSettings) -> type[Engine]:
     name = settings.name
     if name == AUTO:
         name = "lanes" if settings.device != "cpu" and torch.cuda.is_available() else "inline"
+    if name in ("gpu", "cuda"):
+        raise UserError(
+            f"engine.name = '{name}' is unknown: 'lanes' trains on a GPU, and '{AUTO}' uses it if there is one"
+        )
     engine = ENGINES.find(name, also=[AUTO])
     if settings.device == "cuda" and not engine.gpu:
         able = ", ".join(sorted(name for name in ENGINES if ENGINES[name].gpu))

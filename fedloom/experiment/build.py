@@ -1,7 +1,9 @@
 """Construction of an experiment's task from its recipe: images divided among clients, the network, the objective."""
 
+import logging
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.dataset import Dataset
@@ -13,6 +15,8 @@ from fedloom.core.task import Task
 from fedloom.data import combine, federate, limit, parse_partition, parts
 from fedloom.data.augment import parse_augment
 from fedloom.data.dataset import with_channels
+from fedloom.data.federation import CLIENTS
+from fedloom.data.frames import few
 from fedloom.data.shared import shared_dataset
 from fedloom.data.sources import load
 from fedloom.models import Factory
@@ -21,6 +25,9 @@ from fedloom.models.settings import ModelSettings, NetworkSettings
 
 VIEWS = {"images": ("crop:4", "flip"), "other inputs": ("gaussian:0.1", "mask:0.2")}
 """Default of `data.views`."""
+log = logging.getLogger("fedloom")
+_warned: WeakSet[Dataset] = WeakSet()
+"""Datasets whose division was warned of: the runs of a comparison share one."""
 
 
 def load_dataset(recipe: Recipe) -> Dataset:
@@ -40,11 +47,12 @@ def divide(recipe: Recipe, dataset: Dataset) -> tuple[Dataset, Federation]:
     """Return the dataset, cut to `data.limit`, and its division among clients."""
     data = recipe.data
     seed = recipe.seed if data.seed is None else data.seed
+    _warn_of_pooled_clients(recipe, dataset)
     if data.limit is not None:
         dataset = limit(dataset, data.limit, seed)
     federation = federate(
         dataset,
-        clients=data.clients,
+        clients=None if data.clients == CLIENTS else data.clients,
         partition=parse_partition(data.partition),
         split=data.split,
         minimum=data.minimum,
@@ -53,6 +61,19 @@ def divide(recipe: Recipe, dataset: Dataset) -> tuple[Dataset, Federation]:
         seed=seed,
     )
     return dataset, federation
+
+
+def _warn_of_pooled_clients(recipe: Recipe, dataset: Dataset) -> None:
+    """Log a warning if the default partition ignores the clients that the data have."""
+    if dataset.groups is None or dataset.styles or "partition" in recipe.data.model_fields_set or dataset in _warned:
+        return
+    _warned.add(dataset)
+    log.warning(
+        "data.partition is not set: the %d clients of '%s' (%s) are pooled, and their samples divided anew among %d "
+        "clients by the default, '%s'. --partition natural keeps the data's clients; set a partition to divide them",
+        len(dataset.group_names), recipe.data.name, few(dataset.group_names), recipe.data.clients,
+        recipe.data.partition,
+    )  # fmt: skip
 
 
 def make_task(

@@ -1,9 +1,9 @@
 """Callbacks: functions that a run calls at its start, after rounds and evaluations, and at its end."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import RunError, UserError, brief
@@ -78,6 +78,15 @@ class Callback:
 
 
 HOOKS = ("on_start", "on_round", "on_evaluation", "on_end", "close")
+
+
+def listed(callbacks: object) -> list[object]:
+    """Return callbacks as a list; one callback may be given alone.
+
+    >>> listed(Callback())[0].close()
+    """
+    alone = isinstance(callbacks, type) or not isinstance(callbacks, Iterable)
+    return [callbacks] if alone else list(cast(Iterable[object], callbacks))
 
 
 class Callbacks:

@@ -13,7 +13,7 @@ import torch
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.errors import RunError, UserError
-from fedloom.core.failures import RoundError
+from fedloom.core.failures import DivergedError, RoundError
 from fedloom.core.metrics import refuse_undefined
 from fedloom.core.reading import without_nan
 from fedloom.core.scores import Scores
@@ -24,7 +24,7 @@ from fedloom.core.state import State
 from fedloom.core.task import Task, refuse_model_without_room
 from fedloom.engines import Engine, EngineSettings, make_engine
 from fedloom.experiment.build import make_task, task_facts
-from fedloom.experiment.callbacks import Callbacks
+from fedloom.experiment.callbacks import Callbacks, listed
 from fedloom.experiment.checkpoint import FOLDER as CHECKPOINTS
 from fedloom.experiment.checkpoint import Checkpoints, CheckpointSchedule
 from fedloom.experiment.client_store import ClientStore
@@ -99,7 +99,7 @@ class Experiment:
         self.history: list[RoundRecord] = []
         self._notes: list[str] = []
         refuse_missing(recipe.log)
-        self.callbacks = Callbacks([*(TRACKERS[name]() for name in recipe.log), *callbacks])
+        self.callbacks = Callbacks([*(TRACKERS[name]() for name in recipe.log), *listed(callbacks)])
         refuse_unknown_part(recipe.evaluation.distance, self.method)
         refuse_without_validation(recipe.training.patience, recipe.evaluation.summary, self.task)
         patience, measure = recipe.training.patience, recipe.evaluation.measure
@@ -235,7 +235,10 @@ class Experiment:
             if resumable:
                 self._save()
             kept = "the rounds so far are saved" if resumable else "rounds after the last checkpoint are repeated"
-            error.add_note(f"{kept}; resume with: {self._how_to_resume}")
+            if isinstance(error, DivergedError):
+                error.add_note("a resumed run would diverge again: start a new run with other settings and another --out")
+            else:
+                error.add_note(f"{kept}; resume with: {self._how_to_resume}")
             raise
 
     @property

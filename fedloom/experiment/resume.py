@@ -55,9 +55,10 @@ def finished_summary(recipe: Recipe, *, warn: bool = True, extend: bool = False)
     if folder is None or not holds_run(folder):
         return None
     stored, summary = Recipe.parse(stored_values(folder)), finished(folder)
-    if extend and rounds != stored.training.rounds:
+    if rounds != stored.training.rounds:
         _refuse_other_rounds(stored, summary, rounds, folder)
-        stored = stored.with_(**{"training.rounds": rounds})
+        if extend:
+            stored = stored.with_(**{"training.rounds": rounds})
     refuse_differences(recipe.resolved(), stored.resolved(), folder)
     if summary is None:
         return None

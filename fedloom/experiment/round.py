@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from fedloom.core.failures import CAUSES, NOT_FINITE, Failure, RoundError
+from fedloom.core.failures import CAUSES, NOT_FINITE, DivergedError, Failure, RoundError
 from fedloom.core.job import Job, Result, Runner
 from fedloom.core.message import Message
 from fedloom.experiment.client_store import ClientStore
@@ -97,7 +97,7 @@ class Round:
         why = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(self.failed.items()))
         words = f"round {self.number}: {answered} of {len(self.clients)} clients answered ({why})"
         if last and self._diverged is not None and self.failed["invalid"] == self.failed.total():
-            raise RoundError(
+            raise DivergedError(
                 f"{words}: the training of {self.name_of(self._diverged)} and others diverged; lower "
                 "training.optimizer.lr, or see the other causes in the log above"
             )

@@ -15,6 +15,7 @@ from fedloom.core.state import State, under
 from fedloom.core.task import Task
 from fedloom.core.tensor_files import read_tensors
 from fedloom.core.workspace import Workspace
+from fedloom.data.frames import few
 from fedloom.data.sources.tree import one_form
 from fedloom.experiment.build import make_task
 from fedloom.experiment.evaluation import RECEIVED
@@ -129,11 +130,12 @@ class TrainedRun:
             if not client.isdecimal():
                 close = get_close_matches(client, self.names, NAMED) or self.names[:NAMED]
                 known = nearest(client, close) if close else "the run's clients have numbers, not names"
-                raise UserError(f"client = '{client}': {known}")
+                raise UserError(f"client = '{client}': there is no such client; {known}")
             client = int(client)
         count = self.facts["clients"]
         if not 0 <= client < count:
-            raise UserError(f"client = {client}: the run has clients 0 to {count - 1}")
+            named = f", named {few(self.names)}" if self.names else ""
+            raise UserError(f"client = {client}: there is no such client; the run has clients 0 to {count - 1}{named}")
         return client
 
     def personal(self, client: int | str) -> TrainedModel:

@@ -1,13 +1,15 @@
 """Differences between two runs: recipe, versions, data and figures."""
 
+import re
 from pathlib import Path
 from typing import Any, TypedDict
 
 from fedloom.config.loading import flat
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, shown
 from fedloom.experiment.run_folder import TASK, holds_run, read_facts
 from fedloom.report.page.runs import Run, read_run
 
+HASH = re.compile(r"\b[0-9a-f]{64}\b")
 Pair = tuple[Any, Any]
 
 
@@ -33,6 +35,17 @@ def differences(first: Path, second: Path) -> Differences:
         "data": _differing(_facts(first), _facts(second)),
         "figures": _differing(_figures(one), _figures(other)),
     }
+
+
+def brief_value(value: Any) -> str:
+    """Return a value as text for a table: six digits of a fraction, twelve of a hash; a dash for None."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str) and (hashed := HASH.search(value)):
+        value = f"{value[: hashed.start()]}{hashed[0][:12]}…{value[hashed.end() :]}"
+    return shown(value)
 
 
 def _read(folder: Path) -> Run:

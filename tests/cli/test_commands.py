@@ -227,6 +227,7 @@ def test_data_plot_takes_images_of_several_sizes() -> None:
 MISTAKES = [
     (["run", "--method", "fedavgg"], "method.name = 'fedavgg' is unknown: did you mean 'fedavg'?"),
     (["run", "--set", "training.round=5"], "training.round = 5: there is no such field; did you mean 'rounds'?"),
+    (["run", "--engine", "gpu"], "engine.name = 'gpu' is unknown: 'lanes' trains on a GPU"),
     (["run", "--set", "training.rounds"], "--set training.rounds: write field=value"),
     (["run", "--set", "data.augment=[flip"], "--set data.augment=[flip: the value is not YAML"),
     (["run", "--rounds", "0"], "training.rounds = 0: must be at least 1"),
@@ -281,3 +282,30 @@ def test_the_command_itself_ends_a_mistake_with_2_and_debug_with_a_traceback(mon
     monkeypatch.setattr(sys, "argv", ["fedloom", "--debug", "run", "--method", "fedavgg"])
     with pytest.raises(UserError, match="did you mean 'fedavg'"):  # raised to the top, where Python prints a traceback
         cli.main()
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--mu", "write --set method.mu="),
+        ("--algo", "Did you mean '--method'?"),
+        ("--global-rounds", "Did you mean '--rounds'?"),
+        ("--momentum", "Write --set training.optimizer.momentum="),
+        ("--xyz", "No such option"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_field_that_is_meant(option: str, words: str) -> None:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(commands.app, ["run", option, "1"])
+    assert result.exit_code == 2 and words in result.output and "--out" not in result.output
+
+
+def test_the_help_names_the_defaults_of_recipes() -> None:
+    said = " ".join(CliRunner(env={"COLUMNS": "400"}).invoke(commands.app, ["run", "--help"]).output.split())
+    recipe = Recipe()
+    training, data = recipe.training, recipe.data
+    for value in (
+        data.name, data.clients, data.partition, recipe.model.name, training.rounds, training.epochs,
+        training.batch_size, training.optimizer.lr, f"{training.fraction:g}", recipe.seed,
+    ):  # fmt: skip
+        assert f"default: the recipe's, or {value}." in said
+    assert f"default: {recipe.method.name}." in said

@@ -339,6 +339,9 @@ def test_a_comparison_refuses_hyperparameters_without_a_method() -> None:
         ({"engine": {"clients": 3}}, "data.clients"),
         ({"batchsize": 3}, "training.batch_size"),
         ({"lrr": 3}, "training.optimizer.lr"),
+        ({"batch": 3}, "training.batch_size"),
+        ({"local_epochs": 3}, "training.epochs"),
+        ({"algo": "fedprox"}, "method.name"),
     ],
 )
 def test_a_field_outside_its_section_is_named_with_the_section(values: dict[str, Any], path: str) -> None:

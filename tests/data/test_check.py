@@ -124,7 +124,7 @@ def test_uneven_classes_are_a_warning(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     root = shops(tmp_path / "shops")
-    assert "12 pictures: kinds of errors: 0, kinds of warnings: 0" in invoke("data", "check", root).stdout
+    assert "12 pictures: no errors or warnings" in invoke("data", "check", root).stdout
     (root / "north/shirt/a\tb.png").write_text("hello")
     photo(0).save(root / "south/shirt/copy.png")
     result = invoke("data", "check", root, "--json", "--fix-list", tmp_path / "todo.tsv", code=1)

@@ -231,7 +231,7 @@ def test_divisions_that_cannot_be_made_are_refused() -> None:
         divide("iid", clients=3001)
     with pytest.raises(UserError, match="clients: 0 is too few"):
         divide("iid", clients=0)
-    with pytest.raises(UserError, match="need data with groups"):
+    with pytest.raises(UserError, match="name the column of the client in a table"):
         divide("natural", groups=None)
     with pytest.raises(UserError, match="18 clients cannot be spread evenly over 4 domains; use a multiple of 4"):
         divide("domain", clients=18)

@@ -163,3 +163,19 @@ def test_arrays_are_checked(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(UserError, match="there is nothing to check in it"):
         check_path(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("package", ["pandas", "pyarrow"])
+def test_a_check_without_the_packages_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    file = Path(write(tmp_path / "patients.csv", PATIENTS))
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=r"needs pandas and pyarrow; pip install 'fedloom\[tables\]'"):
+        check_path(file)
+
+
+def test_natural_clients_of_a_table_without_their_column_are_refused_with_its_field(tmp_path: Path) -> None:
+    dataset = load(write(tmp_path / "patients.csv", PATIENTS), label="outcome")
+    with pytest.raises(UserError, match=r"partition = 'natural': the data have no clients or styles; .*data.client="):
+        federate(dataset, partition="natural", seed=0)

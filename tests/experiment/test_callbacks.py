@@ -233,3 +233,11 @@ def test_a_callback_that_cannot_be_closed_does_not_hide_the_error_that_ended_the
     assert notes.calls[-1] == ("close",)
     assert Path("run/failed.txt").read_text() == "ValueError: the cause\n"
     assert "BrokenClose.close failed at the end: OSError: no connection" in Path("run/log.txt").read_text()
+
+
+def test_one_callback_may_be_given_without_a_list():
+    notes = Notes()
+    tiny_experiment("fedavg", out="run", callbacks=notes).run()
+    assert ("round", 1) in notes.calls
+    with pytest.raises(UserError, match=r"Notes is a class; pass an instance"):
+        tiny_experiment("fedavg", out="other", callbacks=Notes)

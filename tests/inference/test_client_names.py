@@ -74,9 +74,9 @@ def test_models_are_found_by_name_and_number(run: Path) -> None:
     assert torch.equal(trained.personal("2")(images), expected)
     assert not torch.equal(trained.personal("west")(images), expected)
     assert trained.client_number("10") == 0  # a name, although it could be a number
-    with pytest.raises(UserError, match=r"client = 'sout': did you mean 'south'\?"):
+    with pytest.raises(UserError, match=r"client = 'sout': there is no such client; did you mean 'south'\?"):
         trained.personal("sout")
-    with pytest.raises(UserError, match="client = 4: the run has clients 0 to 3"):
+    with pytest.raises(UserError, match="client = 4: there is no such client; the run has clients 0 to 3, named "):
         trained.personal("4")
 
 

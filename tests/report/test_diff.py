@@ -10,7 +10,7 @@ from written import evaluated, write_run
 
 from fedloom.cli import commands
 from fedloom.core.errors import UserError
-from fedloom.report.diff import differences
+from fedloom.report.diff import brief_value, differences
 
 
 def invoke(*arguments: str):
@@ -72,3 +72,9 @@ def test_a_comparison_in_parallel_gives_the_same_figures(monkeypatch: pytest.Mon
     beside = json.loads(invoke("compare", *options, "--parallel", "2").stdout)["runs"]
     assert [run["personal_accuracy"] for run in beside] == pytest.approx([run["personal_accuracy"] for run in alone])
     assert [run["label"] for run in beside] == ["local", "fedavg"]
+
+
+def test_hashes_and_fractions_are_shortened_in_the_table() -> None:
+    assert brief_value(0.12345678901234567) == "0.123457"
+    assert brief_value("sha256 " + "ab" * 32) == "'sha256 abababababab…'"
+    assert (brief_value(None), brief_value(3), brief_value("x")) == ("–", "3", "'x'")

@@ -137,3 +137,17 @@ def test_labels_are_moved_apart_around_their_lines():
 def test_mistakes_name_the_flag_and_the_remedy(arguments, error):
     with pytest.raises(UserError, match=re.escape(error)):
         figure(*arguments)
+
+
+def test_data_of_another_figure_are_not_replaced():
+    figure("curves", "runs", "--to", "a.pdf")
+    before = Path("a.csv").read_bytes()
+    assert {row["measure"] for row in drawn("a.csv")} == {"personal_accuracy"}
+    with pytest.raises(
+        UserError, match=r"--to a.svg: 'a.csv' has the data of 'a.pdf'.*--to a-2.svg, or remove 'a.csv'"
+    ):
+        figure("clients", "runs", "--to", "a.svg")
+    assert Path("a.csv").read_bytes() == before and not Path("a.svg").exists()
+    figure("curves", "runs", "--to", "a.svg")  # the same data in another format
+    figure("clients", "runs", "--to", "b.svg")
+    assert {row["measure"] for row in drawn("b.csv")} == {"accuracy"}

@@ -207,6 +207,8 @@ def test_what_cannot_be_extended_is_refused_and_untouched(tmp_path):
         experiment("fedavg", done, 1).run(**extended)
     with pytest.raises(UserError, match=r"training.rounds = 4: .* was started with 2.*fedloom resume .* --rounds 4"):
         experiment("fedavg", done, 4).run(resume=True)
+    with pytest.raises(UserError, match=r"training.rounds = 1: .* has finished 2 rounds; choose more, or start a new"):
+        experiment("fedavg", done, 1).run(resume=True)
     with pytest.raises(UserError, match=r"seed = 9: .* was started with 3"):
         experiment("fedavg", done, 4, seed=9).run(**extended)
     assert contents(tmp_path) == before

@@ -27,6 +27,8 @@ class Pool:
     """Minimum number of samples per client, for partitions with random sizes."""
     notes: list[str] = field(default_factory=list)
     """Messages to the user; partitions append to it."""
+    asked: bool = True
+    """Whether the user chose the number of clients."""
     spec: str = ""
     """The partition as written, for error messages."""
 
@@ -86,16 +88,17 @@ class Partition:
         """
         if pool.clients < 1:
             raise UserError(f"clients: {pool.clients} is too few; there must be at least 1")
+        pool = replace(pool, spec=self.spec)
         clients = CLIENTS[self.divide](pool, *self.values) if self.by_group else pool.clients
         if clients > len(pool.labels):
             raise UserError(
                 f"clients: {clients} clients cannot share {len(pool.labels)} samples; "
                 f"use {len(pool.labels)} clients or fewer"
             )
-        if clients != pool.clients:
+        if clients != pool.clients and pool.asked:
             pool.notes.append(f"partition '{self.spec}' makes {clients} clients (not {pool.clients})")
         values = dict(zip(declared(self.divide), self.values, strict=False))
-        owner = np.asarray(self.divide(replace(pool, clients=clients, spec=self.spec), **values))
+        owner = np.asarray(self.divide(replace(pool, clients=clients), **values))
         if owner.dtype.kind != "i" or owner.shape != (len(pool.labels),) or owner.max() >= clients:
             raise UserError(
                 f"data.partition = '{self.spec}': the function returned {owner.dtype} {list(owner.shape)}; it must "

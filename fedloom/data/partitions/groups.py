@@ -13,7 +13,11 @@ from fedloom.data.partitions.samples import iid
 
 def _groups(pool: Pool) -> np.ndarray:
     if pool.groups is None:
-        raise UserError("partitions 'domain' and 'natural' need data with groups: styles, or clients as folders")
+        raise UserError(
+            f"data.partition = '{pool.spec}': the data have no clients or styles; name the column of the client in a "
+            "table (data.client=COLUMN), store each client's files in a separate folder, or use another partition "
+            "such as dirichlet:0.1"
+        )
     return pool.groups
 
 

@@ -117,10 +117,7 @@ def read_frame(path: Path) -> Any:
             refuse_without_room(COST * path.stat().st_size, str(path), "divide it, or leave out columns", "it")
             frame = pandas.read_csv(path, low_memory=False, na_values=["?"], skipinitialspace=True)
     else:
-        try:
-            import pyarrow.parquet as parquet
-        except ImportError as error:
-            raise UserError(f"{path}: reading .parquet needs pyarrow; pip install 'fedloom[tables]'") from error
+        parquet = need_pyarrow(path)
         with decoding(path, "a Parquet table", REMEDY), parquet.ParquetFile(path) as file:
             declared = file.metadata
             cells = declared.num_rows * declared.num_columns
@@ -152,3 +149,16 @@ def _same_columns(files: Sequence[Path], frames: Sequence[Any]) -> None:
         if set(frame.columns) != set(frames[0].columns):
             name = sorted(set(frame.columns) ^ set(frames[0].columns))[0]
             raise UserError(f"{file}: differs from {files[0]} in column '{name}'; all files must have the same columns")
+
+
+def need_pyarrow(path: Path) -> Any:
+    """Return the package that reads Parquet files.
+
+    Raises:
+        UserError: It is not installed.
+    """
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise UserError(f"{path}: reading .parquet needs pyarrow; pip install 'fedloom[tables]'") from error
+    return parquet

@@ -157,6 +157,7 @@ class _Tree(Source):
     root: str
     train: tuple[str, ...] = ()
     test: tuple[str, ...] = ()
+    styles = False
 
     def read(self, folder: Path, size: int | None) -> Dataset:
         """Read the images."""
@@ -165,7 +166,7 @@ class _Tree(Source):
     def read_files(self, folder: Path, options: ReadOptions) -> Dataset:
         """Read the images; with `on_bad: skip`, leave out those that cannot be read."""
         found = read_tree(folder / self.root, options.size, self.train, self.test, options.on_bad)
-        return replace(found, name=self.name)
+        return replace(found, name=self.name, styles=self.styles)
 
 
 class Cinic10(_Tree):
@@ -191,6 +192,7 @@ class OfficeHome(_Tree):
     description = "Office-Home: 15,588 pictures of 65 classes of objects in 4 styles, of various sizes (set data.size)"
     count = 65
     root = "OfficeHomeDataset_10072016"
+    styles = True
     layouts = (tuple(f"OfficeHomeDataset_10072016/{s}" for s in ("Art", "Clipart", "Product", "Real World")),)
     command = "pip install 'fedloom[hub]' (it is then downloaded from the Hugging Face hub)"
     remote = hub.Table("flwrlabs/office-home", group="domain", test=())
@@ -203,6 +205,7 @@ class Adaptiope(_Tree):
     description = "Adaptiope: 36,900 pictures of 123 classes of objects in 3 styles, of various sizes (set data.size)"
     count = 123
     root = "Adaptiope"
+    styles = True
     layouts = (tuple(f"Adaptiope/{s}" for s in ("synthetic", "product_images", "real_life")),)
     command = "unzip Adaptiope.zip -d {folder} (the archive that https://gitlab.com/tringwald/adaptiope links to)"
 

@@ -86,7 +86,8 @@ def draw_curves(
             width = sample_std(values) if band == "seeds" and len(values) > 1 else width
             records.append(
                 {
-                    "method": entry.label, "round": number, "mean": means[number], "n": len(values),
+                    "method": entry.label, "measure": shown.name, "round": number,
+                    "mean": means[number], "n": len(values),
                     "low": None if width is None else means[number] - width,
                     "high": None if width is None else means[number] + width,
                 }
@@ -127,7 +128,7 @@ def draw_clients(entries: Sequence[Entry], canvas: Canvas, name: str = "accuracy
     records: list[Record] = [
         {
             "method": entry.label, "seed": run.seed, "client": row["client"], "name": client_name(row),
-            "train": row["train"], "value": value,
+            "train": row["train"], "measure": figure.name, "value": value,
         }
         for entry in entries
         for run in entry.runs
