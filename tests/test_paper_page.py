@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from fedloom.cli import commands
 
 PAGE = Path(__file__).parent.parent / "docs" / "how-to" / "paper.md"
-SHORTER = {"--rounds 20": "--rounds 2", "--clients 20": "--clients 6", "--out runs": "--model mlp --out runs"}
+SHORTER = {"--rounds 100": "--rounds 2", "--clients 20": "--clients 6", "--out runs": "--model mlp --out runs"}
 
 
 @pytest.mark.full

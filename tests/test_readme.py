@@ -21,18 +21,38 @@ def blocks():
 
 def test_the_call_from_python(capsys):
     code = next(block for block in blocks() if "fedloom.run(" in block)
-    exec(code.replace("rounds=5", "rounds=1"), {})
+    exec(code.replace("rounds=100", "rounds=1"), {})
     assert "runs/" in capsys.readouterr().out
 
 
 def test_the_method_in_fifteen_lines_as_a_script(capsys):
     code = next(block for block in blocks() if "class Near" in block)
-    Path("near.py").write_text(code.replace("rounds=10", "rounds=1"))
+    Path("near.py").write_text(code.replace("rounds=100", "rounds=1"))
     try:
         runpy.run_path("near.py", run_name="__main__")
     finally:
         REGISTRY.pop("near", None)
     assert "near" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_snippets_print_the_figures_beside_them(capsys):
+    """Within one point, because other versions of torch may round differently."""
+    text = README.read_text(encoding="utf-8")
+    exec(next(block for block in blocks() if "fedloom.run(" in block), {})
+    shown = float(re.search(r"run.folder\)  # (0\.\d+)", text)[1])
+    assert float(capsys.readouterr().out.split()[0]) == pytest.approx(shown, abs=0.01)
+    Path("near.py").write_text(next(block for block in blocks() if "class Near" in block))
+    try:
+        runpy.run_path("near.py", run_name="__main__")
+    finally:
+        REGISTRY.pop("near", None)
+    printed = dict(re.findall(r"^│ (\S+) +│ +([\d.]+) │", capsys.readouterr().out, flags=re.MULTILINE))
+    table = text.partition("It prints (here without seconds)")[2].partition("```text\n")[2].partition("```")[0]
+    rows = [line.split() for line in table.splitlines()[1:]]
+    assert [row[0] for row in rows] == list(printed)
+    for name, clients, *_ in rows:
+        assert float(printed[name]) == pytest.approx(float(clients), abs=1), name
 
 
 def test_pictures_and_pages_that_it_links_are_there():
