@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.core.optimizers import Optimizer, OptimizerSettings
+from fedloom.core.errors import UserError
+from fedloom.core.optimizers import TORCH_OPTIMIZERS, Optimizer, OptimizerSettings
+from fedloom.core.torch_optimizer import TorchOptimizer
 from fedloom.core.training import Training
 
 SETTINGS = [
@@ -133,6 +135,46 @@ def test_a_parameter_without_gradient_stays(name):
     optimizer.step((None, torch.ones(2)), 1.0 if name == "sgd" else torch.tensor(1.0))
     assert parameters[0].tolist() == [1, 1]
     torch.testing.assert_close(parameters[1], torch.full((2,), -0.5))
+
+
+def grouped(monkeypatch, first, second):
+    def make(parameters):
+        groups = [{"params": parameters[:1], "lr": first}, {"params": parameters[1:], "lr": second}]
+        return torch.optim.SGD(groups)
+
+    monkeypatch.setitem(TORCH_OPTIMIZERS, "grouped", make)
+    parameters = [torch.zeros(2), torch.zeros(2)]
+    return parameters, TorchOptimizer(parameters, OptimizerSettings(name="grouped", lr=first or 1))
+
+
+def test_parameter_groups_keep_the_ratio_of_their_learning_rates(monkeypatch):
+    parameters, optimizer = grouped(monkeypatch, 0.01, 0.1)
+    optimizer.step((torch.ones(2), torch.ones(2)), 0.02)
+    torch.testing.assert_close(parameters, [torch.full((2,), -0.02), torch.full((2,), -0.2)])
+    _, optimizer = grouped(monkeypatch, 0.0, 0.1)
+    with pytest.raises(UserError, match="the first must not be 0"):
+        optimizer.step((torch.ones(2), torch.ones(2)), 0.02)
+
+
+def test_the_learning_rate_of_a_torch_optimizer_is_read_once_per_fit(monkeypatch):
+    class Counted(torch.Tensor):
+        reads = 0
+
+        def __float__(self):
+            Counted.reads += 1
+            return super().__float__()
+
+    parameters, optimizer = grouped(monkeypatch, 0.1, 0.1)
+    rate = torch.tensor(0.1).as_subclass(Counted)
+    for _ in range(3):
+        optimizer.step((torch.ones(2), torch.ones(2)), rate)
+    assert Counted.reads == 1
+    optimizer.reset()
+    rate.fill_(1.0)  # the next fit has another learning rate, in the same memory
+    optimizer.step((torch.ones(2), torch.ones(2)), rate)
+    torch.testing.assert_close(parameters, [torch.full((2,), -1.3)] * 2)
+    optimizer.step((torch.ones(2), torch.ones(2)), 0.1)  # a step of the method with its own learning rate
+    torch.testing.assert_close(parameters, [torch.full((2,), -1.4)] * 2)
 
 
 @pytest.mark.parametrize(
