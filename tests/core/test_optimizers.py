@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.optimizers import TORCH_OPTIMIZERS, Optimizer, OptimizerSettings
 from fedloom.core.torch_optimizer import TorchOptimizer
@@ -193,3 +194,21 @@ def test_warm_up_multiplies_the_schedule(schedule, factors):
     assert [training.lr(round) for round in range(1, 7)] == pytest.approx(expected, rel=1e-12)
     without = training.model_copy(update={"warmup": 0})
     assert [without.lr(round) for round in range(1, 7)] == pytest.approx([0.4 * f for f in factors], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "exponential:nan", "exponential:inf", "exponential:-1", "exponential:", "step:2=-3", "step:2=nan", "step:0=0.5",
+        "step:-2=0.5", "step:2=0.5,2=0.1", "step:", "step:2", "cosine:1",
+    ],
+)  # fmt: skip
+def test_a_schedule_with_an_impossible_factor_or_round_is_refused(schedule):
+    with pytest.raises(UserError, match=f"training.schedule: '{schedule}' is not a schedule; write constant"):
+        Recipe.parse({"training": {"schedule": schedule}})
+
+
+def test_a_schedule_that_overflows_before_the_last_round_is_refused():
+    Recipe.parse({"training": {"schedule": "exponential:2", "rounds": 1000}})
+    with pytest.raises(UserError, match="training.schedule: 'exponential:2' is infinite in round 2000; choose"):
+        Recipe.parse({"training": {"schedule": "exponential:2", "rounds": 2000}})
