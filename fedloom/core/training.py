@@ -3,9 +3,9 @@
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from fedloom.core.checking import Section, as_written
+from fedloom.core.checking import Section, as_written, refusal
 from fedloom.core.optimizers import OptimizerSettings
 
 
@@ -19,7 +19,7 @@ def schedule_factor(schedule: str, round: int, rounds: int) -> float:
         rounds: Total number of rounds.
 
     Raises:
-        ValueError: The text is not a schedule.
+        ValueError: The text is not a schedule, or the factor is too large for a number.
     """
     kind, _, rest = schedule.partition(":")
     try:
@@ -28,16 +28,28 @@ def schedule_factor(schedule: str, round: int, rounds: int) -> float:
         if kind == "cosine" and not rest:
             return 0.5 * (1 + math.cos(math.pi * (round - 1) / rounds))
         if kind == "exponential":
-            return float(float(rest) ** (round - 1))
+            return float(_factor(rest) ** (round - 1))
         if kind == "step":
-            steps = {int(start): float(factor) for start, factor in (pair.split("=") for pair in rest.split(","))}
-            reached = [start for start in steps if start <= round]
-            return steps[max(reached)] if reached else 1.0
+            pairs = [pair.split("=") for pair in rest.split(",")]
+            steps = {int(start): _factor(factor) for start, factor in pairs}
+            if min(steps) >= 1 and len(steps) == len(pairs):
+                reached = [start for start in steps if start <= round]
+                return steps[max(reached)] if reached else 1.0
+    except OverflowError:
+        raise ValueError(f"'{schedule}' is infinite in round {round}; choose a smaller factor") from None
     except ValueError:
         pass
     raise ValueError(
-        f"'{schedule}' is unknown; write constant, cosine, exponential:0.99 or step:50=0.2,75=0.02 (round=factor)"
+        f"'{schedule}' is not a schedule; write constant, cosine, exponential:0.99 or step:50=0.2,75=0.02 "
+        "(round=factor; each round once, from 1; no factor may be negative)"
     )
+
+
+def _factor(text: str) -> float:
+    factor = float(text)
+    if not 0 <= factor < math.inf:
+        raise ValueError
+    return factor
 
 
 class Training(Section):
@@ -73,6 +85,14 @@ class Training(Section):
         "and restore the state of the best round (needs a split with validation, such as data.split: pooled:0.6:0.2); "
         "default: run all rounds",
     )
+
+    @model_validator(mode="after")
+    def _last_round_is_finite(self) -> "Training":
+        try:
+            schedule_factor(self.schedule, self.rounds, self.rounds)
+        except ValueError as error:
+            raise refusal(f"training.schedule: {error}") from None
+        return self
 
     def lr(self, round: int) -> float:
         """Return the learning rate of a round."""

@@ -122,19 +122,17 @@ def _part(name: str, owner: str, thing: Any, *, test: bool, client: str | None =
 def _joined(parts: list[_Part], name: str, classes: Sequence[str] | None) -> Dataset:
     """Make one dataset of several parts, and refuse parts that do not fit together."""
     frames = [as_pandas(part.samples.x) for part in parts]
-    if any(frame is None for frame in frames):
+    tables = [frame for frame in frames if frame is not None]
+    if len(tables) < len(parts):
         arrays = [plain_array(name, f"x of {part.owner}", part.samples.x) for part in parts]
-        if empty := [
-            part.owner for part, array in zip(parts, arrays, strict=True) if array.ndim == 0 or not len(array)
-        ]:
-            raise UserError(f"dataset '{name}': {empty[0]} has no samples; leave it out")
+        _refuse_empty(name, parts, arrays)
         _same(name, "samples differ in shape", parts, [array.shape[1:] for array in arrays])
         # Bytes have another scale than numbers from 0 to 1, and images another order of axes than other inputs.
         kinds = [str(array.dtype) if array.dtype in (np.uint8, np.uint16) else "numbers" for array in arrays]
         _same(name, "inputs differ in type", parts, kinds)
         x, sizes = np.concatenate(arrays), list(map(len, arrays))
     else:
-        tables = [frame for frame in frames if frame is not None]
+        _refuse_empty(name, parts, tables)
         x, sizes = _one_frame(name, parts, tables), list(map(len, tables))
     labels = [_labels(name, part, size) for part, size in zip(parts, sizes, strict=True)]
     _same(name, "labels differ in shape", parts, [y.shape[1:] for y in labels])
@@ -149,6 +147,12 @@ def _joined(parts: list[_Part], name: str, classes: Sequence[str] | None) -> Dat
     owners = np.repeat([names.index(part.client) for part in parts], sizes)
     split = "common" if test.any() else None  # each client is tested on its own test samples
     return replace(dataset, groups=torch.from_numpy(owners), group_names=tuple(map(str, names)), split=split)
+
+
+def _refuse_empty(name: str, parts: list[_Part], inputs: Sequence[Any]) -> None:
+    for part, x in zip(parts, inputs, strict=True):
+        if x.ndim == 0 or not len(x):
+            raise UserError(f"dataset '{name}': {part.owner} has no samples; leave it out")
 
 
 def _one_frame(name: str, parts: list[_Part], frames: list[Any]) -> Any:

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.core.optimizers import Optimizer, OptimizerSettings
+from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
+from fedloom.core.optimizers import TORCH_OPTIMIZERS, Optimizer, OptimizerSettings
+from fedloom.core.torch_optimizer import TorchOptimizer
 from fedloom.core.training import Training
 
 SETTINGS = [
@@ -135,6 +138,46 @@ def test_a_parameter_without_gradient_stays(name):
     torch.testing.assert_close(parameters[1], torch.full((2,), -0.5))
 
 
+def grouped(monkeypatch, first, second):
+    def make(parameters):
+        groups = [{"params": parameters[:1], "lr": first}, {"params": parameters[1:], "lr": second}]
+        return torch.optim.SGD(groups)
+
+    monkeypatch.setitem(TORCH_OPTIMIZERS, "grouped", make)
+    parameters = [torch.zeros(2), torch.zeros(2)]
+    return parameters, TorchOptimizer(parameters, OptimizerSettings(name="grouped", lr=first or 1))
+
+
+def test_parameter_groups_keep_the_ratio_of_their_learning_rates(monkeypatch):
+    parameters, optimizer = grouped(monkeypatch, 0.01, 0.1)
+    optimizer.step((torch.ones(2), torch.ones(2)), 0.02)
+    torch.testing.assert_close(parameters, [torch.full((2,), -0.02), torch.full((2,), -0.2)])
+    _, optimizer = grouped(monkeypatch, 0.0, 0.1)
+    with pytest.raises(UserError, match="the first must not be 0"):
+        optimizer.step((torch.ones(2), torch.ones(2)), 0.02)
+
+
+def test_the_learning_rate_of_a_torch_optimizer_is_read_once_per_fit(monkeypatch):
+    class Counted(torch.Tensor):
+        reads = 0
+
+        def __float__(self):
+            Counted.reads += 1
+            return super().__float__()
+
+    parameters, optimizer = grouped(monkeypatch, 0.1, 0.1)
+    rate = torch.tensor(0.1).as_subclass(Counted)
+    for _ in range(3):
+        optimizer.step((torch.ones(2), torch.ones(2)), rate)
+    assert Counted.reads == 1
+    optimizer.reset()
+    rate.fill_(1.0)  # the next fit has another learning rate, in the same memory
+    optimizer.step((torch.ones(2), torch.ones(2)), rate)
+    torch.testing.assert_close(parameters, [torch.full((2,), -1.3)] * 2)
+    optimizer.step((torch.ones(2), torch.ones(2)), 0.1)  # a step of the method with its own learning rate
+    torch.testing.assert_close(parameters, [torch.full((2,), -1.4)] * 2)
+
+
 @pytest.mark.parametrize(
     ("schedule", "factors"),
     [
@@ -151,3 +194,21 @@ def test_warm_up_multiplies_the_schedule(schedule, factors):
     assert [training.lr(round) for round in range(1, 7)] == pytest.approx(expected, rel=1e-12)
     without = training.model_copy(update={"warmup": 0})
     assert [without.lr(round) for round in range(1, 7)] == pytest.approx([0.4 * f for f in factors], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "exponential:nan", "exponential:inf", "exponential:-1", "exponential:", "step:2=-3", "step:2=nan", "step:0=0.5",
+        "step:-2=0.5", "step:2=0.5,2=0.1", "step:", "step:2", "cosine:1",
+    ],
+)  # fmt: skip
+def test_a_schedule_with_an_impossible_factor_or_round_is_refused(schedule):
+    with pytest.raises(UserError, match=f"training.schedule: '{schedule}' is not a schedule; write constant"):
+        Recipe.parse({"training": {"schedule": schedule}})
+
+
+def test_a_schedule_that_overflows_before_the_last_round_is_refused():
+    Recipe.parse({"training": {"schedule": "exponential:2", "rounds": 1000}})
+    with pytest.raises(UserError, match="training.schedule: 'exponential:2' is infinite in round 2000; choose"):
+        Recipe.parse({"training": {"schedule": "exponential:2", "rounds": 2000}})

@@ -144,6 +144,7 @@ def test_what_does_not_fit_is_refused(x, y, words):
         ((X, np.array(list("nynynyny"))), "labels differ in type: numbers of client 'a' and texts of client 'b'"),
         ((X, Y[:5]), "client 'b' has 5 labels for 8 samples"),
         ((X[:0], Y[:0]), "client 'b' has no samples; leave it out"),
+        ((np.float32(3), Y), "client 'b' has no samples; leave it out"),
         ((X, Y, Y), r"client 'b' must have a pair \(x, y\) of inputs and labels, .* not a tuple of 3"),
         ({"train": (X, Y), "dev": (X, Y)}, r"the splits train, dev cannot be used together; give one of them"),
     ],
@@ -151,6 +152,12 @@ def test_what_does_not_fit_is_refused(x, y, words):
 def test_clients_that_do_not_fit_are_named(other, words):
     with pytest.raises(UserError, match=words):
         as_dataset({"a": (X, Y), "b": other})
+
+
+def test_an_empty_frame_of_a_client_is_named():
+    frame = pandas.DataFrame(X).assign(label=Y)
+    with pytest.raises(UserError, match="client 'b' has no samples; leave it out"):
+        as_dataset({"a": frame, "b": frame[:0]})
 
 
 def test_other_objects_are_refused():
@@ -227,8 +234,36 @@ def test_a_sample_that_cannot_be_read_is_named():
         from_torch(Damaged())
     with pytest.raises(UserError, match="dataset 'list': it has no samples"):
         from_torch([])
-    with pytest.raises(UserError, match="an item is 3 values; items must be"):
+    with pytest.raises(UserError, match="sample 0 has 3 values; items must be"):
         from_torch([(1, 2, 3)])
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        ([(X[0], 0), (X[1], 1, 2)], "sample 1 has 3 values; items must be"),
+        ([(X[0], 0), {"x": X[1], "y": 1}], "sample 1 is a dict; items must be"),
+        ([{"x": X[0], "y": 0}, (X[1], 1)], "sample 1 has 2 values; items must be"),
+        ([{"x": X[0], "y": 0}, {"x": X[1], "z": 1}], "sample 1 has no column 'y', only x, z; add it"),
+        ([(X[0], [0, 1]), (X[1], [0, 1, 1])], r"labels differ in shape: \(2,\) of sample 0 and \(3,\) of sample 1"),
+        ([(X[0], 0), (X[1], [0, 1])], r"labels differ in shape: \(\) of sample 0 and \(2,\) of sample 1"),
+        ([(X[0], 0), (X[1], [])], "sample 1 has an empty label"),
+        ([(X[0], [0, 1]), (X[1], [0, [1]])], "the label of sample 1 cannot be read"),
+    ],
+)
+def test_a_later_item_that_differs_is_named(items, words):
+    with pytest.raises(UserError, match=f"dataset 'list': {words}"):
+        from_torch(items)
+
+
+@pytest.mark.parametrize("label", [None, float("nan"), 7])
+def test_a_hugging_face_label_that_is_no_class_is_named(label):
+    class Partly(Hugging):
+        def __getitem__(self, i):
+            return super().__getitem__(i) | ({"label": label} if i == 3 else {})
+
+    with pytest.raises(UserError, match=f"1 of 8 samples have no label .sample 3: {label}.; leave them out"):
+        from_torch(Partly())
 
 
 def test_items_of_other_shapes_are_refused():
