@@ -90,6 +90,10 @@ def ask(
     }  # fmt: skip
     try:
         context = ssl.create_default_context(cafile=str(authority))
+    except (ssl.SSLError, OSError) as error:
+        why = f"'{authority}' is missing or damaged ({error}): get the federation's ca.pem again"
+        return Contact("certificate", why)
+    try:
         with httpx.Client(verify=context, timeout=TIMEOUT_SECONDS) as http:
             response = http.get(url, headers=headers)
             expires = _expiry(response)
@@ -150,8 +154,8 @@ def _certificate_error(error: BaseException | None) -> ssl.SSLCertVerificationEr
 
 def _unverified_clock(url: str, now: Callable[[], datetime]) -> float | None:
     """Return how far this machine's clock is ahead of that of the unverified server; only for a message to people."""
-    try:
-        date = httpx.get(url, verify=False, timeout=TIMEOUT_SECONDS).headers["date"]
+    try:  # not at `HELLO`, where the server would log a request without a key as a stranger's
+        date = httpx.get(url.removesuffix(HELLO), verify=False, timeout=TIMEOUT_SECONDS).headers["date"]
         return (now() - parsedate_to_datetime(date)).total_seconds()
     except (httpx.HTTPError, KeyError, ValueError):
         return None

@@ -19,8 +19,8 @@ from fedloom.deploy.certificates import (
     write_tls_key,
 )
 from fedloom.deploy.contact import Contact, ask
-from fedloom.deploy.door import Organisations
-from fedloom.deploy.events import EventLog
+from fedloom.deploy.door import Organisations, door
+from fedloom.deploy.events import EventLog, read_events
 from fedloom.deploy.launch import free_port
 from fedloom.deploy.superlink import Watch, greeting
 from fedloom.deploy.terms import FederationTerms
@@ -45,7 +45,7 @@ class Server:
         self.terms = FederationTerms(
             name="trial", host=host, port=free_port(), organisations=("north",), classes=("a", "b"), shape=(1, 8, 8)
         )
-        app = greeting(self.organisations, None, lambda pem: True)
+        app = greeting(self.organisations, door(None, self.organisations.admits), lambda pem: True)
         self.server = uvicorn.Server(
             uvicorn.Config(
                 app, host="127.0.0.1", port=self.terms.port, lifespan="off", log_level="critical",
@@ -122,9 +122,23 @@ def test_a_certificate_of_another_federation_or_host_is_named(tmp_path):
     (tmp_path / "one").mkdir()
     with Server(tmp_path / "one") as server:
         write_certificate(tmp_path / "one" / "other.pem", make_authority("other")[1])
-        assert "not from this federation's CA" in server.ask(ca="other.pem").why
+        contact = server.ask(ca="other.pem")
+        assert "not from this federation's CA" in contact.why
+        assert not list(read_events(tmp_path / "one" / "events.jsonl"))  # `key` would lead to a key that nobody needs
         server.terms = server.terms.model_copy(update={"host": "127.0.0.2"})
         assert server.ask().reason in ("certificate", "unreachable")
+
+
+def test_a_damaged_authority_is_named_with_a_remedy(tmp_path):
+    with Server(tmp_path) as server:
+        whole = (tmp_path / "ca.pem").read_bytes()
+        (tmp_path / "empty.pem").touch()
+        (tmp_path / "header.pem").write_bytes(whole.replace(b"BEGIN", b"BEGUN"))
+        for name in ("missing.pem", "empty.pem", "header.pem"):
+            contact = server.ask(ca=name)
+            assert contact.reason == "certificate"
+            assert f"{name}' is missing or damaged" in contact.why
+            assert "get the federation's ca.pem again" in contact.why
 
 
 def test_the_last_contacts_are_stored(tmp_path):
