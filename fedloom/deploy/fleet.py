@@ -27,6 +27,8 @@ from fedloom.trust.secure.settings import LEAST_MEMBERS
 JOIN_SECONDS = 120.0
 """Seconds that an organisation has to answer a request to join."""
 POLL_SECONDS = 0.3
+SHOWN_REFUSALS = 3
+"""Number of organisations whose refusals are quoted in the error of a run that cannot begin."""
 REFRESH_SECONDS = 5.0
 MOST_SAMPLES = 10**9
 """Largest number of samples that an organisation may declare."""
@@ -87,6 +89,8 @@ class Fleet:
         self.train, self.test = ([samples_elsewhere(0) for _ in clients] for _ in range(2))
         self._joined: dict[int, int] = {}
         self._here: dict[int, str] = {}
+        self._failing: dict[int, Failure] = {}
+        """The last failure of each client since its last answer."""
         self._refused: dict[int, tuple[float, str]] = {}
         """When the clients that are not asked again for a while refused to join, and why."""
 
@@ -167,7 +171,7 @@ class Fleet:
         if needed <= least:
             remedies.append("lower it")
         rule = f"training.min_clients = {needed}" if needed <= least else f"secure needs {needed}"
-        return f"{rule}; {'; '.join([online, *refused])}: {', or '.join(remedies)}"
+        return f"{rule}; {'; '.join([online, *refused[:SHOWN_REFUSALS]])}: {', or '.join(remedies)}"
 
     def noted(self, client: int, about: dict[str, Any], failure: Failure) -> Failure:
         """Log a failure that is an organisation's refusal of a request, and return it."""
@@ -195,7 +199,7 @@ class Fleet:
         node = self._node_of.get(client) if joining else self._joined.get(client)
         if node is None or node not in self._here:
             return PendingRequest(
-                client, failure=Failure("dropped", "the organisation has not joined, or has gone offline")
+                client, failure=Failure("dropped", "the organisation has not joined, has gone offline, or was revoked")
             )
         about = about | {
             "to": client, "run": self.run, "recipe": self._terms, "versions": protocol_versions(),
@@ -228,8 +232,11 @@ class Fleet:
         answer = self._wait(asked, limit)
         name = self.federation.organisations[asked.client]
         if isinstance(answer, Failure):
-            self._events.add("failed", name, reason=answer.kind, why=answer.why, run=self.run)
+            if self._failing.get(asked.client) != answer:  # an absent organisation fails at every request
+                self._events.add("failed", name, reason=answer.kind, why=answer.why, run=self.run)
+            self._failing[asked.client] = answer
         else:
+            self._failing.pop(asked.client, None)
             what = str(answer[0].get("what"))[:20]
             self._events.add("answer", name, run=self.run, answered=what, bytes=len(answer[1]))
         return answer
