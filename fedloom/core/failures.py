@@ -60,6 +60,11 @@ class Failure:
     cause: BaseException | None = field(default=None, compare=False, repr=False)
     """The exception, if it was raised in this process."""
 
+    @property
+    def refusal(self) -> bool:
+        """Whether another organisation refused, and says why."""
+        return self.reported and self.kind == "dropped"
+
     @classmethod
     def of(cls, error: Exception) -> "Failure":
         """Return the failure that describes an exception raised by a client."""

@@ -91,9 +91,8 @@ def ask(
     try:
         context = ssl.create_default_context(cafile=str(authority))
     except (ssl.SSLError, OSError) as error:
-        return Contact(
-            "certificate", f"'{authority}' is missing or damaged ({error}): get the federation's ca.pem again"
-        )
+        why = f"'{authority}' is missing or damaged ({error}): get the federation's ca.pem again"
+        return Contact("certificate", why)
     try:
         with httpx.Client(verify=context, timeout=TIMEOUT_SECONDS) as http:
             response = http.get(url, headers=headers)

@@ -25,6 +25,7 @@ from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import verify_signature
 
 from fedloom.deploy.events import EventLog, timestamp
+from fedloom.deploy.versions import same_version
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -39,6 +40,10 @@ AHEAD, BEHIND = SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERAN
 """Seconds by which an organisation's clock may be ahead of the server's and behind it; Flower refuses others."""
 PRESENT_SECONDS = 20.0
 """Seconds after its last request for which a client keeps others with the same key out."""
+UNREGISTERED = (
+    "the key is not registered at this server: add the organisation (fedloom deploy add); one that has lost its key "
+    "must be revoked first (fedloom deploy revoke)"
+)
 REVOKED = ".revoked"
 """Ending of the public key file of an organisation that was revoked."""
 
@@ -199,14 +204,15 @@ class Organisations:
             found = self.keys.get(pem)
             stranger = f"key {fingerprint(pem)}" if pem else "a stranger"
             if found is None:
-                raise RefusedError("key", "the key is not registered at this server (fedloom deploy add)", stranger)
+                raise RefusedError("key", UNREGISTERED, stranger)
             if not verify_signature(found.key, time, b64decode(signature, validate=True)):
                 raise RefusedError("signature", "the request is not signed with the key that it names", found.name)
             skew = (datetime.fromisoformat(time.decode("ascii")) - now()).total_seconds()
         except (Base64Error, ValueError, TypeError):
             raise RefusedError("signature", "the request is not signed", "a stranger") from None
         if found.revoked:
-            raise RefusedError("revoked", f"the key of {found.name} was revoked", found.name)
+            why = f"the key of {found.name} was revoked; to take part again, it must be added with a new key"
+            raise RefusedError("revoked", f"{why} (fedloom deploy add)", found.name)
         if not -BEHIND < skew < AHEAD:
             raise RefusedError("clock", clock_sentence(skew), found.name)
         self._note_present(found.name, client.decode("latin-1")[:40], scope, skew)
@@ -270,7 +276,7 @@ class Organisations:
             if (found := theirs.get(what)) != ours:
                 reason = "code" if what == "code" else "version"
                 why = f"versions.{what} = {found!r:.60} at {name}, {ours!r} at the server"
-                raise RefusedError(reason, f"{why}: install the same version of fedloom and torch on both sides", name)
+                raise RefusedError(reason, f"{why}: {same_version(what)}", name)
 
 
 def fingerprint(pem: bytes) -> str:

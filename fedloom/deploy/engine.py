@@ -56,7 +56,7 @@ class Flower(Engine):
     def ask(self, stage: Stage, round: int, requests: Mapping[int, bytes]) -> dict[int, bytes | Failure]:
         """Send requests of secure aggregation to organisations, and return their answers."""
         if stage == "keys":  # the first request of a round
-            self.fleet.wait_for(self.needed, self.needed, self.wait)
+            self.fleet.wait_for(self.fleet.least, self.fleet.least, self.wait)
         about = {"what": "secure", "stage": stage, "round": round}
         asked = [self.fleet.send(c, about, body, MessageType.QUERY, self.timeout) for c, body in requests.items()]
         return {one.client: self._answer(one) for one in asked}
@@ -67,7 +67,7 @@ class Flower(Engine):
             return answer
         try:
             if answer[0].get("what") == "result" and (failure := Result.from_bytes(answer[1]).error):
-                return reported(failure)
+                return self.fleet.noted(asked.client, answer[0], reported(failure))
             refuse_unless(answer[0].get("what") == "secure", "it does not answer a request of secure aggregation")
         except MessageError as error:
             return Failure("invalid", str(error))
@@ -98,9 +98,12 @@ class Flower(Engine):
         if isinstance(answer, Failure):
             return Result(asked.client, error=answer)
         try:
-            return self._checked(job, asked.client, Result.from_bytes(answer[1]))
+            result = self._checked(job, asked.client, Result.from_bytes(answer[1]))
         except MessageError as error:
             return Result(asked.client, error=Failure("invalid", str(error)))
+        if result.error is not None:
+            self.fleet.noted(asked.client, answer[0], result.error)
+        return result
 
     def _checked(self, job: Job, client: int, result: Result) -> Result:
         """Check that a result matches its job and client; `ValidateResults` checks its tensors."""

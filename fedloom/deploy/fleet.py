@@ -22,10 +22,13 @@ from fedloom.deploy.events import EventLog
 from fedloom.deploy.sealing import name_of, opened, sealed
 from fedloom.deploy.tasks import samples_elsewhere
 from fedloom.deploy.terms import FederationTerms, VersionError, fingerprint, protocol_versions, refuse_other_versions
+from fedloom.trust.secure.settings import LEAST_MEMBERS
 
 JOIN_SECONDS = 120.0
 """Seconds that an organisation has to answer a request to join."""
 POLL_SECONDS = 0.3
+SHOWN_REFUSALS = 3
+"""Number of organisations whose refusals are quoted in the error of a run that cannot begin."""
 REFRESH_SECONDS = 5.0
 MOST_SAMPLES = 10**9
 """Largest number of samples that an organisation may declare."""
@@ -86,12 +89,20 @@ class Fleet:
         self.train, self.test = ([samples_elsewhere(0) for _ in clients] for _ in range(2))
         self._joined: dict[int, int] = {}
         self._here: dict[int, str] = {}
-        self._refused: dict[int, float] = {}
+        self._failing: dict[int, Failure] = {}
+        """The last failure of each client since its last answer."""
+        self._refused: dict[int, tuple[float, str]] = {}
+        """When the clients that are not asked again for a while refused to join, and why."""
 
     @property
     def scope(self) -> tuple[str, str]:
         """Name of the run, and hash of the recipe."""
         return self.run, self._terms
+
+    @property
+    def least(self) -> int:
+        """Smallest number of organisations with which training can begin."""
+        return max(self.recipe.training.min_clients, LEAST_MEMBERS if self.recipe.secure is not None else 1)
 
     def gather(self) -> list[int]:
         """Let online organisations join that have not joined yet, and remove those that have gone offline.
@@ -104,7 +115,7 @@ class Fleet:
         self._joined = {client: node for client, node in self._joined.items() if client in present}
         self._refused = {client: when for client, when in self._refused.items() if client in present}
         late = monotonic() - JOIN_SECONDS
-        new = [c for c in present if c not in self._joined and self._refused.get(c, late) <= late]
+        new = [c for c in present if c not in self._joined and self._refused.get(c, (late, ""))[0] <= late]
         body = json.dumps(self.recipe.resolved()).encode() if new else b""
         about = {"what": "join", "organisations": list(self.federation.organisations)}
         asked = [self.send(c, about, body, MessageType.QUERY, JOIN_SECONDS, joining=True) for c in new]
@@ -117,10 +128,10 @@ class Fleet:
                 samples = {"train": len(self.train[one.client]), "test": len(self.test[one.client])}
                 self._events.add("joined", name, run=self.run, **samples)
             elif not isinstance(answer, Failure):
-                self._refused[one.client] = monotonic()
+                self._refused[one.client] = monotonic(), f"({_reason(answer[0])}) {failure.why}"
                 self._events.add("refused", name, reason=_reason(answer[0]), why=failure.why, run=self.run)
             elif failure.kind != "dropped":  # an organisation that went offline is asked again as soon as it is back
-                self._refused[one.client] = monotonic()
+                self._refused[one.client] = monotonic(), failure.why
         return sorted(self._joined)
 
     def _refresh_nodes(self) -> None:
@@ -146,9 +157,28 @@ class Fleet:
         if len(joined) < needed:
             raise RoundError(
                 f"{len(joined)} of {len(self._node_of)} organisations have joined within {seconds:g} s, and "
-                f"training.min_clients = {needed}: start more clients, or lower it (`fedloom deploy status` shows "
-                "which organisations are online; the server's log says which refused, and why)"
+                f"{self._too_few(joined, needed)} (see `fedloom deploy status`)"
             )
+
+    def _too_few(self, joined: list[int], needed: int) -> str:
+        """Return which number is too small, who has joined, who refuses and why, and the remedy."""
+        names, least = self.federation.organisations, self.recipe.training.min_clients
+        online = f"joined: {', '.join(names[c] for c in joined) or 'none'}"
+        refused = [f"{names[c]} does not join: {why}" for c, (_, why) in sorted(self._refused.items())]
+        remedies = ["remove the causes of the refusals"] if refused else []
+        if len(joined) + len(refused) < len(self._node_of):
+            remedies.append("start more clients")
+        if needed <= least:
+            remedies.append("lower it")
+        rule = f"training.min_clients = {needed}" if needed <= least else f"secure needs {needed}"
+        return f"{rule}; {'; '.join([online, *refused[:SHOWN_REFUSALS]])}: {', or '.join(remedies)}"
+
+    def noted(self, client: int, about: dict[str, Any], failure: Failure) -> Failure:
+        """Log a failure that is an organisation's refusal of a request, and return it."""
+        if failure.refusal:
+            name = self.federation.organisations[client]
+            self._events.add_once("refused", name, reason=_reason(about), why=failure.why, run=self.run)
+        return failure
 
     def send(
         self, client: int, about: dict[str, Any], body: bytes, kind: str, seconds: float, *, joining: bool = False
@@ -169,7 +199,7 @@ class Fleet:
         node = self._node_of.get(client) if joining else self._joined.get(client)
         if node is None or node not in self._here:
             return PendingRequest(
-                client, failure=Failure("dropped", "the organisation has not joined, or has gone offline")
+                client, failure=Failure("dropped", "the organisation has not joined, has gone offline, or was revoked")
             )
         about = about | {
             "to": client, "run": self.run, "recipe": self._terms, "versions": protocol_versions(),
@@ -202,8 +232,11 @@ class Fleet:
         answer = self._wait(asked, limit)
         name = self.federation.organisations[asked.client]
         if isinstance(answer, Failure):
-            self._events.add("failed", name, reason=answer.kind, why=answer.why, run=self.run)
+            if self._failing.get(asked.client) != answer:  # an absent organisation fails at every request
+                self._events.add("failed", name, reason=answer.kind, why=answer.why, run=self.run)
+            self._failing[asked.client] = answer
         else:
+            self._failing.pop(asked.client, None)
             what = str(answer[0].get("what"))[:20]
             self._events.add("answer", name, run=self.run, answered=what, bytes=len(answer[1]))
         return answer

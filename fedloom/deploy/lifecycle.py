@@ -46,7 +46,10 @@ def add_organisation(server: Path, name: str, to: Path, key: Path | None = None)
     public, known = server / "organisations" / f"{name}.pub", name in federation.organisations
     check_organisation(name)
     if known and name not in federation.revoked and public.exists():
-        raise UserError(f"'{name}' is already an organisation of '{federation.name}': choose another name")
+        raise UserError(
+            f"'{name}' is already an organisation of '{federation.name}': choose another name; if it has lost its key, "
+            f"restore its node.key, or revoke it first (fedloom deploy revoke {name}) and add it again with a new key"
+        )
     if to.exists():
         raise UserError(f"'{to}' already exists: choose another folder with --to (keys are never overwritten)")
     given = None if key is None else key.read_bytes() if read_public_key(key) else None

@@ -51,7 +51,7 @@ def run(grid: Grid, folder: Path, name: str, *, wait: float, timeout: float) -> 
     keys = {c: read_public_key(folder / "organisations" / f"{names[c]}.pub") for c in nodes.values()}
     events = EventLog(folder / SERVER)
     fleet = Fleet(grid, federation, nodes, keys, read_key(folder / "coordinator.key"), recipe, name, events)
-    fleet.wait_for(len(nodes), recipe.training.min_clients, wait)
+    fleet.wait_for(len(nodes), fleet.least, wait)
     experiment = Experiment(
         # Personal models stay with the clients. One checkpoint per round, so that clients need not keep older memory.
         recipe.with_(

@@ -15,6 +15,7 @@ from pydantic import Field
 from fedloom.config.loading import read_yaml
 from fedloom.core.checking import Section, checked
 from fedloom.core.errors import UserError
+from fedloom.deploy.versions import same_version
 from fedloom.experiment.files import write_whole
 
 if TYPE_CHECKING:
@@ -180,6 +181,5 @@ def refuse_other_versions(theirs: Any) -> None:
         if theirs.get(name) != value:
             raise VersionError(
                 name,
-                f"versions.{name} = {theirs.get(name)!r:.60} on the other side, {value!r} here: install the same "
-                "version of fedloom and torch on both sides",
+                f"versions.{name} = {theirs.get(name)!r:.60} on the other side, {value!r} here: {same_version(name)}",
             )

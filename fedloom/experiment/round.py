@@ -11,6 +11,8 @@ from fedloom.core.message import Message
 from fedloom.experiment.client_store import ClientStore
 
 log = logging.getLogger("fedloom")
+SHOWN_REFUSALS = 3
+"""Number of clients whose refusals are quoted in the error that ends a run."""
 
 
 @dataclass
@@ -49,6 +51,7 @@ class Round:
         self._loss = 0.0
         self._raised: tuple[int, Failure] | None = None
         self._diverged: int | None = None
+        self._refusals: list[str] = []
         self._first: deque[Message] = deque()
         self._results = self.engine.run(self._jobs())
         self.answers: Iterator[Message] = self._stream()
@@ -103,6 +106,9 @@ class Round:
             )
         field = "secure.threshold" if masked else "training.min_clients"
         rule = f"{field} needs {needed} of them" if masked else f"{field} = {needed}"
+        if last and self._refusals:  # fewer or less protected clients are no remedy for what a client objects to
+            whys = "; ".join(sorted(self._refusals)[:SHOWN_REFUSALS])
+            raise RoundError(f"{words}, but {rule}: {whys}; remove the causes, then resume the run")
         if last:
             raise RoundError(
                 f"{words}, but {rule}; retries with other clients failed too: see the log above, and lower {field} or "
@@ -142,6 +148,8 @@ class Round:
         if own and (failure.mistake or not self.skip_errors):
             raise failure.error(client, self.number)
         self.failed[failure.kind] += 1
+        if failure.refusal:
+            self._refusals.append(failure.why)
         kind = failure.kind.replace("_", " ")
         words = f"round {self.number}: {self.name_of(client)} is left out ({kind}): {failure.why}"
         if own and failure.why not in self.shown:

@@ -125,6 +125,9 @@ def test_strangers_revoked_keys_other_code_and_duplicates_differ(organisations, 
     assert reason(signed(north) | versions()) == "revoked"
     found = reasons(tmp_path)
     assert [one for _, one in found] == ["key", "code", "version", "duplicate", "revoked"]
+    why = {event["reason"]: event["why"] for event in read_events(tmp_path / "events.jsonl")}
+    assert "has lost its key must be revoked first" in why["key"] and "must be added with a new key" in why["revoked"]
+    assert "without local changes" in why["code"] and "fedloom and torch" in why["version"]
     assert found[0][0].startswith("key ") and found[0][0].endswith("at 10.0.0.7")
 
 

@@ -31,6 +31,7 @@ from fedloom.deploy import fleet as fleet_module
 from fedloom.deploy.certificates import new_key
 from fedloom.deploy.consent import RefusalError
 from fedloom.deploy.deployable import deployable
+from fedloom.deploy.events import EventLog, read_events
 from fedloom.deploy.sealing import RECORD, opened, sealed
 from fedloom.deploy.tasks import task_elsewhere
 from fedloom.deploy.terms import FederationTerms, fingerprint, protocol_versions
@@ -128,6 +129,19 @@ def test_leavers_are_tolerated_and_newcomers_join_between_rounds(tmp_path):
     assert [record["clients"] for record in history] == [2, 3, 2, 2]
     assert [record["evaluated"] for record in history] == [2, 3, 2, 2]
     assert history[2]["failed"] == {"dropped": 1}
+
+
+def test_an_absent_organisation_is_logged_once_until_it_answers(tmp_path):
+    federation = Set(tmp_path / "fed", small_recipe("fedavg", training__rounds=4, training__min_clients=2))
+    federation.fleet._events = EventLog(tmp_path / "events.jsonl")
+
+    def change(record):
+        federation.grid.online = {1: {100, 101}, 2: {100, 101}, 3: {100, 101, 102}}.get(record["round"], {100, 101})
+
+    history = federation.run(on_round=change).history
+    assert [record["clients"] for record in history] == [3, 2, 2, 3]
+    found = [(event["who"], event["event"]) for event in read_events(tmp_path / "events.jsonl")]
+    assert [one for one in found if one[1] == "failed"] == [("west", "failed")]
 
 
 def test_fewer_than_min_clients_end_the_run_and_it_can_go_on(tmp_path):

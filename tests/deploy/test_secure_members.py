@@ -161,6 +161,36 @@ def test_a_member_without_the_key_of_another_refuses_the_roster(tmp_path):
     assert asked == {"keys", "shares", "unmask"}
 
 
+def test_refusals_that_end_a_run_are_quoted_and_less_protection_is_no_remedy(tmp_path):
+    recipe = recipe_of()
+    make_federation(tmp_path / "fed", recipe, NAMES)
+    for name in ("north", "south"):
+        (tmp_path / "fed" / "organisations" / name / "members" / "east.pub").unlink()
+    members = {100 + c: member(tmp_path / "fed", name) for c, name in enumerate(NAMES)}
+    fleet = make_fleet(tmp_path / "fed", LoopGrid(members), recipe, names=NAMES)
+    fleet._events = EventLog(tmp_path / "events.jsonl")
+    fleet.wait_for(4, fleet.least, 0.5)
+    with pytest.raises(
+        RoundError, match=r"north refuses: the key of east .* members/east.pub; south refuses"
+    ) as caught:
+        make_experiment(fleet, recipe).run()
+    assert "remove the causes" in str(caught.value) and "lower" not in str(caught.value)
+    refused = [event for event in read_events(tmp_path / "events.jsonl") if event["event"] == "refused"]
+    assert sorted((event["who"], event["reason"]) for event in refused) == [("north", "consent"), ("south", "consent")]
+
+
+def test_two_members_online_do_not_begin_a_secure_run(tmp_path):
+    recipe = recipe_of(training__min_clients=2)
+    federation = Four(tmp_path / "fed", recipe)
+    federation.grid.online = {100, 101}
+    with pytest.raises(RoundError, match="secure needs 3; joined: north, south: start more clients") as caught:
+        federation.fleet.wait_for(4, federation.fleet.least, 0.1)
+    assert "lower" not in str(caught.value)
+    federation.fleet.wait_for(4, 2, 0.1)
+    with pytest.raises(RoundError, match="secure needs 3"):  # members that leave later
+        make_experiment(federation.fleet, recipe).run()
+
+
 def test_an_update_is_never_sent_without_masks(tmp_path):
     federation = Four(tmp_path / "fed", recipe_of())
     federation.fleet.wait_for(4, 1, 0.5)
@@ -180,8 +210,9 @@ def test_a_member_that_requires_secure_aggregation_refuses_plain_recipes(tmp_pat
     federation = Four(tmp_path / "fed", recipe_of(secure=None), secure_only=True)
     with pytest.raises(RefusalError, match="sends only masked updates .--require-secure-aggregation"):
         federation.members[100].consent.check(federation.recipe, federation.fleet.federation, 0)
-    with pytest.raises(RoundError, match="0 of 4 organisations have joined"):
+    with pytest.raises(RoundError, match=r"0 of 4 .*joined: none; north does not join: \(consent\) .*masked") as caught:
         federation.run()
+    assert "start more clients" not in str(caught.value)
     assert Four(tmp_path / "two", recipe_of(out=tmp_path / "out"), secure_only=True).run().history[0]["clients"] == 4
 
 

@@ -150,9 +150,11 @@ class SecureSum:
             )
 
     def _too_few(self, count: int, what: str, why: str = "") -> RoundError:
+        refused = any(failure.refusal for failure in self.failed.values())
         return RoundError(
             f"round {self.terms.round}: secure aggregation: {count} of {len(self._roster)} clients {what}, and "
-            f"{self.needed} are needed{why}; resume the run when more are available, or lower secure.threshold"
+            f"{self.needed} are needed{why}; resume the run when more are available"
+            + ("" if refused else ", or lower secure.threshold")
         )
 
     def _ask(self, stage: Stage, requests: Mapping[int, bytes], kind: type[Answer]) -> dict[int, Answer]:
