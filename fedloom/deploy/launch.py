@@ -7,10 +7,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
+from time import sleep
 
 FOLDER = "FEDLOOM_DEPLOY"
 """Environment variable with the server's folder, read by the app at the server."""
 GRACE_SECONDS = 10.0
+PARENT_SECONDS = 0.2
 OFF = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -72,6 +75,22 @@ def end(child: subprocess.Popen[bytes], grace: float = GRACE_SECONDS) -> None:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+
+def end_with_parent(grace: float = GRACE_SECONDS) -> None:
+    """End this process if its parent ends, `grace` seconds later at the latest.
+
+    Flower interrupts the ServerApp then, but a ServerApp that waits for clients' answers goes on for minutes.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            sleep(PARENT_SECONDS)
+        sleep(grace)
+        os._exit(1)
+
+    Thread(target=watch, name="end with parent", daemon=True).start()
 
 
 def free_port() -> int:

@@ -14,13 +14,15 @@ from fedloom.deploy.deployable import deployable
 from fedloom.deploy.engine import Flower
 from fedloom.deploy.events import SERVER, EventLog
 from fedloom.deploy.fleet import Fleet
-from fedloom.deploy.launch import FOLDER
+from fedloom.deploy.launch import FOLDER, end_with_parent
 from fedloom.deploy.logs import log_with_times
 from fedloom.deploy.serving import CODE
 from fedloom.deploy.tasks import task_elsewhere
 from fedloom.deploy.terms import FederationTerms
 from fedloom.experiment.loop import Experiment
 
+ORPHAN_SECONDS = 3.0
+"""Seconds that a run has to end if the server has ended; it can be resumed from its last round."""
 server_app = ServerApp()
 
 
@@ -28,6 +30,7 @@ server_app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run one experiment; its name and timeouts are in Flower's run configuration."""
     log_with_times()
+    end_with_parent(ORPHAN_SECONDS)
     wait, timeout = (float(context.run_config[name]) for name in ("wait", "timeout"))
     run(grid, Path(os.environ[FOLDER]), str(context.run_config["run"]), wait=wait, timeout=timeout)
 
