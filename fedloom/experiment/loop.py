@@ -235,10 +235,9 @@ class Experiment:
             if resumable:
                 self._save()
             kept = "the rounds so far are saved" if resumable else "rounds after the last checkpoint are repeated"
-            if isinstance(error, DivergedError):
-                error.add_note("a resumed run would diverge again: start a new run with other settings and another --out")
-            else:
-                error.add_note(f"{kept}; resume with: {self._how_to_resume}")
+            resume = f"{kept}; resume with: {self._how_to_resume}"
+            again = "a resumed run would diverge again: start a new run with other settings and another --out"
+            error.add_note(again if isinstance(error, DivergedError) else resume)
             raise
 
     @property
