@@ -78,7 +78,7 @@ def _write_run(path: Path, method: str, skill: float, clients: int, seed: int) -
         "personal_worst": float(np.sort(each)[: max(1, clients // 10)].mean()), "global_accuracy": 0.9 * each.mean(),
     }  # fmt: skip
     folder = RunFolder(path)
-    folder.describe(recipe.to_yaml())
+    folder.describe(recipe.to_yaml(), recipe.method.name)
     pace = rng.uniform(2, 9)
     traffic = {"up_bytes": int(1e5 * (1 + skill)), "down_bytes": int(1e5 * (1 + skill))}
     for number in range(1, ROUNDS + 1):

@@ -188,7 +188,7 @@ FILES = {
     "folders of uneven depth": (uneven_folders, ["run", "--data", "pics"], ["expected class/picture or"]),
     "an empty folder": (lambda: Path("pics").mkdir(), ["run", "--data", "pics"], ["there are no pictures in it"]),
     "natural clients without folders": (
-        npz(), ["run", "--data", "own.npz", "--partition", "natural"], ["natural", "group"]),
+        npz(), ["run", "--data", "own.npz", "--partition", "natural"], ["natural", "no clients or styles"]),
     # original files
     "idx: truncated": (
         mnist(train_images=idx(np.zeros((12, 8, 8)))[:-9]), original("mnist"), ["train-images", "promises"]),

@@ -80,7 +80,7 @@ def end(child: subprocess.Popen[bytes], grace: float = GRACE_SECONDS) -> None:
 def end_with_parent(grace: float = GRACE_SECONDS) -> None:
     """End this process if its parent ends, `grace` seconds later at the latest.
 
-    Flower interrupts the ServerApp then, but a ServerApp that waits for clients' answers goes on for minutes.
+    Flower interrupts the ServerApp then, but a ServerApp that waits for clients' answers would continue for minutes.
     """
     parent = os.getppid()
 

@@ -72,7 +72,7 @@ class EarlyStopping:
             ended = f"stopped after round {last} of {rounds}: no improvement of {field_of(self.name)} in "
             ended += f"{self.patience} evaluations; "
         else:
-            ended = ""  # a callback ended the run, which has a remark of its own
+            ended = ""  # a callback ended the run, which has another remark
         if best is None:
             return f"{ended}no validation result is known, so models and figures are those of the last round"
         return f"{ended}models and figures are those of round {best['round']}"
