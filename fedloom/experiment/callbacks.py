@@ -50,7 +50,7 @@ class Callback:
                 accuracies.
 
         Raises:
-            StopRun: The run shall end after this round.
+            StopRun: To end the run after this round.
         """
 
     def on_evaluation(self, record: RoundRecord, clients: Sequence[ClientRow]) -> None:
@@ -63,7 +63,7 @@ class Callback:
             clients: The evaluated clients, as in clients.jsonl: `client`, `name`, `accuracy`, `right`, `total`.
 
         Raises:
-            StopRun: The run shall end after this round.
+            StopRun: To end the run after this round.
         """
 
     def on_end(self, summary: Summary) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedloom.config.loading import flat
 from fedloom.experiment.records import ClientRow, RoundRecord, Summary, client_name
 
 if TYPE_CHECKING:
@@ -13,8 +14,8 @@ def history_frame(records: Sequence[RoundRecord]) -> "DataFrame":
     """Return a row per round, indexed by `round`; nested values become columns such as `styles.mnist`."""
     from pandas import DataFrame  # takes 0.3 s, and most runs need no frames
 
-    flat = [_flat(record) for record in records]
-    return DataFrame(flat, columns=_columns(records, "round")).set_index("round")
+    lines = [dict(flat(record)) for record in records]
+    return DataFrame(lines, columns=_columns(records, "round")).set_index("round")
 
 
 def clients_frame(rows: Sequence[ClientRow]) -> "DataFrame":
@@ -42,8 +43,8 @@ def runs_frame(summaries: Sequence[Summary]) -> "DataFrame":
     """Return a row per run of a comparison or sweep: label, seed, settings, figures."""
     from pandas import DataFrame
 
-    flat = [_flat(summary) for summary in summaries]
-    return DataFrame(flat, columns=_columns(flat, "label", "method", "seed"))
+    lines = [dict(flat(summary)) for summary in summaries]
+    return DataFrame(lines, columns=_columns(lines, "label", "method", "seed"))
 
 
 def table_frame(records: Sequence[Mapping[str, Any]], caption: str) -> "DataFrame":
@@ -55,14 +56,6 @@ def table_frame(records: Sequence[Mapping[str, Any]], caption: str) -> "DataFram
     return frame
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as one, with dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
-
-
 def _columns(rows: Sequence[Mapping[str, Any]], *first: str) -> list[str]:
     """Return the names of all values, in order of appearance, after `first`."""
-    return list(dict.fromkeys([*first, *(name for row in rows for name in _flat(row))]))
+    return list(dict.fromkeys([*first, *(name for row in rows for name, _ in flat(row))]))
