@@ -55,7 +55,7 @@ API = {
         "fedloom",
         [
             "engines.base.Engine", "engines.base.EngineSettings", "engines.make_engine", "core.job.Job",
-            "core.job.Result", "core.job.launch",
+            "core.job.Result", "core.execution.launch",
         ],
     ),
 }  # fmt: skip

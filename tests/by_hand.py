@@ -10,7 +10,8 @@ from torch import nn
 
 from fedloom import objectives
 from fedloom.core.client import Client
-from fedloom.core.job import Job, perform
+from fedloom.core.execution import perform
+from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.server import Server
 from fedloom.core.setup import Setup

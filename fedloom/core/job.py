@@ -1,29 +1,25 @@
-"""Jobs and results: the interface between engines and workspaces. Every engine calls `handle` or `launch`."""
+"""Jobs and results, which travel between engines, workspaces and organisations, and their serialised forms."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from time import perf_counter
 from typing import Annotated, Any, Literal, NotRequired, Protocol
 
-import numpy as np
-import torch
 from pydantic import ConfigDict, Field, with_config
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from fedloom.core.client import Client
 from fedloom.core.errors import UserError
 from fedloom.core.failures import Failure, FailureKind
 from fedloom.core.message import Message, MessageError, pack, refuse_unless, unpack
 from fedloom.core.reading import Count, Read, conforming
-from fedloom.core.scores import Answers, Scores, answers
-from fedloom.core.state import State, copies
-from fedloom.core.workspace import Workspace
+from fedloom.core.scores import Answers, Scores
+from fedloom.core.state import State
 
 JobKind = Literal["update", "evaluate", "global", "validate", "generalise"]
+ENCODED = ("update", "evaluate")
+"""Kinds of jobs whose message is encoded. The message of the others is the server's state, which is not transmitted."""
 CLOSED = ConfigDict(extra="forbid")
-
 
 ClientId = Annotated[int, Field(ge=-1, le=2**53)]
 """A client's number; -1 stands for all clients."""
@@ -242,160 +238,6 @@ class Runner(Protocol):
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Run the jobs and yield their results in the order of the jobs. Failures are results, too."""
         ...
-
-
-def handle(workspace: Workspace, job: Job) -> Result:
-    """Run a job, including decoding and encoding of messages, and wait for the device.
-
-    An exception raised by the client becomes the result's error. `torch.OutOfMemoryError` is re-raised: the engine
-    handles it.
-    """
-    start = perf_counter()
-    result = launch(workspace, job)
-    try:
-        result.read()
-    except Exception as error:  # errors of GPU kernels are raised here
-        return _failed(job, error)
-    result.seconds = perf_counter() - start
-    return result
-
-
-def launch(workspace: Workspace, job: Job) -> Result:
-    """Run a job like `handle`, but without waiting: on a GPU the result's tensors may not be computed yet."""
-    start = perf_counter()
-    workspace = workspace.of(job.client)
-    codec, intercept, work = workspace.setup.codec, workspace.setup.intercept, WORK[job.kind]
-    try:
-        if job.kind in ENCODED and codec.down is not None:
-            job = replace(job, message=codec.decode_down(job.message, workspace.initial))
-        result = work(workspace, job) if intercept is None else intercept(work, workspace, job)
-        workspace.refuse_rebound()
-        if codec.up is not None and result.message is not None and result.memory is not None:
-            result.message, left = codec.encode_up(result.message, job.message, job.memory or {})
-            result.memory |= left
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        return _failed(job, error)
-    result.seconds = perf_counter() - start
-    return result
-
-
-def _failed(job: Job, error: Exception) -> Result:
-    error.add_note(f"(in a job of client {job.client}: {job.kind}, round {job.round})")
-    return Result(job.client, error=Failure.of(error))
-
-
-def perform(workspace: Workspace, job: Job) -> Result:
-    """Run a job whose message is not encoded; exceptions are not caught."""
-    return WORK[job.kind](workspace.of(job.client), job).read()
-
-
-def _client(workspace: Workspace, job: Job, purpose: str, memory: State | None) -> Client:
-    """Load a client into the workspace. A client without memory is prepared first."""
-    samples = workspace.setup.task.samples(job.client)
-    workspace.load(job.message, memory)
-    new = memory is None
-    if new:
-        for network in workspace.networks:
-            workspace.setup.task.objective.begin(network)
-        workspace.setup.method.prepare(
-            Client(workspace, id=job.client, round=0, job="prepare", samples=samples, first=True)
-        )
-    kept = {name: tensor for name, tensor in (memory or {}).items() if name.startswith("optim.")}
-    return Client(workspace, id=job.client, round=job.round, job=purpose, samples=samples, first=new, optimizers=kept)
-
-
-def _update(workspace: Workspace, job: Job) -> Result:
-    method = workspace.setup.method
-    client = _client(workspace, job, "update", job.memory)
-    method.update(client)
-    message = Message(workspace.outgoing(), client=job.client, samples=client.size)
-    return Result(
-        client=job.client, message=message, memory=_memory(workspace, client), loss=client.last_loss,
-        finite_steps=client.finite_steps,
-    )  # fmt: skip
-
-
-def _memory(workspace: Workspace, client: Client) -> State:
-    return workspace.kept() | client.optimizers
-
-
-def _evaluate(workspace: Workspace, job: Job) -> Result:
-    """Score the personal model. A client without memory of its personal parts gets them from a temporary update."""
-    method, task = workspace.setup.method, workspace.setup.task
-    memory = job.memory
-    if memory is None and method.is_personal:
-        newcomer = _client(workspace, job, "newcomer", None)
-        method.update(newcomer)
-        memory = _memory(workspace, newcomer)
-    client = _client(workspace, job, "personalise", {} if memory is None else memory)
-    method.personalise(client)
-    personal = _changed(workspace, job.message) if job.keep_model else None
-    workspace.evaluate_only()
-
-    def predict(x: Tensor) -> Tensor:
-        return method.predict(client, x)
-
-    scored = answers(workspace, {job.client: task.federation.test[job.client]}, predict)
-    validated = _validated(workspace, {job.client: task.federation.validation[job.client]}, predict)
-    return Result(client=job.client, personal=personal, answers=scored, validation_answers=validated)
-
-
-def _validated(
-    workspace: Workspace, samples: dict[int, np.ndarray], predict: Callable[[Tensor], Tensor]
-) -> Answers | None:
-    """Predict the validation samples of clients; None if they have none."""
-    return answers(workspace, samples, predict) if any(map(len, samples.values())) else None
-
-
-def _changed(workspace: Workspace, message: Message) -> State:
-    """Return the tensors that differ from the message, or from the initial values where the message has none."""
-    now = copies(workspace.changing())
-    base = {name: message.get(name, workspace.initial[name]) for name in now}
-    return {name: value.cpu() for name, value in now.items() if not torch.equal(value, base[name].to(value))}
-
-
-def _score_global(workspace: Workspace, job: Job) -> Result:
-    task, method = workspace.setup.task, workspace.setup.method
-    workspace.load(job.message, None)
-    workspace.evaluate_only()
-    holder = Client(workspace, id=-1, round=job.round, job="global", samples=np.empty(0, np.int64))
-    validate = job.kind == "validate"
-    held = task.federation.validation if validate else task.federation.test
-    scored = answers(workspace, {c: held[c] for c in job.clients}, lambda x: method.predict_global(holder, x))
-    return Result(client=-1, validation_answers=scored) if validate else Result(client=-1, answers=scored)
-
-
-def _generalise(workspace: Workspace, job: Job) -> Result:
-    task, method = workspace.setup.task, workspace.setup.method
-    workspace.load(job.message, None)
-    samples = np.concatenate([task.samples(c) for c in job.clients])
-    pooled = Client(workspace, id=job.client, round=job.round, job="generalise", samples=samples, first=False)
-    method.generalise(pooled)
-    personal = _changed(workspace, job.message) if job.keep_model else None
-    workspace.evaluate_only()
-    tests = {id(task.federation.test[c]): task.federation.test[c] for c in job.clients}
-
-    def predict(x: Tensor) -> Tensor:
-        return method.predict_global(pooled, x)
-
-    scored = answers(workspace, {job.client: np.concatenate(list(tests.values()))}, predict)
-    validation = np.concatenate([task.federation.validation[c] for c in job.clients])
-    validated = _validated(workspace, {job.client: validation}, predict)
-    return Result(client=job.client, personal=personal, answers=scored, validation_answers=validated)
-
-
-Work = Callable[[Workspace, Job], Result]
-ENCODED = ("update", "evaluate")
-"""Kinds of jobs whose message is encoded. The message of the others is the server's state, which is not transmitted."""
-WORK: dict[JobKind, Work] = {
-    "update": _update,
-    "evaluate": _evaluate,
-    "global": _score_global,
-    "validate": _score_global,
-    "generalise": _generalise,
-}
 
 
 def _prefixed(prefix: str, state: Any) -> State:

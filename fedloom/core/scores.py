@@ -1,15 +1,11 @@
 """Scores of a model on clients' test or validation samples, per class or label."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fedloom.core.metrics import LabelPredictions, Metric, Predictions
-from fedloom.core.workspace import Workspace
 
 BACKDOOR = "backdoor"
 """Name of the figure of a simulated backdoor: share of the samples of other classes than the target class that are
@@ -89,52 +85,3 @@ class Answers:
 
     def _of_labels(self, client: int, labels: np.ndarray, right: np.ndarray, loss: np.ndarray) -> Scores:
         return Scores(client, right.sum(0).tolist(), [len(labels)] * self.classes, float(loss.sum(dtype=np.float64)))
-
-
-@torch.no_grad()
-def answers(workspace: Workspace, samples: Mapping[int, np.ndarray], predict: Callable[[Tensor], Tensor]) -> Answers:
-    """Predict samples of some clients, in large batches."""
-    task, metrics, trigger = workspace.setup.task, workspace.setup.metrics, workspace.setup.trigger
-    compare = _labels if task.objective.multilabel else _classes
-    columns: list[tuple[Tensor, ...]] = []
-    fooled: list[Tensor] = [torch.zeros(0, dtype=torch.bool, device=workspace.device)]
-    index = torch.from_numpy(np.concatenate(list(samples.values()))).to(workspace.device)
-    for chunk in index.split(workspace.evaluation_batch):
-        if len(chunk) == 0:
-            continue
-        with workspace.autocast():
-            logits = task.objective.class_logits(predict(workspace.stored.plain(chunk)).float())
-        columns.append(compare(logits, workspace.stored.labels[chunk], metrics))
-        if trigger is not None:
-            x = workspace.stored.normalise(trigger.stamp(workspace.stored.image(chunk)))
-            with workspace.autocast():
-                triggered = task.objective.class_logits(predict(x).float())
-            fooled.append(triggered.argmax(1) == trigger.target)
-    if not columns:
-        nothing = torch.zeros(0, task.classes, device=workspace.device)
-        columns = [compare(nothing, workspace.stored.labels[index], metrics)]
-    labels, right, loss, *predicted = (torch.cat(column) for column in zip(*columns, strict=True))
-    sizes = tuple(len(part) for part in samples.values())
-    return Answers(
-        labels, right, loss, task.classes, tuple(samples), sizes, metrics, tuple(predicted),
-        *(() if trigger is None else (torch.cat(fooled), trigger.target)),
-    )  # fmt: skip
-
-
-def _classes(logits: Tensor, y: Tensor, metrics: tuple[Metric, ...]) -> tuple[Tensor, ...]:
-    """Return labels, whether predictions are right, losses and, for `metrics`, what was predicted."""
-    judged = y, logits.argmax(1) == y, cross_entropy(logits, y, reduction="none")
-    return (*judged, *_predicted(logits, probabilities="auc" in metrics)) if metrics else judged
-
-
-def _labels(logits: Tensor, y: Tensor, metrics: tuple[Metric, ...]) -> tuple[Tensor, ...]:
-    """Return the same for several labels per sample: one decision and one loss per label."""
-    judged = y, (logits > 0) == (y > 0), binary_cross_entropy_with_logits(logits, y.to(logits), reduction="none")
-    return (*judged, logits.double().sigmoid()) if metrics else judged
-
-
-def _predicted(logits: Tensor, *, probabilities: bool) -> tuple[Tensor, ...]:
-    """Return predicted classes, their probabilities and, if asked for, the probabilities of all classes, in float64."""
-    share = logits.double().softmax(1)
-    answers = logits.argmax(1), share.amax(1)
-    return (*answers, share) if probabilities else answers

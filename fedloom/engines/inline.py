@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-from fedloom.core.job import Job, Result, launch
+from fedloom.core.execution import launch
+from fedloom.core.job import Job, Result
 from fedloom.engines.base import Engine
 
 

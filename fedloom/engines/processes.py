@@ -20,7 +20,8 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from fedloom.core.errors import brief
-from fedloom.core.job import Job, Result, handle
+from fedloom.core.execution import handle
+from fedloom.core.job import Job, Result
 from fedloom.core.message import Message
 from fedloom.core.setup import Precision, Setup
 from fedloom.core.signals import ignore_in_worker

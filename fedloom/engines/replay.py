@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from fedloom.core.batches import Row
-from fedloom.core.job import Job, Result, handle
+from fedloom.core.execution import handle
+from fedloom.core.job import Job, Result
 from fedloom.core.setup import Setup
 from fedloom.core.state import State
 from fedloom.core.workspace import Steps, Workspace

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedloom import methods, objectives
 from fedloom.core.errors import UserError
-from fedloom.core.job import Job, perform
+from fedloom.core.execution import perform
+from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.rng import numpy_generator
 from fedloom.core.setup import Setup

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from fedloom import objectives
 from fedloom.config.recipe import Recipe
-from fedloom.core.job import Job, perform
+from fedloom.core.execution import perform
+from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.setup import Setup
 from fedloom.core.task import Task

@@ -8,8 +8,9 @@ import torch
 from pydantic import Field, model_validator
 
 from fedloom.core.checking import Section, refusal
+from fedloom.core.execution import Work
 from fedloom.core.failures import Failure, InjectedError
-from fedloom.core.job import Job, Result, Work
+from fedloom.core.job import Job, Result
 from fedloom.core.message import Message
 from fedloom.core.rng import numpy_generator
 from fedloom.core.workspace import Workspace

@@ -9,7 +9,8 @@ import torch
 from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run, tiny_task
 from torch import nn
 
-from fedloom.core.job import Job, handle
+from fedloom.core.execution import handle
+from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.server import WeightedMean
 from fedloom.core.setup import Precision

@@ -10,7 +10,8 @@ from federated import small_recipe
 from safetensors.torch import load_file
 from test_flower import PATIENCE, running
 
-from fedloom.core.job import Job, perform
+from fedloom.core.execution import perform
+from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.server import Server
 from fedloom.core.setup import Setup

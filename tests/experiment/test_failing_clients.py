@@ -17,8 +17,9 @@ from tiny import same_state, tiny_run, tiny_task, without_times
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import RunError, UserError
+from fedloom.core.execution import WORK, perform
 from fedloom.core.failures import ClientError, RoundError
-from fedloom.core.job import WORK, Job, perform
+from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.workspace import Workspace
 from fedloom.experiment.loop import Experiment

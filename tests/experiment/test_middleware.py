@@ -7,8 +7,9 @@ import torch
 from tiny import tiny_task
 
 from fedloom.core.compression import WireSettings
+from fedloom.core.execution import handle
 from fedloom.core.failures import Failure
-from fedloom.core.job import Job, Result, handle
+from fedloom.core.job import Job, Result
 from fedloom.core.message import Message, signature
 from fedloom.core.setup import Setup
 from fedloom.core.training import Training

@@ -8,8 +8,9 @@ import torch
 
 import fedloom
 from fedloom.core.errors import UserError
+from fedloom.core.execution import perform
 from fedloom.core.federation import Federation
-from fedloom.core.job import Job, perform
+from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.setup import Setup
 from fedloom.core.task import Task

@@ -8,7 +8,8 @@ import pytest
 import torch
 from tiny import tiny_experiment
 
-from fedloom.core.scores import Answers, Scores, answers
+from fedloom.core.execution import answers
+from fedloom.core.scores import Answers, Scores
 from fedloom.core.workspace import Workspace
 from fedloom.experiment.summary import pooled, spread, summarise
 

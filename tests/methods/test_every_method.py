@@ -12,7 +12,8 @@ from references import reference
 from tiny import same_state, tiny_run, tiny_task
 
 from fedloom import objectives
-from fedloom.core.job import Job, perform
+from fedloom.core.execution import perform
+from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.server import Server
 from fedloom.core.setup import Setup

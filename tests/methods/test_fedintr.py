@@ -7,7 +7,8 @@ from torch.nn.functional import cross_entropy
 
 from fedloom.core.client import Client
 from fedloom.core.errors import UserError
-from fedloom.core.job import Job, perform
+from fedloom.core.execution import perform
+from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.setup import Setup
 from fedloom.core.training import Training

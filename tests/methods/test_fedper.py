@@ -10,7 +10,8 @@ from tiny import same_state, tiny_run, tiny_task
 from torch import nn
 
 from fedloom.core.errors import UserError
-from fedloom.core.job import Job, perform
+from fedloom.core.execution import perform
+from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.server import Server
 from fedloom.core.setup import Setup

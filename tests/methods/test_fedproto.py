@@ -6,7 +6,8 @@ import torch
 from tiny import same_state, tiny_run, tiny_task
 
 from fedloom.core.client import Client
-from fedloom.core.job import Job, perform
+from fedloom.core.execution import perform
+from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.server import Server
 from fedloom.core.setup import Setup

@@ -12,7 +12,8 @@ from torch.nn.functional import cosine_similarity, logsigmoid
 from fedloom import objectives
 from fedloom.core.batches import Batch
 from fedloom.core.dataset import Dataset
-from fedloom.core.job import Job, perform
+from fedloom.core.execution import perform
+from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.rng import Random
 from fedloom.core.server import Server

@@ -9,7 +9,8 @@ from sklearn.svm import LinearSVC
 from tiny import same_state, tiny_run, tiny_task
 from torch import nn
 
-from fedloom.core.job import Job, perform
+from fedloom.core.execution import perform
+from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.setup import Setup
 from fedloom.core.training import Training

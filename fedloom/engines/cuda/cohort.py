@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, fx
 
 from fedloom.core.batches import draw
-from fedloom.core.job import ENCODED, Job, Result, launch
+from fedloom.core.execution import launch
+from fedloom.core.job import ENCODED, Job, Result
 from fedloom.core.state import FlatState, State, copy_all_
 from fedloom.core.step_cache import Rows
 from fedloom.core.torch_internals import contexts_open

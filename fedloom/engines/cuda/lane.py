@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from fedloom.core.job import Job, Result, launch
+from fedloom.core.execution import launch
+from fedloom.core.job import Job, Result
 from fedloom.core.state import FlatState, State
 from fedloom.core.workspace import Steps, Workspace
 from fedloom.engines.cuda.graphs import Feed, Recorder, Work

@@ -11,8 +11,9 @@ from cohorts import LaneEngine, Recorder, alternately, check, close, lane_of, sa
 from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run_with_memory, tiny_task
 from torch.nn.functional import cross_entropy
 
+from fedloom.core.execution import perform
 from fedloom.core.failures import Failure
-from fedloom.core.job import Job, Result, perform
+from fedloom.core.job import Job, Result
 from fedloom.core.message import Message
 from fedloom.core.state import FlatState
 from fedloom.core.workspace import Workspace

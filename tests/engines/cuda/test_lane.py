@@ -11,7 +11,8 @@ from references import figures
 from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run_with_memory, tiny_task, without_times
 from torch.nn.functional import cross_entropy
 
-from fedloom.core.job import Job, perform
+from fedloom.core.execution import perform
+from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.workspace import Workspace
 from fedloom.data import Federation

@@ -15,8 +15,9 @@ from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run, tiny_task,
 
 from fedloom import methods
 from fedloom.core.errors import UserError
+from fedloom.core.execution import perform
 from fedloom.core.failures import Failure
-from fedloom.core.job import Job, Result, perform
+from fedloom.core.job import Job, Result
 from fedloom.core.message import Message
 from fedloom.core.signals import Interrupted
 from fedloom.core.state import FlatState

@@ -7,7 +7,7 @@ import torch
 from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run, tiny_task, without_times
 
 from fedloom.core.client import Client
-from fedloom.core.job import perform
+from fedloom.core.execution import perform
 from fedloom.core.workspace import Workspace
 from fedloom.data import Federation
 from fedloom.engines.base import Engine
