@@ -175,7 +175,8 @@ def engines(options: argparse.Namespace) -> None:
 
 def bytes_of_methods(options: argparse.Namespace) -> None:
     from fedloom import Recipe
-    from fedloom.core.state import nbytes, under
+    from fedloom.core.flat_state import nbytes
+    from fedloom.core.state import under
     from fedloom.core.workspace import Workspace
     from fedloom.experiment.loop import Experiment
     from fedloom.methods import METHODS as REGISTRY

@@ -14,7 +14,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedloom.core.state import FlatState, State, copies, nbytes, serialisable
+from fedloom.core.flat_state import FlatState, nbytes
+from fedloom.core.state import State, copies, serialisable
 from fedloom.core.torch_internals import foreach_norm
 
 LIMIT = 2**32

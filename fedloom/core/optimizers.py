@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedloom.core.checking import Section, as_written, refusal
 from fedloom.core.errors import UserError, nearest
+from fedloom.core.flat_state import FlatState, Layout
 from fedloom.core.registry import OBJECT, refuse_object
-from fedloom.core.state import FlatState, Layout
 from fedloom.core.torch_internals import (
     foreach_add,
     foreach_add_,

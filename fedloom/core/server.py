@@ -10,8 +10,9 @@ from torch import Tensor
 from fedloom.core.client import Client
 from fedloom.core.errors import UserError
 from fedloom.core.fit import FitResult
+from fedloom.core.flat_state import FlatState, Layout
 from fedloom.core.message import Message
-from fedloom.core.state import FlatState, Layout, Parts, State, as_paths, snapshot, under
+from fedloom.core.state import Parts, State, as_paths, snapshot, under
 from fedloom.core.workspace import Workspace
 
 By = Mapping[str, str]

@@ -20,12 +20,13 @@ from fedloom.core.batches import Plan, Row, StoredSamples
 from fedloom.core.errors import UserError
 from fedloom.core.features import compute_features
 from fedloom.core.fit import CaptureError
+from fedloom.core.flat_state import FlatState, Layout
 from fedloom.core.frozen import fixed_paths, is_fixed_itself, share
 from fedloom.core.optimizers import TORCH_OPTIMIZERS
 from fedloom.core.protocols import Network, is_network
 from fedloom.core.rng import Dropout, Random
 from fedloom.core.setup import Precision, Setup
-from fedloom.core.state import FlatState, Layout, Parts, State, copies, copy_all_, under
+from fedloom.core.state import Parts, State, copies, copy_all_, under
 from fedloom.core.step_cache import Rows, StepCache
 
 EVALUATION_BATCH = 512

@@ -21,11 +21,11 @@ import torch.multiprocessing as multiprocessing
 
 from fedloom.core.errors import brief
 from fedloom.core.execution import handle
+from fedloom.core.flat_state import nbytes
 from fedloom.core.job import Job, Result
 from fedloom.core.message import Message
 from fedloom.core.setup import Precision, Setup
 from fedloom.core.signals import ignore_in_worker
-from fedloom.core.state import nbytes
 from fedloom.core.workspace import Workspace
 from fedloom.engines.base import EngineSettings
 from fedloom.engines.pickling import ByValue, receive, send

@@ -24,9 +24,10 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from fedloom.core.errors import UserError
+from fedloom.core.flat_state import nbytes
 from fedloom.core.message import Signature
 from fedloom.core.reading import Count, decoding, parse_json, read_bytes
-from fedloom.core.state import State, nbytes, serialisable
+from fedloom.core.state import State, serialisable
 from fedloom.core.task import EVERYONE
 from fedloom.experiment.client_store import ClientStore
 from fedloom.experiment.files import sync_folder, unwritable, write_whole

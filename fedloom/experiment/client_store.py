@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save
 
-from fedloom.core.state import State, nbytes, serialisable
+from fedloom.core.flat_state import nbytes
+from fedloom.core.state import State, serialisable
 from fedloom.experiment.files import unwritable
 
 Key = tuple[int, bool]

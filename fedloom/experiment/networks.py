@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 from fedloom.core.errors import UserError
 from fedloom.core.features import notes_of
+from fedloom.core.flat_state import nbytes
 from fedloom.core.frozen import fixed_paths, frozen_part
 from fedloom.core.message import Signature
 from fedloom.core.protocols import is_network
 from fedloom.core.setup import Setup
-from fedloom.core.state import nbytes, under
+from fedloom.core.state import under
 from fedloom.core.workspace import Workspace
 from fedloom.methods import METHODS, Method
 

@@ -5,13 +5,13 @@ from time import perf_counter
 from typing import cast
 
 from fedloom.config.recipe import Recipe
+from fedloom.core.flat_state import FlatState
 from fedloom.core.job import Runner
 from fedloom.core.message import Message, signature
 from fedloom.core.method import Method
 from fedloom.core.reading import without_nan
 from fedloom.core.server import Server
 from fedloom.core.setup import Setup
-from fedloom.core.state import FlatState
 from fedloom.core.task import EVERYONE, Task
 from fedloom.engines import Engine
 from fedloom.experiment.client_store import ClientStore

@@ -12,13 +12,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fedloom.core.flat_state import nbytes
 from fedloom.core.frozen import frozen_part
 from fedloom.core.limits import refuse_without_room
 from fedloom.core.message import Contents, Message, signature
 from fedloom.core.method import Method
 from fedloom.core.reading import conforming
 from fedloom.core.scores import Scores
-from fedloom.core.state import nbytes, under
+from fedloom.core.state import under
 from fedloom.core.workspace import Workspace
 from fedloom.trust.access import averaging_of
 from fedloom.trust.ledger_file import FILE, Direction, EntryRow, Purpose

@@ -10,11 +10,12 @@ from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run, tiny_task
 from torch import nn
 
 from fedloom.core.execution import handle
+from fedloom.core.flat_state import FlatState, Layout, nbytes
 from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.server import WeightedMean
 from fedloom.core.setup import Precision
-from fedloom.core.state import FlatState, Layout, Parts, nbytes, snapshot, under
+from fedloom.core.state import Parts, snapshot, under
 from fedloom.core.workspace import Workspace
 from fedloom.methods import METHODS as REGISTRY
 

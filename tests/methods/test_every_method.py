@@ -13,11 +13,12 @@ from tiny import same_state, tiny_run, tiny_task
 
 from fedloom import objectives
 from fedloom.core.execution import perform
+from fedloom.core.flat_state import nbytes
 from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.server import Server
 from fedloom.core.setup import Setup
-from fedloom.core.state import nbytes, under
+from fedloom.core.state import under
 from fedloom.core.training import Training
 from fedloom.core.workspace import Workspace
 from fedloom.methods import ADDONS, field_docs, get, hyperparameters

@@ -11,11 +11,11 @@ from tiny import same_state, tiny_run, tiny_task
 
 from fedloom.core.client import Client
 from fedloom.core.execution import perform
+from fedloom.core.flat_state import nbytes
 from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.server import Server
 from fedloom.core.setup import Setup
-from fedloom.core.state import nbytes
 from fedloom.core.training import Training
 from fedloom.core.workspace import Workspace
 from fedloom.methods import get, hyperparameters, method_class

@@ -11,11 +11,11 @@ from torch import nn
 
 from fedloom.core.errors import UserError
 from fedloom.core.execution import perform
+from fedloom.core.flat_state import nbytes
 from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.server import Server
 from fedloom.core.setup import Setup
-from fedloom.core.state import nbytes
 from fedloom.core.training import Training
 from fedloom.core.workspace import Workspace
 from fedloom.methods import get

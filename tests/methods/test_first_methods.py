@@ -6,7 +6,7 @@ import torch
 from tiny import same_state, tiny_run, tiny_task
 
 from fedloom.core.errors import UserError
-from fedloom.core.state import nbytes
+from fedloom.core.flat_state import nbytes
 from fedloom.methods import Method, get, hyperparameters, method_class
 
 

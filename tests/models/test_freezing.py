@@ -10,7 +10,8 @@ from torch import nn
 
 import fedloom
 from fedloom.core.errors import UserError
-from fedloom.core.state import nbytes, under
+from fedloom.core.flat_state import nbytes
+from fedloom.core.state import under
 from fedloom.methods import METHODS as METHOD_CLASSES
 from fedloom.models import build
 

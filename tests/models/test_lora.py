@@ -15,7 +15,8 @@ from torch import nn
 
 import fedloom
 from fedloom.core.errors import UserError
-from fedloom.core.state import nbytes, under
+from fedloom.core.flat_state import nbytes
+from fedloom.core.state import under
 from fedloom.core.workspace import Workspace
 from fedloom.inference.export import export
 from fedloom.methods import METHODS as REGISTRY

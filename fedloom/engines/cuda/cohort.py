@@ -13,8 +13,9 @@ from torch import Tensor, fx
 
 from fedloom.core.batches import draw
 from fedloom.core.execution import launch
+from fedloom.core.flat_state import FlatState
 from fedloom.core.job import ENCODED, Job, Result
-from fedloom.core.state import FlatState, State, copy_all_
+from fedloom.core.state import State, copy_all_
 from fedloom.core.step_cache import Rows
 from fedloom.core.torch_internals import contexts_open
 from fedloom.core.workspace import Eager, Steps, Workspace

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, fx
 
 from fedloom.core.execution import launch
+from fedloom.core.flat_state import FlatState
 from fedloom.core.job import Job, Result
-from fedloom.core.state import FlatState, State
+from fedloom.core.state import State
 from fedloom.core.workspace import Steps, Workspace
 from fedloom.engines.cuda.graphs import Feed, Recorder, Work
 from fedloom.engines.cuda.tracing import Function, compiled, trace

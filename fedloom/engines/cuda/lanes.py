@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import UserError
+from fedloom.core.flat_state import FlatState
 from fedloom.core.job import Job, Result
 from fedloom.core.setup import Setup
-from fedloom.core.state import FlatState
 from fedloom.core.workspace import Workspace
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.cuda import connections

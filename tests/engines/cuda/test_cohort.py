@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 
 from fedloom.core.execution import perform
 from fedloom.core.failures import Failure
+from fedloom.core.flat_state import FlatState
 from fedloom.core.job import Job, Result
 from fedloom.core.message import Message
-from fedloom.core.state import FlatState
 from fedloom.core.workspace import Workspace
 from fedloom.data import Federation
 from fedloom.methods import METHODS as REGISTRY

@@ -17,10 +17,10 @@ from fedloom import methods
 from fedloom.core.errors import UserError
 from fedloom.core.execution import perform
 from fedloom.core.failures import Failure
+from fedloom.core.flat_state import FlatState
 from fedloom.core.job import Job, Result
 from fedloom.core.message import Message
 from fedloom.core.signals import Interrupted
-from fedloom.core.state import FlatState
 from fedloom.core.workspace import Workspace
 from fedloom.data import Federation
 from fedloom.engines import EngineSettings
