@@ -1,8 +1,6 @@
 """One client during a job: its parts, its samples, its memory, and the functions that train it."""
 
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,14 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedloom.core.batches import Batch, FeatureBatch, Row, shuffled
+from fedloom.core.batches import Row
 from fedloom.core.errors import UserError
 from fedloom.core.fit import Features, FitResult, FitSpec, StaleValueError, code_of
 from fedloom.core.optimizers import descend_
-from fedloom.core.rng import Random, key, permutation
-from fedloom.core.state import Parts, State, as_paths, copies
+from fedloom.core.rng import Random
+from fedloom.core.state import Parts, State, as_paths
 from fedloom.core.step_cache import FINITE_STEPS, StepCache
-from fedloom.core.workspace import Steps, Workspace
+from fedloom.core.trainer import Trainer
+from fedloom.core.workspace import Workspace
 
 
 class Client:
@@ -34,16 +33,8 @@ class Client:
     """
 
     _workspace: Workspace
-    _id: int
-    _round: int
-    _job: str
-    _samples: np.ndarray
+    _trainer: Trainer
     _first: bool
-    _optimizers: State
-    _uses: dict[str, int]
-    _step: "_Step"
-    _loss: Tensor | None
-    _finite: tuple[Tensor, int] | None
 
     def __init__(
         self,
@@ -56,10 +47,9 @@ class Client:
         first: bool = False,
         optimizers: State | None = None,
     ):
-        vars(self).update(  # bypasses __setattr__ for speed: a client is created for every job
-            _workspace=workspace, _id=id, _round=round, _job=job, _samples=samples, _first=first,
-            _optimizers=dict(optimizers or {}), _uses={}, _step=_Step(), _loss=None, _finite=None,
-        )  # fmt: skip
+        trainer = Trainer(workspace, id, round, job, samples, dict(optimizers or {}))
+        # bypasses __setattr__ for speed: a client is created for every job
+        vars(self).update(_workspace=workspace, _trainer=trainer, _first=first)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -90,17 +80,17 @@ class Client:
     @property
     def id(self) -> int:
         """The client's number. Not available inside a step."""
-        return self._outside(self._id)
+        return self._outside(self._trainer.id)
 
     @property
     def round(self) -> int:
         """The communication round, counted from 1. Not available inside a step."""
-        return self._outside(self._round)
+        return self._outside(self._trainer.round)
 
     @property
     def size(self) -> int:
         """Number of training samples. Not available inside a step."""
-        return self._outside(len(self._samples))
+        return self._outside(len(self._trainer.samples))
 
     @property
     def first(self) -> bool:
@@ -115,7 +105,7 @@ class Client:
         """
         self._outside(0)
         workspace = self._workspace
-        labels = workspace.stored.labels[torch.from_numpy(self._samples).to(workspace.device)]
+        labels = workspace.stored.labels[torch.from_numpy(self._trainer.samples).to(workspace.device)]
         return one_hot(labels, workspace.setup.task.classes).sum(0).float()
 
     @property
@@ -132,17 +122,17 @@ class Client:
     @property
     def last_loss(self) -> Tensor | None:
         """Mean training loss of the last `fit`, or None before the first one."""
-        return self._loss
+        return self._trainer.loss
 
     @property
     def finite_steps(self) -> tuple[Tensor, int] | None:
         """Two factors of the number of steps of the last `fit` before its loss was no longer finite; None before it."""
-        return self._finite
+        return self._trainer.finite
 
     @property
     def optimizers(self) -> State:
         """Optimizer state that is stored until the client's next round."""
-        return self._optimizers
+        return self._trainer.optimizers
 
     @property
     def objective(self) -> Any:
@@ -195,14 +185,14 @@ class Client:
         paths = as_paths(parts)
 
         def step(row: Row) -> None:
-            with self._stepping(row, 1, views, data is not None) as (batch,):
-                value = _mean(loss(self, batch), self._step.size)
+            with self._trainer.step(row, views=views, features=data is not None) as (batch,):
+                value = _mean(loss(self, batch), batch.size)
                 self.note("loss", value)
                 self.descend(paths, value, plain=plain)
                 if after is not None:
                     after(self)
 
-        return self._run(
+        return self._trainer.run(
             FitSpec(
                 step=step,
                 site=("fit", paths, code_of(loss), after and code_of(after), views, data is not None, plain),
@@ -254,10 +244,10 @@ class Client:
         paths = as_paths(train)
 
         def taken(row: Row) -> None:
-            with self._stepping(row, batches, views, features=False) as drawn:
+            with self._trainer.step(row, batches=batches, views=views) as drawn:
                 step(self, *drawn)
 
-        return self._run(
+        return self._trainer.run(
             FitSpec(
                 step=taken, site=("steps", paths, code_of(step), views, batches), parts=paths,
                 optimized=tuple((path,) for path in paths), epochs=epochs, lr=lr, batch_size=batch_size,
@@ -306,7 +296,7 @@ class Client:
         """
         cache = self._inside("client.note can be called inside a training step only")
         total, value = cache.total(name), value.detach()
-        total.add_(value if value.dim() == 0 else value.mean(), alpha=self._step.size)
+        total.add_(value if value.dim() == 0 else value.mean(), alpha=self._trainer.step_size)
         if name == "loss":
             cache.total(FINITE_STEPS).add_(total.isfinite())
 
@@ -325,8 +315,8 @@ class Client:
         """
         extract = extract or (lambda client, x: client.model.extractor(x))
         workspace = self._workspace
-        index = torch.from_numpy(self._samples).to(workspace.device)
-        workspace.evaluate_only()
+        index = torch.from_numpy(self._trainer.samples).to(workspace.device)
+        workspace.modes.evaluate_only()
         with torch.no_grad(), workspace.autocast():
             chunks = index.split(workspace.evaluation_batch)
             z = torch.cat([extract(self, workspace.stored.plain(i)).float() for i in chunks])
@@ -338,7 +328,7 @@ class Client:
         return self._workspace.setup.training.optimizer.keep
 
     def _outside(self, value: int) -> int:
-        if self._step.active:
+        if self._trainer.active:
             raise StaleValueError(
                 "client.id, round, size, first and class_counts cannot be read inside a training step: a recorded step "
                 "would reuse the first client's. Copy the value into a part (a tensor) before the fit"
@@ -346,78 +336,9 @@ class Client:
         return value
 
     def _inside(self, message: str) -> StepCache:
-        cache = self._step.cache
+        cache = self._trainer.cache
         assert cache is not None, message
         return cache
-
-    @contextmanager
-    def _stepping(self, row: Row, batches: int, views: int, features: bool) -> Iterator[list[Any]]:
-        """Set up one training step and yield its batches; afterwards let the objective update its internal state."""
-        workspace, step = self._workspace, self._step
-        cache = self._inside("a step has a cache")
-        workspace.random.begin(row[:1])
-        indices = row[1:].view(batches, -1).unbind()
-        step.active = True
-        try:
-            with workspace.autocast():
-                drawn: list[Any]
-                if features:
-                    assert cache.data is not None
-                    drawn = [FeatureBatch(cache.data, i) for i in indices]
-                else:
-                    drawn = [Batch(workspace.stored, i, workspace.random, views) for i in indices]
-                step.size = sum(batch.size for batch in drawn)
-                yield drawn
-                for model in workspace.networks_in(cache.parts):
-                    workspace.setup.task.objective.follow(model)
-        finally:
-            step.active = False
-
-    def _run(self, spec: FitSpec) -> FitResult:
-        """Run the steps of one call: derive the random key, plan the batches, prepare optimizers and modes."""
-        if self._step.active:
-            raise RuntimeError(
-                "fit and steps cannot be called inside a training step, which may be recorded; call client.descend"
-            )
-        workspace, training = self._workspace, self._workspace.setup.training
-        epochs = training.epochs if spec.epochs is None else spec.epochs
-        if workspace.fixed and not any(workspace.parameters(paths) for paths in spec.optimized):
-            epochs = 0  # all parts are frozen by the recipe
-        size = spec.batch_size or training.batch_size
-        use = self._uses.get(spec.purpose, 0)
-        self._uses[spec.purpose] = use + (epochs > 0)
-        seed = key(workspace.setup.seed, self._round, self._id, self._job, spec.purpose, use)
-
-        cache = self._step.cache = workspace.step_cache(spec.site, spec.parts, spec.optimized)
-        lr = training.lr(max(1, self._round)) if spec.lr is None else spec.lr
-        index = self._samples
-        if spec.data is not None:
-            index = np.arange(len(spec.data[0]))
-            cache.hold(spec.data, workspace.setup.task.largest_client if workspace.stepper.fixed_memory else None)
-        if spec.fraction < 1:
-            index = index[permutation(key(seed, "some"), len(index))[: max(1, int(spec.fraction * len(index)))]]
-        if epochs and len(index):
-            epochs = max(epochs, math.ceil(spec.at_least / math.ceil(len(index) / size)))
-        plan = shuffled(index, size, seed, epochs=epochs, batches=spec.batches)
-        workspace.expect_mode(spec.parts, norms=plan.norms)
-        steps = Steps(workspace, cache, spec.step, plan, lr, self._optimizers, spec.keep_as)
-        means = workspace.stepper.run(steps)
-        if (finite := means.pop(FINITE_STEPS, None)) is not None:
-            self._finite = finite, plan.samples
-        if spec.keep_as:
-            self._optimizers |= copies(cache.optimizer_state(spec.keep_as))
-        self._loss = means.get("loss", self._loss)
-        return FitResult(means, len(plan.sizes), workspace.constant(lr))
-
-
-class _Step:
-    """State of the current training step: the call's statistics and optimizers, and the number of samples."""
-
-    __slots__ = ("active", "cache", "size")
-
-    def __init__(self) -> None:
-        self.active, self.size = False, 0
-        self.cache: StepCache | None = None
 
 
 def _mean(value: Tensor, size: int = 1) -> Tensor:

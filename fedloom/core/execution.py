@@ -107,7 +107,7 @@ def _evaluate(workspace: Workspace, job: Job) -> Result:
     client = _client(workspace, job, "personalise", {} if memory is None else memory)
     method.personalise(client)
     personal = _changed(workspace, job.message) if job.keep_model else None
-    workspace.evaluate_only()
+    workspace.modes.evaluate_only()
 
     def predict(x: Tensor) -> Tensor:
         return method.predict(client, x)
@@ -134,7 +134,7 @@ def _changed(workspace: Workspace, message: Message) -> State:
 def _score_global(workspace: Workspace, job: Job) -> Result:
     task, method = workspace.setup.task, workspace.setup.method
     workspace.load(job.message, None)
-    workspace.evaluate_only()
+    workspace.modes.evaluate_only()
     holder = Client(workspace, id=-1, round=job.round, job="global", samples=np.empty(0, np.int64))
     validate = job.kind == "validate"
     held = task.federation.validation if validate else task.federation.test
@@ -149,7 +149,7 @@ def _generalise(workspace: Workspace, job: Job) -> Result:
     pooled = Client(workspace, id=job.client, round=job.round, job="generalise", samples=samples, first=False)
     method.generalise(pooled)
     personal = _changed(workspace, job.message) if job.keep_model else None
-    workspace.evaluate_only()
+    workspace.modes.evaluate_only()
     tests = {id(task.federation.test[c]): task.federation.test[c] for c in job.clients}
 
     def predict(x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedloom.core.batches import Row
@@ -65,10 +66,15 @@ class FitResult(dict[str, Tensor]):
         >>> copy_(client.last, result["loss"])
     """
 
-    def __init__(self, means: State, steps: int, lr: Tensor):
+    def __init__(self, means: State, steps: int, lr: float, device: torch.device):
         super().__init__(means)
         self.steps = steps
-        self.lr = lr
+        self._lr, self._device = lr, device
+
+    @property
+    def lr(self) -> Tensor:
+        """The learning rate."""
+        return torch.full((), self._lr, device=self._device)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedloom.core.errors import UserError
 from fedloom.core.optimizers import NOT_KEPT, TORCH_OPTIMIZERS, Optimizer, OptimizerSettings
+from fedloom.core.protocols import Network
 from fedloom.core.state import State
 from fedloom.core.torch_optimizer import TorchOptimizer
 
@@ -32,6 +33,7 @@ class StepCache:
         self,
         site: Hashable,
         parts: tuple[str, ...],
+        networks: list[Network],
         optimized: Mapping[tuple[str, ...], list[Tensor]],
         settings: OptimizerSettings,
         allocate: Allocate,
@@ -40,6 +42,8 @@ class StepCache:
         self.site = site
         self.parts = parts
         """Parts that the steps train."""
+        self.networks = networks
+        """Networks that overlap with these parts."""
         self.names = names
         """Position of each statistic in `sums`."""
         self._allocate = allocate

@@ -11,17 +11,19 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from fedloom.core.addresses import Addresses
 from fedloom.core.batches import Plan, Row, StoredSamples
 from fedloom.core.errors import UserError
 from fedloom.core.features import compute_features
 from fedloom.core.fit import CaptureError
 from fedloom.core.flat_state import FlatState, Layout
-from fedloom.core.frozen import fixed_paths, is_fixed_itself, share
+from fedloom.core.frozen import fixed_paths, share
+from fedloom.core.modes import Modes
 from fedloom.core.optimizers import TORCH_OPTIMIZERS
 from fedloom.core.protocols import Network, is_network
 from fedloom.core.rng import Dropout, Random
@@ -49,7 +51,7 @@ class Steps:
 
     def set_mode(self) -> None:
         """Set trained parts to train mode and all others to eval mode."""
-        self.workspace.train_only(self.cache.parts, norms=self.plan.norms)
+        self.workspace.modes.train_only(self.cache.parts, norms=self.plan.norms)
 
     def prepare(self) -> None:
         """Set modes and learning rate; zero statistics and optimizers, or restore kept optimizer state."""
@@ -154,46 +156,34 @@ class Workspace:
         self.outbox: FlatState | None = None
         """Memory in which an engine collects the client's message when the client has finished."""
         self.caches: dict[Hashable, StepCache] = {}
-        self._received = self.received.named_tensors()
         self._parameters: dict[tuple[str, ...], list[Tensor]] = {}
-        self._networks: dict[tuple[str, ...], list[Network]] = {}
-        self._constants: dict[float, Tensor] = {}
-        self._variants: dict[int, Workspace] = {}
-        self._modes: dict[Hashable, tuple[list[tuple[nn.Module, bool]], list[tuple[nn.Parameter, bool]]]] = {}
-        self._in_mode: tuple[tuple[str, ...], bool] | None = None
+        self.modes = Modes(self.parts, self.fixed)
+        self._addresses = Addresses(self.parts)
         self.private = tuple(
             name
             for name, module in self.parts.named_modules()
             if getattr(module, "stays_local", False) or isinstance(module, setup.method.keeps_layers)
         )
         """Paths inside shared parts that never leave a client: momentum encoders, queues, `keeps_layers`."""
-        self._places  # noqa: B018  records all addresses
         self.features = self._attached_features() if setup.cache_features else []
         """Features of frozen extractors, which steps may read."""
 
     def of(self, client: int) -> "Workspace":
         """Return the workspace for a client's network: this one, or that of another network; -1 means the server's."""
-        return self.variant(0 if client < 0 else self.setup.task.network.kind_of(client))
+        return self.variants[0 if client < 0 else self.setup.task.network.kind_of(client)]
 
-    @property
+    @cached_property
     def variants(self) -> list["Workspace"]:
-        """The workspaces for all networks that clients have."""
-        return [self.variant(kind) for kind in range(len(self.setup.variants))]
-
-    def variant(self, kind: int) -> "Workspace":
-        """Return the workspace for one of the networks that clients have; those but the first are made on first use.
-
-        Shared parts start from the same values in all of them.
-        """
-        if kind == 0:
-            return self
-        if kind not in self._variants:
-            made = self._variants[kind] = Workspace(
-                self.setup.variants[kind], device=self.device, stepper=type(self.stepper)(), stored=self.stored,
-                precision=self.precision,
-            )  # fmt: skip
-            made.start_from({name: self.initial[name] for name in (*self._held, *self.sent)})
-        return self._variants[kind]
+        """The workspaces for all networks that clients have. Shared parts start from the same values in all of them."""
+        others = [
+            Workspace(
+                setup, device=self.device, stepper=type(self.stepper)(), stored=self.stored, precision=self.precision
+            )
+            for setup in self.setup.variants[1:]
+        ]
+        for other in others:
+            other.start_from({name: self.initial[name] for name in (*self._held, *self.sent)})
+        return [self, *others]
 
     def _flattened(self, parts: Parts, name: str) -> FlatState:
         """Move all tensors of a tree but frozen ones into one buffer per dtype; the tensor objects stay the same."""
@@ -328,45 +318,23 @@ class Workspace:
         Raises:
             CaptureError: Names the tensor that was replaced.
         """
-        if (moved := self.moved()) is None:
+        if (moved := self._addresses.moved()) is None:
             return
-        for path, table, name, tensor, _ in self._places:
-            table[name] = tensor
-            tensor.data = self.flat[path] if path in self.flat else self.initial[path]
+        self._addresses.restore(self.initial | dict(self.flat))
         raise CaptureError(f"part '{moved}' was rebound (p.data = … or an assignment); write in place instead: copy_")
-
-    @cached_property
-    def _places(self) -> list[tuple[str, dict[str, Any], str, Tensor, int]]:
-        """Path, containing table, name and address of every tensor in the tree."""
-        return [
-            (f"{path}.{name}".lstrip("."), table, name, tensor, tensor.data_ptr())
-            for path, module in self.parts.named_modules()
-            for table in (module._parameters, module._buffers)
-            for name, tensor in table.items()
-            if tensor is not None
-        ]
-
-    def moved(self) -> str | None:
-        """Return the path of the first tensor that is not at its original address; None if there is none."""
-        for path, table, name, tensor, address in self._places:
-            if table.get(name) is not tensor or tensor.data_ptr() != address:
-                return path
-        return None
 
     @cached_property
     def networks(self) -> list[Network]:
         """All networks in the tree."""
         return [module for module in self.parts.modules() if is_network(module)]
 
-    def networks_in(self, paths: tuple[str, ...]) -> list[Network]:
+    def _networks_in(self, paths: tuple[str, ...]) -> list[Network]:
         """Return the networks that overlap with these paths."""
-        if paths not in self._networks:
-            self._networks[paths] = [
-                module
-                for name, module in self.parts.named_modules()
-                if is_network(module) and (under(name, paths) or any(under(path, (name,)) for path in paths))
-            ]
-        return self._networks[paths]
+        return [
+            module
+            for name, module in self.parts.named_modules()
+            if is_network(module) and (under(name, paths) or any(under(path, (name,)) for path in paths))
+        ]
 
     def step_cache(self, site: Hashable, parts: tuple[str, ...], optimized: Iterable[tuple[str, ...]]) -> StepCache:
         """Return the statistics and optimizers of a call site, created on first use."""
@@ -374,55 +342,5 @@ class Workspace:
             names = self.setup.statistics.setdefault(site, {})
             groups = {paths: self.parameters(paths) for paths in optimized}
             settings = self.setup.training.optimizer
-            self.caches[site] = StepCache(site, parts, groups, settings, self.allocate, names)
+            self.caches[site] = StepCache(site, parts, self._networks_in(parts), groups, settings, self.allocate, names)
         return self.caches[site]
-
-    def constant(self, value: float) -> Tensor:
-        """Return a number as a cached 0-d tensor."""
-        if value not in self._constants:
-            self._constants[value] = torch.full((), value, device=self.device)
-        return self._constants[value]
-
-    def train_only(self, paths: tuple[str, ...], *, norms: bool) -> None:
-        """Set the parts under `paths` to train mode; freeze all others, including buffers, and set them to eval mode.
-
-        Parts that `model.freeze` names are always in eval mode.
-
-        Without `norms`, all batch-norm layers are in eval mode: one sample has no variance.
-        """
-        self._in_mode = paths, norms
-        if (paths, norms) not in self._modes:
-            self._modes[paths, norms] = self._mode(paths, norms)
-        modules, parameters = self._modes[paths, norms]
-        for module, training in modules:
-            if module.training is not training:
-                module.training = training
-        for parameter, learns in parameters:
-            if parameter.requires_grad is not learns:
-                parameter.requires_grad_(learns)
-
-    def expect_mode(self, paths: tuple[str, ...], *, norms: bool) -> None:
-        """Set modes like `train_only`, unless they are already set."""
-        if self._in_mode != (paths, norms):
-            self.train_only(paths, norms=norms)
-
-    def evaluate_only(self) -> None:
-        """Set everything to eval mode."""
-        self._in_mode = None
-        self.parts.eval()
-
-    def _mode(
-        self, paths: tuple[str, ...], norms: bool
-    ) -> tuple[list[tuple[nn.Module, bool]], list[tuple[nn.Parameter, bool]]]:
-        for name, buffer in self.parts.named_buffers():
-            if buffer.requires_grad:
-                raise RuntimeError(
-                    f"part '{name}' is a tensor that requires a gradient; make it an nn.Parameter of a module"
-                )
-        modules = []
-        for name, module in self.parts.named_modules():
-            batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
-            fixed = under(name, self.fixed) or is_fixed_itself(module)
-            trained = bool(name) and under(name, paths) and not fixed
-            modules.append((module, trained and (norms or not batch_norm)))
-        return modules, [(p, under(name, paths)) for name, p in self.parts.named_parameters()]

@@ -1,10 +1,10 @@
 """Checks of what a recorded step may do, and recording without side effects. Used by `replay` and by CUDA graphs."""
 
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fedloom.core.fit import CaptureError as CaptureError
-from fedloom.core.state import tensors_of
+from fedloom.core.state import copy_all_, tensors_of
 from fedloom.core.step_cache import distinct
 from fedloom.core.workspace import Steps
 
@@ -96,6 +96,9 @@ class Watch(TorchDispatchMode):
         raise CaptureError(f"{line()} uses torch's random generator ({func}); use fedloom's Dropout, or client.random")
 
 
+W = TypeVar("W", bound=Watch)
+
+
 class NoPythonReads(TorchFunctionMode):
     """Rejects reads of a tensor's values that are not tensor operations and would not be recorded."""
 
@@ -130,25 +133,35 @@ def touched(steps: Steps) -> list[Tensor]:
     )  # fmt: skip
 
 
+def written(steps: Steps) -> list[Tensor]:
+    """Return the memory that a step may write: parts, buffers, optimizer state, statistics."""
+    return [*steps.workspace.flat.buffers.values(), *steps.cache.flat()]
+
+
 @contextmanager
-def undone(*all_steps: Steps) -> Iterator[None]:
-    """Undo all changes that steps make inside the context: parts, buffers, optimizer state, statistics."""
-    written = [t for s in all_steps for t in (*s.workspace.flat.buffers.values(), *s.cache.flat())]
-    before = [tensor.clone() for tensor in written]
+def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Restore the values of tensors at the end of the context."""
+    before = [tensor.clone() for tensor in tensors]
     try:
         yield
     finally:
-        for tensor, value in zip(written, before, strict=True):
-            tensor.copy_(value)
+        copy_all_(tensors, before)
 
 
-def check(steps: Steps, row: Tensor) -> None:
-    """Take a step twice under the checks and undo it.
+def undone(steps: Steps) -> AbstractContextManager[None]:
+    """Return a context that undoes all changes that steps make inside."""
+    return restored(written(steps))
+
+
+def check(steps: Steps, row: Tensor, kind: type[W]) -> W:
+    """Take a step twice, the second time under a watch, and undo it; return the watch.
 
     Raises:
         CaptureError: The step cannot be recorded.
     """
     with undone(steps):
-        steps.step(row)  # warm-up: libraries initialise themselves
-        with NoPythonReads(), Watch([*touched(steps), row]):
+        steps.step(row)  # warm-up: libraries initialise themselves, and statistics are created
+        watch = kind([*touched(steps), row])
+        with NoPythonReads(), watch:
             steps.step(row)
+    return watch

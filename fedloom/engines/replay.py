@@ -18,7 +18,7 @@ from fedloom.core.setup import Setup
 from fedloom.core.state import State
 from fedloom.core.workspace import Steps, Workspace
 from fedloom.engines.base import Engine, EngineSettings
-from fedloom.engines.recording import NoPythonReads, Watch, storage, touched, undone
+from fedloom.engines.recording import Watch, check, storage
 
 
 class Tape(Watch):
@@ -72,11 +72,7 @@ class Replay:
 
     def _record(self, steps: Steps, row: Row) -> tuple[Tape, Row]:
         buffer = row.clone()
-        with undone(steps):
-            steps.step(buffer)  # warm-up: creates the statistics
-            with NoPythonReads(), Tape([*touched(steps), buffer]) as tape:
-                steps.step(buffer)
-        return tape, buffer
+        return check(steps, buffer, Tape), buffer
 
 
 class ReplayEngine(Engine):

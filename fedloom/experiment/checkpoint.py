@@ -12,10 +12,8 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from time import perf_counter
 from typing import Annotated, Any
 
 import safetensors.torch
@@ -328,35 +326,3 @@ def _stem(round: int) -> str:
 
 def _digest(values: Any) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
-
-
-SHARE = 20
-"""Checkpoints that are due by elapsed time take at most 1/`SHARE` of the run time."""
-
-
-class CheckpointSchedule:
-    """Decides after which rounds a checkpoint is due.
-
-    Args:
-        rounds: Rounds between checkpoints; 0: never.
-        seconds: A checkpoint is also due when the last one is this old; 0: no limit.
-    """
-
-    def __init__(self, rounds: int, seconds: float):
-        self._rounds, self._seconds = rounds, seconds
-        self._since, self._took = perf_counter(), 0.0
-
-    def __call__(self, round: int) -> bool:
-        """Return whether a checkpoint is due after this round."""
-        if not self._rounds:
-            return False
-        late = perf_counter() - self._since >= max(self._seconds, SHARE * self._took)
-        return round % self._rounds == 0 or (late and self._seconds > 0)
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Return a context manager that measures how long writing a checkpoint takes."""
-        start = perf_counter()
-        yield
-        self._since = perf_counter()
-        self._took = self._since - start

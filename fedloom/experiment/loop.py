@@ -3,12 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
-from time import perf_counter
 from typing import NoReturn, cast
-
-import torch
 
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
@@ -25,23 +21,14 @@ from fedloom.core.task import Task, refuse_model_without_room
 from fedloom.engines import Engine, EngineSettings, make_engine
 from fedloom.experiment.build import make_task, task_facts
 from fedloom.experiment.callbacks import Callbacks, listed
-from fedloom.experiment.checkpoint import FOLDER as CHECKPOINTS
-from fedloom.experiment.checkpoint import Checkpoints, CheckpointSchedule
 from fedloom.experiment.client_store import ClientStore
 from fedloom.experiment.evaluation import Evaluator, refuse_unknown_part
 from fedloom.experiment.logging import HINTS, logging_to
 from fedloom.experiment.networks import refuse_different_networks, remarks
 from fedloom.experiment.records import Measures, RoundRecord, Summary
-from fedloom.experiment.resume import (
-    checked_notes,
-    fingerprint,
-    finished_summary,
-    refuse_other_data,
-    reopen,
-    warn_of_other_versions,
-    with_choice,
-)
+from fedloom.experiment.resume import finished_summary, with_choice
 from fedloom.experiment.rounds import Rounds
+from fedloom.experiment.run_checkpoints import RunCheckpoints
 from fedloom.experiment.run_folder import CLIENTS, ENGINE, SUMMARY, TASK, RunFolder, holds_run, initial_file
 from fedloom.experiment.sampling import Sampling
 from fedloom.experiment.selection import BestState, EarlyStopping, best_round, refuse_without_validation
@@ -151,9 +138,7 @@ class Experiment:
             logging_to(self.folder.path / "log.txt"),
             closing(ClientStore(budget, inside=self.folder.path)) as self.memory,
             closing(ClientStore(budget, inside=self.folder.path)) as self.remembered,
-            closing(
-                BestState({} if self.stopping is None else self._live_stores, budget, self.folder.path)
-            ) as self.best,
+            closing(BestState({} if self.stopping is None else self._stores, budget, self.folder.path)) as self.best,
             self.callbacks,
             Interrupts() as interrupts,
         ):
@@ -176,7 +161,7 @@ class Experiment:
                     self.callbacks.on_round(record, self.evaluator.rows)
                     if self.on_round is not None:
                         self.on_round(record)
-                if not ends and self._checkpoint_due(round):
+                if not ends and self.checkpoints.due(round):
                     self._save()
             restored = self._final_evaluation()
             unshared = [workspace.unshared() for workspace in engine.server_workspace.variants]
@@ -201,16 +186,12 @@ class Experiment:
             engine.server_workspace, models=models, privacy=privacy, secure=self.recipe.secure,
             simulated=not self.task.elsewhere,
         )  # fmt: skip
-        self.checkpoints = Checkpoints(self.folder.path / CHECKPOINTS)
-        self._checkpoint_due = CheckpointSchedule(
-            self.recipe.storage.checkpoint_every, self.recipe.storage.checkpoint_seconds
-        )
-        self._start = perf_counter()
+        self.checkpoints = RunCheckpoints(self.recipe, self.task, self.folder, self.server, self._stores, self.best)
         if resume:
-            self._restore(engine.server_workspace.device)
+            self.history, self.ledger = self.checkpoints.restore(self.setup, engine.server_workspace.device)
         else:
             self._save()
-            self.folder.write_json(TASK, task_facts(self.setup.task, self._fingerprint))
+            self.folder.write_json(TASK, task_facts(self.setup.task, self.checkpoints.fingerprint))
             # `out` is not part of the experiment. The recipe is written last: with it, the folder holds a run
             self.folder.describe(self.recipe.with_(out=None).to_yaml(), self.method.name)
         self.folder.begin()
@@ -302,30 +283,8 @@ class Experiment:
         return self._rounds.evaluate(number, final=True)
 
     def _save(self, history: list[RoundRecord] | None = None) -> None:
-        """Write a checkpoint and the ledger. `history` replaces the records of the rounds in the checkpoint."""
-        notes = {
-            "task": self._fingerprint, "seconds": self._seconds, "history": history or self.history,
-            "ledger": self.ledger.to_json(),
-        }  # fmt: skip
-        with self._checkpoint_due.writing():
-            server = self.server.saved() | self.best.saved()
-            self.checkpoints.save(len(self.history), server, self._stores, notes)
-        self.folder.write_json(LEDGER, self.ledger.to_json())
-
-    def _restore(self, device: torch.device) -> None:
-        """Restore the state of the last checkpoint; metrics of later rounds are dropped."""
-        rounds = self.recipe.training.rounds
-        checkpoint, server = self.checkpoints.load(self._stores, device, self.setup.shapes_of, before=rounds)
-        warn_of_other_versions(self.folder.path)
-        notes = checked_notes(checkpoint, self.folder.path)
-        refuse_other_data(self.task, self._fingerprint, notes["task"])
-        self.server.restore(server)
-        self.best.load(server)
-        self.ledger = Ledger.from_json(notes["ledger"])
-        self.history = notes["history"]
-        self._start -= notes["seconds"]
-        reopen(self.folder.path, rounds)
-        self.folder.cut_back(self.history)
+        """Write a checkpoint. `history` replaces the records of the rounds in it."""
+        self.checkpoints.save(history or self.history, self.ledger)
 
     def _stop(self, signal: int) -> NoReturn:
         """Write a checkpoint and raise `Interrupted`, between two rounds."""
@@ -337,23 +296,9 @@ class Experiment:
     def _how_to_resume(self) -> str:
         return trusted_code.resume_command(self.folder.path, self.recipe.model_dump())
 
-    @cached_property
-    def _fingerprint(self) -> str:
-        return fingerprint(self.task)
-
-    @property
-    def _live_stores(self) -> dict[str, ClientStore]:
-        return {"memory": self.memory, "remembered": self.remembered}
-
     @property
     def _stores(self) -> dict[str, ClientStore]:
-        """All stores of a checkpoint."""
-        return self._live_stores | self.best.stores
-
-    @property
-    def _seconds(self) -> float:
-        """Duration of the run so far, including the time before a resume."""
-        return perf_counter() - self._start
+        return {"memory": self.memory, "remembered": self.remembered}
 
     def _finish(self, unshared: list[State], restored: Measures | None = None) -> Summary:
         """Write the final files of the run folder and return the summary.
@@ -374,7 +319,7 @@ class Experiment:
             figures["restored"] = figures["best"].get("round", len(self.history))
         if self._stopped is not None:
             figures["stopped"] = self._stopped
-        figures["seconds"] = self._seconds
+        figures["seconds"] = self.checkpoints.seconds
         run: Summary = {
             "method": self.method.name,
             "rounds": len(self.history),
@@ -389,10 +334,8 @@ class Experiment:
         self.folder.write_lines(CLIENTS, self.evaluator.rows())
         self.folder.write_json(LEDGER, self.ledger.to_json())
         self.folder.write_json(SUMMARY, summary)
-        if self._extends:
-            if self.stopping is None:
-                self._save_extensible()
-            self.checkpoints.keep_last()
-        else:
-            self.checkpoints.remove()
+        extends = self._extends
+        if extends and self.stopping is None:
+            self._save_extensible()
+        self.checkpoints.finish(keep_last=extends)
         return summary

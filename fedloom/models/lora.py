@@ -21,7 +21,7 @@ from fedloom.core.frozen import fix_tensors
 from fedloom.core.protocols import Shape
 from fedloom.core.state import under
 from fedloom.models.base import SplitModel
-from fedloom.models.plain import in_mode, made_up_inputs
+from fedloom.models.trial import in_mode, made_up_inputs
 
 PLACE = "adapters"
 """Name of the adapters in the extractor."""

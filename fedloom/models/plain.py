@@ -1,21 +1,20 @@
 """Plain networks: any `nn.Module` as a network with an extractor and a head."""
 
 import inspect
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, get_type_hints
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fedloom.core.errors import UserError, brief, nearest
 from fedloom.core.options import Declaration, option
 from fedloom.core.protocols import Shape
-from fedloom.core.rng import Dropout, keyed
+from fedloom.core.rng import keyed
 from fedloom.models.base import SplitModel
+from fedloom.models.trial import TrialRun
 
 GIVEN = ("shape", "classes", "num_classes", "in_channels")
 """Parameters of a plain network's constructor that fedloom fills in; all others are options."""
@@ -89,7 +88,7 @@ def split_model(
         return _only_a_head(module, shape, classes)
     if shape is None and head is None:
         raise UserError(f"split_model({kind}): give the name of its last layer (head='fc'), or the shape of images")
-    run = None if shape is None else _Run(module, shape)
+    run = None if shape is None else TrialRun(module, shape)
     if run is not None:
         run.refuse_other_outputs(classes)
     place = _last_layer(module, run) if head is None else head
@@ -112,7 +111,7 @@ def split_model(
 
 def _only_a_head(module: nn.Linear, shape: Shape | None, classes: int | None) -> SplitModel:
     if shape is not None:
-        _Run(module, shape).refuse_other_outputs(classes)
+        TrialRun(module, shape).refuse_other_outputs(classes)
     return PlainModel(nn.Identity(), deepcopy(module), module.in_features, "", ())
 
 
@@ -194,105 +193,7 @@ def _parameters(network: Callable[..., Any]) -> list[inspect.Parameter]:
     return [p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
 
 
-class _Run:
-    """A forward pass of a plain network on made-up images, in eval mode."""
-
-    def __init__(self, module: nn.Module, shape: Shape):
-        self.kind, self.shape = type(module).__name__, shape
-        self.leaves: list[nn.Module] = []
-        """Modules without children, in the order in which they ran."""
-        self.children: list[str] = []
-        """Names of direct children that returned a tensor [B, …]."""
-        self.x = made_up_inputs(module, shape)
-        names = {child: name for name, child in module.named_children()}
-
-        def note(inner: nn.Module, inputs: Any, output: Any) -> None:
-            if not any(True for _ in inner.children()) and not isinstance(inner, nn.Identity):
-                self.leaves.append(inner)
-            if inner in names and names[inner] not in self.children and isinstance(output, Tensor) and len(output) == 2:
-                self.children.append(names[inner])
-
-        hooks = [inner.register_forward_hook(note) for inner in module.modules()]
-        try:
-            self.output = self._forward(module)
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _forward(self, module: nn.Module) -> Any:
-        with in_mode(module, training=False), torch.no_grad():
-            try:
-                return module(self.x)
-            except UserError:
-                raise
-            except Exception as error:
-                raise UserError(
-                    f"model: {self.kind} cannot process inputs of shape {tuple(self.shape)}: {brief(error)}"
-                ) from error
-
-    def refuse_other_outputs(self, classes: int | None) -> None:
-        """Raise a UserError unless the network returns logits [B, classes]."""
-        if not isinstance(self.output, Tensor):
-            raise UserError(f"model: {self.kind} returns a {type(self.output).__name__}; it must return logits")
-        got = tuple(self.output.shape)
-        if len(got) != 2 or classes not in (None, got[1]):
-            wanted = "classes" if classes is None else str(classes)
-            raise UserError(
-                f"model: {self.kind} returns a tensor of shape {list(got)} for 2 inputs, but must return logits "
-                f"[2, {wanted}]; give its constructor a parameter num_classes"
-            )
-
-    def checked_features(self, split: SplitModel) -> int:
-        """Return the width of the representation; raise a UserError unless head ∘ extractor is the network."""
-        place = getattr(split, "place", "head")
-        try:
-            z = self._forward(split.extractor)
-        except UserError as error:
-            raise UserError(
-                f"model.head = '{place}': {self.kind} cannot run without this layer, so it cannot be split there; name "
-                "a layer whose output is the output of the network, or write a SplitModel"
-            ) from error
-        if not isinstance(z, Tensor) or z.dim() != 2:
-            got = list(z.shape) if isinstance(z, Tensor) else type(z).__name__
-            raise UserError(
-                f"model.head = '{place}': the input of the head must be [B, features], but it is {got} for 2 images; "
-                "name the last linear layer"
-            )
-        out = self._forward(split)
-        if not out.is_meta and not torch.allclose(out, self.output, rtol=1e-5, atol=1e-6, equal_nan=True):
-            raise UserError(
-                f"model.head = '{place}': {self.kind} does something with the output of this layer (a softmax, a "
-                "scale?), so it cannot be split there; return the layer's output, or write a SplitModel"
-            )
-        return z.shape[1]
-
-    def refuse_random_numbers(self, split: SplitModel) -> None:
-        """Raise a UserError if the network draws from torch's generator in training."""
-        if self.x.is_meta:
-            return
-        trial = deepcopy(split)
-        with torch.random.fork_rng(devices=[]), in_mode(trial, training=True), torch.no_grad():
-            # Keyed dropout without a key draws from torch's generator.
-            for inner in trial.modules():
-                if isinstance(inner, Dropout):
-                    inner.p = 0
-            before = torch.get_rng_state()
-            try:
-                trial(self.x)
-            except Exception as error:
-                raise UserError(
-                    f"model: {self.kind} cannot process 2 inputs of shape {tuple(self.shape)} in train mode: "
-                    f"{brief(error)}"
-                ) from error
-            if not torch.equal(before, torch.get_rng_state()):
-                raise UserError(
-                    f"model: {self.kind} draws random numbers from torch's generator in training (F.dropout, or the "
-                    "dropout of attention or recurrent layers), so results would depend on the engine; use nn.Dropout "
-                    "modules, or set it to 0"
-                )
-
-
-def _last_layer(module: nn.Module, run: _Run | None) -> str:
+def _last_layer(module: nn.Module, run: TrialRun | None) -> str:
     """Return the name of the last linear layer, if it gives the output and is the last module that runs."""
     assert run is not None
     linear = {name: inner for name, inner in module.named_modules() if isinstance(inner, nn.Linear)}
@@ -329,24 +230,3 @@ def _refuse_missing(module: nn.Module, names: Sequence[str]) -> None:
 def _width(head: nn.Module) -> int:
     """Return the input width of a head: that of its first linear layer, or 0 if it has none."""
     return next((m.in_features for m in head.modules() if isinstance(m, nn.Linear)), 0)
-
-
-def made_up_inputs(module: nn.Module, shape: Shape) -> Tensor:
-    """Return two samples on the device of a module.
-
-    They are made without a generator, which would need a seed and does not work on torch's meta device.
-    """
-    device = next((tensor.device for tensor in module.parameters()), None)
-    return torch.linspace(-1, 1, 2 * math.prod(shape), device=device).reshape(2, *shape)
-
-
-@contextmanager
-def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
-    """Set the mode of all modules, and restore it afterwards."""
-    before = [(inner, inner.training) for inner in module.modules()]
-    module.train(training)
-    try:
-        yield
-    finally:
-        for inner, mode in before:
-            inner.training = mode

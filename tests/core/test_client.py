@@ -136,7 +136,7 @@ def test_parts_cannot_be_rebound():
 def test_features_are_those_of_the_extractor_in_eval_mode():
     client = client_of()
     z, y = client.features()
-    samples = torch.from_numpy(client._samples)
+    samples = torch.from_numpy(client._trainer.samples)
     client.parts.eval()
     x = (client._workspace.stored.inputs[samples].float() / 255 - 0.5) / 0.5
     torch.testing.assert_close(z, client.model.extractor(x).detach())
@@ -179,12 +179,12 @@ def test_the_optimizer_state_can_be_kept_between_rounds():
     assert kept
     assert all(name.startswith("optim.plain.model.") for name in kept)
     start = snapshot(client.parts)
-    fresh = Client(client._workspace, id=0, round=2, job="update", samples=client._samples, first=False)
+    fresh = Client(client._workspace, id=0, round=2, job="update", samples=client._trainer.samples, first=False)
     fresh.fit("model", plain)
     without = snapshot(client.parts)
     client._workspace.load(start, None)
     again = Client(
-        client._workspace, id=0, round=2, job="update", samples=client._samples, first=False, optimizers=kept
+        client._workspace, id=0, round=2, job="update", samples=client._trainer.samples, first=False, optimizers=kept
     )
     again.fit("model", plain, keep_optimizer=True)
     assert not torch.equal(snapshot(client.parts)["model.head.weight"], without["model.head.weight"])

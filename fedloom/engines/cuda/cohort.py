@@ -4,63 +4,25 @@ Method code is unaware of this: each client's code runs as a greenlet up to a `f
 """
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 from itertools import takewhile
 
 import torch
 from torch import Tensor, fx
 
 from fedloom.core.batches import draw
-from fedloom.core.execution import launch
 from fedloom.core.flat_state import FlatState
 from fedloom.core.job import ENCODED, Job, Result
-from fedloom.core.state import State, copy_all_
+from fedloom.core.state import copy_all_
 from fedloom.core.step_cache import Rows
-from fedloom.core.torch_internals import contexts_open
-from fedloom.core.workspace import Eager, Steps, Workspace
+from fedloom.core.workspace import Steps, Workspace
 from fedloom.engines.cuda.batching import batched
-from fedloom.engines.cuda.coroutine import Coroutine
 from fedloom.engines.cuda.graphs import Recorder
 from fedloom.engines.cuda.lane import Lane, NewWorkspace, Shared, StepFunction, StepRun, largest
 from fedloom.engines.cuda.schedule import Piece, pieces
+from fedloom.engines.cuda.slot import Slot, guarded
 from fedloom.engines.cuda.tracing import Function, compiled, trace
-from fedloom.engines.recording import touched, undone
-
-
-class Slot:
-    """A client's place in a cohort: its greenlet, and the steps that it waits for. The stepper of its workspace."""
-
-    fixed_memory = True
-
-    def __init__(self) -> None:
-        self.work = Coroutine()
-        self.steps: Steps | None = None
-        self.means: State = {}
-        self.error: Exception | None = None
-        """Exception raised by a step of this client."""
-        self.result: Result | None = None
-
-    def run(self, steps: Steps) -> State:
-        """Pause until the cohort has taken the steps."""
-        if not steps.plan.sizes or _inside_a_context(steps.workspace):
-            return Eager().run(steps)
-        steps.workspace.refuse_rebound()
-        self.steps = steps
-        self.work.pause()
-        error, self.error = self.error, None
-        try:
-            if error is not None:
-                raise error  # becomes this client's result
-        finally:
-            del error  # its traceback references all frames up to here
-        steps.workspace.refuse_rebound()
-        return self.means
-
-
-def _inside_a_context(workspace: Workspace) -> bool:
-    """Return whether a torch context is active that belongs to the thread and would affect other clients."""
-    return torch.is_autocast_enabled(workspace.device.type) or torch.is_inference_mode_enabled() or contexts_open()
+from fedloom.engines.recording import restored, touched, written
 
 
 class Cohort(Lane):
@@ -87,6 +49,10 @@ class Cohort(Lane):
         found = self._rows.block(tensor, self.slots if count is None else count)
         return tensor.detach() if found is None else found
 
+    def _blocks(self, tensors: Sequence[Tensor], count: int) -> list[Tensor]:
+        """Return `_all` of several tensors."""
+        return [self._all(tensor, count) for tensor in tensors]
+
     def launch(self, jobs: Sequence[Job]) -> list[Result]:
         """Run jobs concurrently, the longest first, so that the number of active clients only decreases."""
         self._jobs = len(jobs)
@@ -95,19 +61,17 @@ class Cohort(Lane):
         try:
             self._spread(jobs)
             for slot, workspace, job in zip(slots, self.workspaces, jobs, strict=False):
-                slot.work.begin(lambda slot=slot, workspace=workspace, job=job: _work(slot, workspace, job))  # type: ignore[misc]
+                slot.begin(workspace, job)
             while waiting := [(i, slot, slot.steps) for i, slot in enumerate(slots) if slot.steps is not None]:
                 self._serve([(i, steps) for i, _, steps in waiting])
                 for _, slot, _ in waiting:
-                    slot.steps = None
-                    slot.work.resume()
+                    slot.resume()
             if sent is not None:
                 rows = {dtype: buffer[: len(jobs)] for dtype, buffer in self._parts.buffers.items()}
                 sent.take(FlatState(self._parts.layout, rows))
         except BaseException:
             for slot in slots:
-                slot.steps = slot.error = None
-                slot.work.cancel()
+                slot.cancel()
             raise
         finally:
             for workspace in self.workspaces:
@@ -167,7 +131,6 @@ class Cohort(Lane):
     def _serve_group(self, number: int, group: list[Steps]) -> None:
         """Take the steps of clients, of which the first has the slot `number`."""
         self._prepare(number, group)
-        group[0].set_mode()
         try:
             able = self.can_capture(group[0])
         except torch.OutOfMemoryError:
@@ -178,7 +141,7 @@ class Cohort(Lane):
             self._take_pieces(group)
         else:
             for steps in group:
-                self._guarded(steps, lambda steps=steps: _eagerly(steps))  # type: ignore[misc]
+                guarded(steps, _eagerly)
         self._keep_means(number, group)
 
     def _prepare(self, number: int, group: list[Steps]) -> None:
@@ -188,8 +151,8 @@ class Cohort(Lane):
                 steps.prepare()
             return
         first = group[0].cache
-        for tensor in first.flat():
-            self._all(tensor, len(group)).zero_()
+        for block in self._blocks(first.flat(), len(group)):
+            block.zero_()
         for steps in group:
             steps.cache.set_lr(steps.lr)
             steps.restore()
@@ -208,22 +171,6 @@ class Cohort(Lane):
         for i, slot in enumerate(self._slots[: len(group)]):
             slot.means = {name: column[i] for name, column in columns.items()}
 
-    @staticmethod
-    def _guarded(steps: Steps, work: Callable[[], None]) -> bool:
-        """Take one client's steps unless it has failed already; store an exception as the client's error."""
-        slot = steps.workspace.stepper
-        assert isinstance(slot, Slot)
-        if slot.error is not None:
-            return False
-        try:
-            work()
-            return True
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            slot.error = error
-            return False
-
     def _take_pieces(self, group: list[Steps]) -> None:
         """Take clients' steps, vectorised where several clients reach steps of the same size."""
         plans = [steps.plan for steps in group]
@@ -241,7 +188,7 @@ class Cohort(Lane):
                 self._take_rows(group, piece)
                 continue
             steps = group[piece.clients[0]]
-            if not self._guarded(steps, lambda steps=steps, piece=piece: self._take_alone(steps, piece)):  # type: ignore[misc]
+            if not guarded(steps, self._take_alone, piece):
                 self.seek(position)  # skips rows that were not used
 
     def _take_rows(self, group: list[Steps], piece: Piece) -> None:
@@ -249,13 +196,13 @@ class Cohort(Lane):
         first, clients = group[0], len(piece.clients)
 
         def step() -> StepFunction:
-            tensors = [self._all(tensor, clients) for tensor in touched(first)]
+            tensors = self._blocks(touched(first), clients)
             function = self._fast(group, piece) or self._vectorised(group, piece)
             assert function is not None
             return lambda rows: _without_gradients(function, [*tensors, rows])
 
         key = (*_kind(first, piece), clients)
-        run = StepRun(key, step, clients, _width(first, piece), lambda: self._undone(first, clients))
+        run = StepRun(key, step, clients, _width(first, piece), lambda: self._blocks(written(first), clients))
         self.take(run, piece.count)
 
     def _take_alone(self, steps: Steps, piece: Piece) -> None:
@@ -273,7 +220,7 @@ class Cohort(Lane):
             return lambda rows: _without_gradients(function, [*tensors, rows[0]])
 
         key = (*_kind(steps, piece), "alone")
-        self.take(StepRun(key, step, 1, _width(steps, piece), lambda: undone(moved)), piece.count)
+        self.take(StepRun(key, step, 1, _width(steps, piece), lambda: written(moved)), piece.count)
         copy_all_(source, target)
 
     def _traced(self, steps: Steps, piece: Piece) -> fx.GraphModule:
@@ -284,17 +231,20 @@ class Cohort(Lane):
             self.shared.traced[kind] = trace(steps, row)
         return self.shared.traced[kind]
 
+    def _batched(self, first: Steps, piece: Piece, fused: bool = False) -> Function:
+        """Return the step of one client as a function of blocks with a row for each of several clients."""
+        shared = [self._rows.block(tensor, 2) is None for tensor in touched(first)]
+        return batched(self._traced(first, piece), [*shared, False], fused)
+
     def _vectorised(self, group: list[Steps], piece: Piece) -> Function | None:
         """Return the step of several clients, tried on two; None, with a warning, if vmap does not support it."""
         first, kind = group[0], _kind(group[0], piece)
         if kind not in self.shared.functions:
             try:
-                common = [self._rows.block(tensor, 2) is None for tensor in touched(first)]
-                function = batched(self._traced(first, piece), [*common, False])
+                function = self._batched(first, piece)
                 row = torch.from_numpy(first.plan.part(piece.start[0], piece.size, 1)[0]).to(first.workspace.device)
-                with self._undone(first, 2):
-                    inputs = [self._all(tensor, 2) for tensor in touched(first)]
-                    _without_gradients(function, [*inputs, row.repeat(2, 1)])
+                with restored(self._blocks(written(first), 2)):
+                    _without_gradients(function, [*self._blocks(touched(first), 2), row.repeat(2, 1)])
                 self.shared.functions[kind] = function
             except torch.OutOfMemoryError:
                 raise
@@ -312,27 +262,11 @@ class Cohort(Lane):
             return None
         key = (*_kind(first, piece), clients, "compiled")
         if key not in self.shared.functions:
-            common = [self._rows.block(tensor, 2) is None for tensor in touched(first)]
-            function = batched(self._traced(first, piece), [*common, False], fused=True)
+            function = self._batched(first, piece, fused=True)
             rows = torch.from_numpy(piece.rows([steps.plan for steps in group])[0]).to(first.workspace.device)
-            with self._undone(first, clients):
-                inputs = [self._all(tensor, clients) for tensor in touched(first)]
-                self.shared.functions[key] = compiled(function, [*inputs, rows])
+            with restored(self._blocks(written(first), clients)):
+                self.shared.functions[key] = compiled(function, [*self._blocks(touched(first), clients), rows])
         return self.shared.functions[key]
-
-    @contextmanager
-    def _undone(self, first: Steps, clients: int) -> Iterator[None]:
-        """Undo all changes that steps of the first clients make inside the context."""
-        written = [self._all(t, clients) for t in (*first.workspace.flat.buffers.values(), *first.cache.flat())]
-        before = [tensor.clone() for tensor in written]
-        try:
-            yield
-        finally:
-            copy_all_(written, before)
-
-
-def _work(slot: Slot, workspace: Workspace, job: Job) -> None:
-    slot.result = launch(workspace, job)
 
 
 def _eagerly(steps: Steps) -> None:

@@ -1,7 +1,7 @@
 """Capture and replay of CUDA graphs, and the buffer of random keys and sample positions that captured steps read."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -80,7 +80,7 @@ class Feed:
     def __init__(self, capacity: int, device: torch.device):
         self.capacity = capacity
         self._block = torch.zeros(1 + capacity, dtype=torch.int64, device=device)
-        self._position, self._values = self._block[0], self._block[1:]
+        self.position, self._values = self._block[0], self._block[1:]
         self._offsets = torch.arange(capacity, device=device)
 
     def fill(self, values: list[np.ndarray]) -> None:
@@ -92,20 +92,11 @@ class Feed:
 
     def seek(self, position: int) -> None:
         """Set the read position."""
-        self._position.fill_(position)
+        self.position.fill_(position)
 
     def take(self, *shape: int) -> Tensor:
         """Return the next values in this shape."""
         count = int(np.prod(shape))
-        taken = self._values.index_select(0, self._position + self._offsets[:count])
-        self._position.add_(count)
+        taken = self._values.index_select(0, self.position + self._offsets[:count])
+        self.position.add_(count)
         return taken.view(shape)
-
-    @contextmanager
-    def undone(self) -> Iterator[None]:
-        """Restore the read position at the end of the context."""
-        before = self._position.clone()
-        try:
-            yield
-        finally:
-            self._position.copy_(before)

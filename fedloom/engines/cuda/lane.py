@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +15,7 @@ from fedloom.core.state import State
 from fedloom.core.workspace import Steps, Workspace
 from fedloom.engines.cuda.graphs import Feed, Recorder, Work
 from fedloom.engines.cuda.tracing import Function, compiled, trace
-from fedloom.engines.recording import CaptureError, check, touched, undone
+from fedloom.engines.recording import CaptureError, Watch, check, restored, touched, undone, written
 
 UNROLL = (16, 8, 4, 2, 1)
 """Steps per graph: the largest first, then the remainder."""
@@ -40,8 +39,8 @@ class StepRun:
     clients: int
     width: int
     """Number of values in a client's `Row`."""
-    undo: Callable[[], AbstractContextManager[None]]
-    """Returns a context that undoes all changes that steps make inside."""
+    written: Callable[[], list[Tensor]]
+    """Returns the memory that the steps may write."""
 
 
 @dataclass
@@ -107,14 +106,14 @@ class Lane:
             def step(key: Hashable = key, start: int = start, size: int = size, count: int = count) -> StepFunction:
                 return self._alone(steps, key, start, size, count)
 
-            self.take(StepRun(key, step, 1, width, lambda: undone(steps)), count)
+            self.take(StepRun(key, step, 1, width, lambda: written(steps)), count)
 
     def can_capture(self, steps: Steps) -> bool:
         """Return whether a call's steps can be captured; checked once with one step, which is undone."""
         site = steps.cache.site
         if site not in self.shared.checked and site not in self.shared.eager:
             try:
-                check(steps, next(steps.plan.steps(steps.workspace.device)))
+                check(steps, next(steps.plan.steps(steps.workspace.device)), Watch)
                 self.shared.checked.add(site)
             except CaptureError as error:
                 self.shared.run_eagerly(steps, error)
@@ -170,10 +169,10 @@ class Lane:
                 self._seen.add(key)
                 work()
                 return
-            with run.undo():
-                with feed.undone():
+            with restored(run.written()):
+                with restored([feed.position]):
                     work()  # warm-up: libraries initialise themselves
-                with feed.undone():
+                with restored([feed.position]):
                     graph = self._captured(work)
         self._graphs[key] = graph  # last position: the most recently used
         if len(self._graphs) > GRAPHS:

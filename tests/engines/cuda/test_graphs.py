@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fedloom.engines.cuda.graphs import Feed, Graphs
+from fedloom.engines.recording import restored
 
 
 class Graph:
@@ -174,7 +175,7 @@ def test_what_is_taken_on_trial_can_be_taken_again():
     feed = Feed(10, torch.device("cpu"))
     feed.fill([np.arange(10)])
     feed.take(2)
-    with feed.undone():
+    with restored([feed.position]):
         assert feed.take(3).tolist() == [2, 3, 4]
     assert feed.take(3).tolist() == [2, 3, 4]
 
@@ -185,9 +186,9 @@ def test_a_captured_take_reads_the_next_rows_each_time():
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         feed.fill([np.arange(10)])
-        with feed.undone():
+        with restored([feed.position]):
             seen.copy_(feed.take(2))
-        with feed.undone():
+        with restored([feed.position]):
             replay = Graphs(stream).capture(lambda: seen.copy_(feed.take(2)))
         for start in (0, 2, 4):
             replay()
