@@ -125,3 +125,28 @@ def make_experiment(fleet: Fleet, recipe: Recipe, timeout: float = 5, **options)
         ),
         **options,
     )
+
+
+class LocalFederation:
+    """A federation in a folder, with all its organisations at work in this process."""
+
+    def __init__(self, folder, recipe, **limits):
+        self.folder, self.recipe = folder, recipe
+        self.task = make_federation(folder, recipe)
+        self.members = {100 + c: member(folder, name, **limits) for c, name in enumerate(NAMES)}
+        self.grid = LoopGrid(self.members)
+        self.fleet = make_fleet(folder, self.grid, recipe)
+
+    def run(self, **options):
+        self.fleet.wait_for(3, 1, 0.5)
+        experiment = make_experiment(self.fleet, self.recipe, **options)
+        experiment.run()
+        return experiment
+
+
+def with_content(parcel, content):
+    """The same message with other contents, as somebody in the middle could make it."""
+    changed = Parcel.__new__(Parcel)
+    changed.__dict__.update(parcel.__dict__)
+    changed.__dict__["_content"] = content
+    return changed

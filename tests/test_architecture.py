@@ -18,6 +18,7 @@ from fedloom.core.optimizers import Optimizer
 PACKAGE = Path(fedloom.__file__).parent
 PAGE = PACKAGE.parent / "docs" / "explanation" / "architecture.md"
 MOST = 20
+LONGEST = 350
 
 
 def frames_at_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
@@ -66,6 +67,11 @@ def lines_of_code(path: Path) -> int:
     nothing = {COMMENT, NL, NEWLINE, INDENT, DEDENT, ENDMARKER}
     tokens = (token for token in generate_tokens(StringIO(source).readline) if token.type not in nothing)
     return len({line for token in tokens for line in range(token.start[0], token.end[0] + 1)} - docs)
+
+
+def test_no_file_has_more_than_350_lines():
+    lengths = {str(p.relative_to(PACKAGE)): p.read_text(encoding="utf-8").count("\n") for p in PACKAGE.rglob("*.py")}
+    assert {name: length for name, length in lengths.items() if length > LONGEST} == {}
 
 
 def test_method_files_are_short():

@@ -32,10 +32,6 @@ class Client:
         ...     client.fit("model", self.loss)
     """
 
-    _workspace: Workspace
-    _trainer: Trainer
-    _first: bool
-
     def __init__(
         self,
         workspace: Workspace,
@@ -47,9 +43,8 @@ class Client:
         first: bool = False,
         optimizers: State | None = None,
     ):
-        trainer = Trainer(workspace, id, round, job, samples, dict(optimizers or {}))
-        # bypasses __setattr__ for speed: a client is created for every job
-        vars(self).update(_workspace=workspace, _trainer=trainer, _first=first)
+        self._workspace, self._first = workspace, first
+        self._trainer = Trainer(workspace, id, round, job, samples, dict(optimizers or {}))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -196,8 +191,8 @@ class Client:
             FitSpec(
                 step=step,
                 site=("fit", paths, code_of(loss), after and code_of(after), views, data is not None, plain),
-                parts=paths, optimized=(paths,), epochs=epochs, lr=lr, batch_size=batch_size, purpose=purpose,
-                data=data, at_least=at_least, keep_as=loss.__name__ if keep_optimizer or self._keeps else None,
+                parts=paths, optimized=(paths,), name=loss.__name__, epochs=epochs, lr=lr, batch_size=batch_size,
+                purpose=purpose, data=data, at_least=at_least, keep=keep_optimizer,
             )
         )  # fmt: skip
 
@@ -250,8 +245,8 @@ class Client:
         return self._trainer.run(
             FitSpec(
                 step=taken, site=("steps", paths, code_of(step), views, batches), parts=paths,
-                optimized=tuple((path,) for path in paths), epochs=epochs, lr=lr, batch_size=batch_size,
-                purpose=purpose, batches=batches, fraction=fraction, keep_as=step.__name__ if self._keeps else None,
+                optimized=tuple((path,) for path in paths), name=step.__name__, epochs=epochs, lr=lr,
+                batch_size=batch_size, purpose=purpose, batches=batches, fraction=fraction,
             )
         )  # fmt: skip
 
@@ -321,11 +316,6 @@ class Client:
             chunks = index.split(workspace.evaluation_batch)
             z = torch.cat([extract(self, workspace.stored.plain(i)).float() for i in chunks])
             return z, workspace.stored.labels[index]
-
-    @property
-    def _keeps(self) -> bool:
-        """Whether the recipe keeps the state of all optimizers for the next round."""
-        return self._workspace.setup.training.optimizer.keep
 
     def _outside(self, value: int) -> int:
         if self._trainer.active:

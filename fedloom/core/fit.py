@@ -35,6 +35,8 @@ class FitSpec:
     """Parts in train mode."""
     optimized: tuple[tuple[str, ...], ...]
     """Groups of parts, each with a separate optimizer."""
+    name: str
+    """Name of the loss or step function, by which optimizer state is kept."""
     epochs: int | None = None
     lr: float | None = None
     batch_size: int | None = None
@@ -48,8 +50,8 @@ class FitSpec:
     """Share of the samples to use, drawn at random for this call."""
     at_least: int = 0
     """Minimum number of steps, reached by training for more epochs."""
-    keep_as: str | None = None
-    """Name under which the optimizers' state is kept in the client's memory; None discards it."""
+    keep: bool = False
+    """Keep the optimizers' state for the client's next round, even if the recipe does not say so."""
 
 
 class FitResult(dict[str, Tensor]):

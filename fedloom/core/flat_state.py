@@ -168,8 +168,8 @@ class FlatState(Mapping[str, Tensor]):
         """Return the floating-point buffers."""
         return [buffer for dtype, buffer in self.buffers.items() if dtype.is_floating_point]
 
-    def row(self, number: int) -> "FlatState":
-        """Return one row of buffers that have several."""
+    def row(self, number: int | slice) -> "FlatState":
+        """Return one row, or some rows, of buffers that have several, without copying."""
         return FlatState(self.layout, {dtype: buffer[number] for dtype, buffer in self.buffers.items()})
 
     def copy(self) -> "FlatState":

@@ -167,24 +167,31 @@ class Optimizer:
         if rule.counts:
             self.count.add_(1)
         moments = [[views[i] for i in used] for views in self._views]
-        directions, rate = rule.directions(settings, grads, moments, self.count, lr)
+        directions, rate = rule.directions(Update(settings, grads, moments, self.count, lr))
         descend_(parameters, directions, rate)
+
+
+class Update(NamedTuple):
+    """What a rule computes directions from: one entry per parameter in `grads` and in each of the moments."""
+
+    settings: OptimizerSettings
+    grads: list[Tensor]
+    moments: list[list[Tensor]]
+    count: Tensor
+    """Number of this step, from 1."""
+    lr: Tensor | float
 
 
 Directions = tuple[list[Tensor], Tensor | float]
 """A direction for every parameter, and the step size."""
 
 
-def _sgd(
-    settings: OptimizerSettings, grads: list[Tensor], moments: list[list[Tensor]], count: Tensor, lr: Tensor | float
-) -> Directions:
-    return _with_momentum(settings, grads, moments), lr
+def _sgd(update: Update) -> Directions:
+    return _with_momentum(update.settings, update.grads, update.moments), update.lr
 
 
-def _adam(
-    settings: OptimizerSettings, grads: list[Tensor], moments: list[list[Tensor]], count: Tensor, lr: Tensor | float
-) -> Directions:
-    first, second = moments
+def _adam(update: Update) -> Directions:
+    settings, grads, (first, second), count, lr = update
     beta1, beta2 = settings.betas
     foreach_lerp_(first, grads, 1 - beta1)
     foreach_mul_(second, beta2)
@@ -197,28 +204,22 @@ def _adam(
     return list(foreach_div(first, denominator)), rate
 
 
-def _rmsprop(
-    settings: OptimizerSettings, grads: list[Tensor], moments: list[list[Tensor]], count: Tensor, lr: Tensor | float
-) -> Directions:
-    squares, *velocity = moments
+def _rmsprop(update: Update) -> Directions:
+    settings, grads, (squares, *velocity), _, lr = update
     foreach_mul_(squares, settings.alpha)
     foreach_addcmul_(squares, grads, grads, 1 - settings.alpha)
     return _with_momentum(settings, _over_root(grads, squares, settings.eps), velocity), lr
 
 
-def _adagrad(
-    settings: OptimizerSettings, grads: list[Tensor], moments: list[list[Tensor]], count: Tensor, lr: Tensor | float
-) -> Directions:
-    (squares,) = moments
+def _adagrad(update: Update) -> Directions:
+    settings, grads, (squares,), _, lr = update
     foreach_addcmul_(squares, grads, grads, 1)
     return _over_root(grads, squares, settings.eps), lr
 
 
-def _lion(
-    settings: OptimizerSettings, grads: list[Tensor], moments: list[list[Tensor]], count: Tensor, lr: Tensor | float
-) -> Directions:
+def _lion(update: Update) -> Directions:
     """Chen et al. (2023), Algorithm 2."""
-    (first,) = moments
+    settings, grads, (first,), _, lr = update
     beta1, beta2 = settings.betas
     signs = list(foreach_sign(foreach_lerp(first, grads, 1 - beta1)))
     foreach_lerp_(first, grads, 1 - beta2)
@@ -246,8 +247,8 @@ def _over_root(grads: list[Tensor], squares: list[Tensor], eps: float) -> list[T
 class Rule(NamedTuple):
     """How an optimizer turns gradients into directions."""
 
-    directions: Callable[[OptimizerSettings, list[Tensor], list[list[Tensor]], Tensor, Tensor | float], Directions]
-    """Updates the moments and returns the directions; arguments: settings, gradients, moments, step count, lr."""
+    directions: Callable[[Update], Directions]
+    """Updates the moments and returns the directions."""
     moments: int = 0
     """Number of moments, without the velocity."""
     has_velocity: bool = False
@@ -309,9 +310,8 @@ def add_own(name: str, thing: OwnRule | TorchFactory) -> None:
         return
     own = OWN_RULES[name] = cast(OwnRule, thing)
 
-    def directions(
-        settings: OptimizerSettings, grads: list[Tensor], moments: list[list[Tensor]], count: Tensor, lr: Tensor | float
-    ) -> Directions:
+    def directions(update: Update) -> Directions:
+        _, grads, moments, count, lr = update
         return [own.direction(grad, [m[i] for m in moments], count) for i, grad in enumerate(grads)], lr
 
     RULES[name] = Rule(directions, moments=own.moments, counts=True)

@@ -52,12 +52,12 @@ class Trainer:
         if spec.data is not None:
             cache.hold(spec.data, workspace.setup.task.largest_client if workspace.stepper.fixed_memory else None)
         lr = training.lr(max(1, self.round)) if spec.lr is None else spec.lr
-        plan = self._plan(spec)
-        means = workspace.stepper.run(Steps(workspace, cache, spec.step, plan, lr, self.optimizers, spec.keep_as))
+        plan, keep_as = self._plan(spec), spec.name if spec.keep or training.optimizer.keep else None
+        means = workspace.stepper.run(Steps(workspace, cache, spec.step, plan, lr, self.optimizers, keep_as))
         if (finite := means.pop(FINITE_STEPS, None)) is not None:
             self.finite = finite, plan.samples
-        if spec.keep_as:
-            self.optimizers |= copies(cache.optimizer_state(spec.keep_as))
+        if keep_as:
+            self.optimizers |= copies(cache.optimizer_state(keep_as))
         self.loss = means.get("loss", self.loss)
         return FitResult(means, len(plan.sizes), lr, workspace.device)
 

@@ -105,7 +105,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
 
 def test_shared_parts_start_from_the_servers_values():
     workspace = Workspace(setup_of(mixed_task(), "fedgh"))
-    first, second = workspace.initial, workspace.variant(1).initial
+    first, second = workspace.initial, workspace.variants[1].initial
     assert torch.equal(first["model.head.weight"], second["model.head.weight"])
     assert first["model.extractor.fc1.weight"].shape != second["model.extractor.fc1.weight"].shape
 

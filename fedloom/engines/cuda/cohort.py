@@ -67,8 +67,7 @@ class Cohort(Lane):
                 for _, slot, _ in waiting:
                     slot.resume()
             if sent is not None:
-                rows = {dtype: buffer[: len(jobs)] for dtype, buffer in self._parts.buffers.items()}
-                sent.take(FlatState(self._parts.layout, rows))
+                sent.take(self._parts.row(slice(len(jobs))))
         except BaseException:
             for slot in slots:
                 slot.cancel()
@@ -104,18 +103,14 @@ class Cohort(Lane):
         """Load a message into all workspaces at once, if all clients receive the same one without encoding."""
         message, first = jobs[0].message, self.workspaces[0]
         encoded = jobs[0].kind in ENCODED and first.setup.codec.down is not None
-        workspaces = self.workspaces[: len(jobs)]
         if encoded or any(job.message is not message for job in jobs):
             return
         own = first.tensors
         if any(n in own and (t.shape, t.dtype) != (own[n].shape, own[n].dtype) for n, t in message.items()):
             return  # each client's load reports the error
-        rows = [
-            FlatState(flat.layout, {dtype: buffer[: len(jobs)] for dtype, buffer in flat.buffers.items()})
-            for flat in (self._parts, self._received)
-        ]
-        first.receive(message, *rows)
-        for workspace in workspaces:
+        rows = slice(len(jobs))
+        first.receive(message, self._parts.row(rows), self._received.row(rows))
+        for workspace in self.workspaces[rows]:
             workspace.holds = message
 
     def _serve(self, requests: list[tuple[int, Steps]]) -> None:

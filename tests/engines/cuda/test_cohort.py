@@ -247,6 +247,22 @@ def test_a_method_that_changes_modes_itself():
 
 
 @pytest.mark.parametrize("slots", [1, 3])
+def test_after_a_fit_every_clients_parts_are_in_the_modes_of_its_steps(slots):
+    class Looking(FedAvg):
+        @torch.no_grad()
+        def update(self, client):
+            client.features()  # everything evaluates
+            with torch.enable_grad():
+                client.fit("model.head", self.loss)
+            client.model.head.bias.fill_(10 * client.model.head.training + client.model.extractor.training)
+
+    lane = lane_of(setup := setup_of(Looking), slots)
+    for got in lane.launch(updates(setup, range(slots))):
+        assert got.error is None
+        assert (got.message["model.head.bias"] == 10).all()
+
+
+@pytest.mark.parametrize("slots", [1, 3])
 def test_features_that_outgrow_their_memory(slots):
     setup = tiny_experiment("fedstyle", objective="simclr").setup
     message = Message(Workspace(setup).downward())
