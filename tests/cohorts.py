@@ -1,12 +1,9 @@
-"""Lanes on a CPU, with a recorder that does as CUDA graphs do: work is recorded once, replayed in the same memory."""
+"""Lanes and cohorts on a CPU, with the recorder of the engine `replay`."""
 
 from itertools import groupby, islice
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fedloom.core.execution import perform
 from fedloom.core.job import Job
@@ -16,33 +13,10 @@ from fedloom.core.workspace import Workspace
 from fedloom.engines.base import Engine
 from fedloom.engines.cuda.cohort import Cohort
 from fedloom.engines.cuda.lane import Lane, Shared
-from fedloom.engines.recording import storage
+from fedloom.engines.replay import Tapes
 
 
-class Recording(TorchDispatchMode):
-    """The tensor operations of some work; `replay` does them again."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        read = {storage(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        made = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
-        fresh = [(i, t) for i, t in enumerate(made) if storage(t) not in read]
-        self.operations.append((func, args, kwargs or {}, fresh, made))
-        return out
-
-    @torch.no_grad()
-    def replay(self):
-        for func, args, kwargs, fresh, _ in self.operations:
-            again = [t for t in tree_leaves(func(*args, **kwargs)) if isinstance(t, Tensor)]
-            for i, tensor in fresh:
-                tensor.detach().copy_(again[i])
-
-
-class Recorder:
+class Recorder(Tapes):
     """Records on a CPU; counts recordings and replays."""
 
     def __init__(self, error=None):
@@ -52,18 +26,14 @@ class Recorder:
     def capture(self, work):
         if self.error is not None:
             raise self.error
-        with Recording() as recording:
-            work()
+        replay = super().capture(work)
         self.recorded += 1
 
-        def replay():
+        def counted():
             self.replays += 1
-            recording.replay()
+            replay()
 
-        return replay
-
-    def settle(self):
-        pass
+        return counted
 
 
 def lane_of(

@@ -177,7 +177,7 @@ class Update(NamedTuple):
     settings: OptimizerSettings
     grads: list[Tensor]
     moments: list[list[Tensor]]
-    count: Tensor
+    number: Tensor
     """Number of this step, from 1."""
     lr: Tensor | float
 
@@ -191,13 +191,13 @@ def _sgd(update: Update) -> Directions:
 
 
 def _adam(update: Update) -> Directions:
-    settings, grads, (first, second), count, lr = update
+    settings, grads, (first, second), number, lr = update
     beta1, beta2 = settings.betas
     foreach_lerp_(first, grads, 1 - beta1)
     foreach_mul_(second, beta2)
     foreach_addcmul_(second, grads, grads, 1 - beta2)
-    scale = (1 - beta2**count).sqrt().to(first[0].dtype)
-    rate = (lr / (1 - beta1**count)).to(first[0].dtype)
+    scale = (1 - beta2**number).sqrt().to(first[0].dtype)
+    rate = (lr / (1 - beta1**number)).to(first[0].dtype)
     denominator = foreach_sqrt(second)
     foreach_div_(denominator, scale)
     foreach_add_(denominator, settings.eps)
@@ -311,8 +311,8 @@ def add_own(name: str, thing: OwnRule | TorchFactory) -> None:
     own = OWN_RULES[name] = cast(OwnRule, thing)
 
     def directions(update: Update) -> Directions:
-        _, grads, moments, count, lr = update
-        return [own.direction(grad, [m[i] for m in moments], count) for i, grad in enumerate(grads)], lr
+        _, grads, moments, number, lr = update
+        return [own.direction(grad, [m[i] for m in moments], number) for i, grad in enumerate(grads)], lr
 
     RULES[name] = Rule(directions, moments=own.moments, counts=True)
 

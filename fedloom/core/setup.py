@@ -45,9 +45,13 @@ class Setup:
         others = self.task.network.kinds[1:]
         return (self, *(replace(self, task=replace(self.task, network=network)) for network in others))
 
+    def kind_of(self, client: int) -> int:
+        """Return the position of a client's network in `variants`; -1 means the server's."""
+        return 0 if client < 0 else self.task.network.kind_of(client)
+
     def of(self, client: int) -> "Setup":
         """Return the setup of a client's network; -1 means the server's."""
-        return self.variants[0 if client < 0 else self.task.network.kind_of(client)]
+        return self.variants[self.kind_of(client)]
 
     @cached_property
     def shapes(self) -> Signature:

@@ -1,7 +1,6 @@
 """State of training steps besides the parts: optimizers, statistics, features; and its memory layout for cohorts."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,12 +17,6 @@ STATISTICS = 33
 """Maximum number of statistics per call site, one of which is `FINITE_STEPS`."""
 FINITE_STEPS = "steps before the loss was not finite"
 """Statistic that every fit has besides those that the method notes."""
-
-
-def _allocated(
-    allocate: Allocate, owner: tuple[Hashable, ...], name: str, shape: tuple[int, ...], dtype: torch.dtype
-) -> Tensor:
-    return allocate((*owner, name), shape, dtype)
 
 
 class StepCache:
@@ -52,7 +45,7 @@ class StepCache:
         self.optimizers: dict[tuple[str, ...], Optimizer | TorchOptimizer] = {
             paths: TorchOptimizer(parameters, settings)
             if settings.name in TORCH_OPTIMIZERS
-            else Optimizer(parameters, settings, partial(_allocated, allocate, (site, paths)))
+            else Optimizer(parameters, settings, lambda name, *form, paths=paths: allocate((site, paths, name), *form))
             for paths, parameters in optimized.items()
         }
         self.data: tuple[Tensor, Tensor] | None = None

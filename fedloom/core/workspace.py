@@ -170,15 +170,13 @@ class Workspace:
 
     def of(self, client: int) -> "Workspace":
         """Return the workspace for a client's network: this one, or that of another network; -1 means the server's."""
-        return self.variants[0 if client < 0 else self.setup.task.network.kind_of(client)]
+        return self.variants[self.setup.kind_of(client)]
 
     @cached_property
     def variants(self) -> list["Workspace"]:
         """The workspaces for all networks that clients have. Shared parts start from the same values in all of them."""
         others = [
-            Workspace(
-                setup, device=self.device, stepper=type(self.stepper)(), stored=self.stored, precision=self.precision
-            )
+            Workspace(setup, device=self.device, stored=self.stored, precision=self.precision)
             for setup in self.setup.variants[1:]
         ]
         for other in others:

@@ -4,13 +4,13 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from fedloom.core.fit import CaptureError as CaptureError
 from fedloom.core.state import copy_all_, tensors_of
@@ -31,41 +31,31 @@ PYTHON_READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
 class Watch(TorchDispatchMode):
     """Executes tensor operations, and rejects operations that a recorded step cannot contain, naming the line of code.
 
-    These are: reading a value on the host, memory outside of the workspace, and torch's random generators.
+    These are: reading a value on the host, torch's random generators, and memory outside of the workspace.
+
+    Args:
+        owned: The tensors that the operations may read. Default: any.
     """
 
-    def __init__(self, owned: list[Tensor]):
+    def __init__(self, owned: list[Tensor] | None = None):
         TorchDispatchMode.__init__(self)
-        self._owned = {storage(t) for t in owned}
-        self._device = owned[0].device.type
-        self._alive = owned  # keeps tensors alive, since the address of a freed one could be reused
+        self._owned = None if owned is None else {storage(t) for t in owned}
+        self._alive = owned or []  # keeps tensors alive, since the address of a freed one could be reused
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._refuse_host_reads(func, args)
+        self._refuse_generators(func, args, kwargs)
+        if self._owned is None:
+            return func(*args, **kwargs)
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self._refuse_host_writes(func, inputs)
-        self._refuse_foreign_memory(func, inputs)
-        self._refuse_generators(func, args, kwargs)
-        # Operations such as transpose_ change the shape of a tensor object: keep what it was.
-        given, named = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
+        self._refuse_foreign_memory(func, inputs, self._owned)
         out = func(*args, **kwargs)
         outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         self._alive.extend(outputs)
         self._owned |= {storage(t) for t in outputs}
-        self.record(func, given, named, inputs, outputs)
         return out
-
-    def record(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """Handle an operation that was allowed and executed. The default does nothing.
-
-        Args:
-            func: The operation.
-            args: Its arguments, with detached tensors of the shapes that they had before it.
-            kwargs: Its named arguments, likewise.
-            inputs: The tensors among its arguments.
-            outputs: The tensors that it returned.
-        """
 
     def _refuse_host_reads(self, func: Any, args: Any) -> None:
         if func._schema.name in HOST_READS:
@@ -74,13 +64,13 @@ class Watch(TorchDispatchMode):
             raise CaptureError(f"{line()} indexes with a boolean mask: the result's size is not fixed; use torch.where")
 
     def _refuse_host_writes(self, func: Any, inputs: list[Tensor]) -> None:
-        if func._schema.name in COPIES and len({t.device.type for t in inputs} | {self._device}) > 1:
+        if func._schema.name in COPIES and len({t.device.type for t in (*inputs, self._alive[0])}) > 1:
             raise CaptureError(f"{line()} copies a value from the host to the GPU ({func}); make it a part in build()")
 
-    def _refuse_foreign_memory(self, func: Any, inputs: list[Tensor]) -> None:
+    def _refuse_foreign_memory(self, func: Any, inputs: list[Tensor], owned: set[int]) -> None:
         if func is torch.ops.aten.lift_fresh.default:  # torch.tensor(…) inside the step: a constant of the code
             return
-        if any(storage(t) not in self._owned for t in inputs):
+        if any(storage(t) not in owned for t in inputs):
             raise CaptureError(
                 f"{line()} reads a tensor that is not a part, batch, received part or learning rate ({func}); "
                 "make it a part that build() returns"
@@ -94,9 +84,6 @@ class Watch(TorchDispatchMode):
         if "dropout_p" in names and not given.get("dropout_p"):  # attention without dropout draws nothing
             return
         raise CaptureError(f"{line()} uses torch's random generator ({func}); use fedloom's Dropout, or client.random")
-
-
-W = TypeVar("W", bound=Watch)
 
 
 class NoPythonReads(TorchFunctionMode):
@@ -153,15 +140,13 @@ def undone(steps: Steps) -> AbstractContextManager[None]:
     return restored(written(steps))
 
 
-def check(steps: Steps, row: Tensor, kind: type[W]) -> W:
-    """Take a step twice, the second time under a watch, and undo it; return the watch.
+def check(steps: Steps, row: Tensor) -> None:
+    """Take a step twice, the second time under the checks, and undo it.
 
     Raises:
         CaptureError: The step cannot be recorded.
     """
     with undone(steps):
-        steps.step(row)  # warm-up: libraries initialise themselves, and statistics are created
-        watch = kind([*touched(steps), row])
-        with NoPythonReads(), watch:
+        steps.step(row)  # warm-up: libraries initialise themselves
+        with NoPythonReads(), Watch([*touched(steps), row]):
             steps.step(row)
-    return watch

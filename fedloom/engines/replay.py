@@ -1,46 +1,53 @@
-"""A CPU equivalent of CUDA graphs, for tests: records a step's tensor operations once and replays them in fixed memory.
+"""A check for lanes on a CPU: lanes whose graphs are recorded tensor operations instead of CUDA graphs.
 
-Operations that a recorded step cannot contain are rejected, naming the line of code (see recording.py). A method whose
-results here are bit-identical to `inline` is ready for the GPU.
+A step that a CUDA graph cannot contain is refused, naming the line of code (see recording.py). A method whose results
+here are bit-identical to `inline` is ready for the GPU.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fedloom.core.batches import Row
 from fedloom.core.execution import handle
 from fedloom.core.job import Job, Result
 from fedloom.core.setup import Setup
-from fedloom.core.state import State
-from fedloom.core.workspace import Steps, Workspace
+from fedloom.core.workspace import Workspace
 from fedloom.engines.base import Engine, EngineSettings
-from fedloom.engines.recording import Watch, check, storage
+from fedloom.engines.cuda.graphs import Work
+from fedloom.engines.cuda.lane import Lane, Shared
+from fedloom.engines.recording import NoPythonReads, Watch, storage
 
 
-class Tape(Watch):
+class Tape(TorchDispatchMode):
     """Records tensor operations with their memory; `replay` executes them again."""
 
-    def __init__(self, owned: list[Tensor]):
-        super().__init__(owned)
-        self.operations: list[tuple[Any, Any, Any, list[tuple[int, Tensor]], bool]] = []
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self)
+        self._operations: list[tuple[Any, Any, Any, list[tuple[int, Tensor]], bool]] = []
 
-    def record(self, func: Any, args: Any, kwargs: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """Store the operation, and which of its outputs are new memory."""
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # Operations such as transpose_ change the shape of a tensor object: keep what it was.
+        given, named = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
+        out = func(*args, **kwargs)
         if torch.Tag.inplace_view in func.tags:  # changes a tensor's shape, which later operations have recorded
-            return
-        read = {storage(t) for t in inputs}
+            return out
+        read = {storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         fresh = [(i, t.detach()) for i, t in enumerate(outputs) if storage(t) not in read]
-        self.operations.append((func, args, kwargs, fresh, torch.is_grad_enabled()))
+        self._operations.append((func, given, named, fresh, torch.is_grad_enabled()))
+        return out
 
     @torch.no_grad()
     def replay(self) -> None:
         """Execute the recorded operations on the current contents of the memory."""
         with torch.autocast("cpu", enabled=False):  # a method's autocast around a fit is already part of the operations
-            for func, args, kwargs, fresh, with_grad in self.operations:
+            for func, args, kwargs, fresh, with_grad in self._operations:
                 # Recurrent layers return what their backward needs only if gradients are enabled.
                 with torch.set_grad_enabled(with_grad):
                     again = [leaf for leaf in tree_leaves(func(*args, **kwargs)) if isinstance(leaf, Tensor)]
@@ -48,48 +55,47 @@ class Tape(Watch):
                     tensor.copy_(again[i])
 
 
-class Replay:
-    """A stepper that records each step once per batch size, undoes it, and replays it for all batches of that size."""
+class Tapes:
+    """Records work on a CPU, as `Graphs` does on a GPU."""
 
-    fixed_memory = True
+    def capture(self, work: Work) -> Work:
+        """Record the work and return its replay.
 
-    def __init__(self) -> None:
-        self._tapes: dict[Hashable, tuple[Tape, Row]] = {}
+        Raises:
+            CaptureError: The work contains something that cannot be captured.
+        """
+        with NoPythonReads(), Watch(), Tape() as tape:
+            work()
+        replay: Work = tape.replay
+        return replay
 
-    def run(self, steps: Steps) -> State:
-        """Replay the tape for each row's length, recording it on first use."""
-        steps.workspace.refuse_rebound()
-        steps.prepare()
-        for row in steps.plan.steps(steps.workspace.device):
-            known = (steps.cache.site, steps.cache.version, len(row))
-            if known not in self._tapes:
-                self._tapes[known] = self._record(steps, row)
-            tape, buffer = self._tapes[known]
-            buffer.copy_(row)
-            tape.replay()
-        steps.workspace.refuse_rebound()
-        return steps.means()
-
-    def _record(self, steps: Steps, row: Row) -> tuple[Tape, Row]:
-        buffer = row.clone()
-        return check(steps, buffer, Tape), buffer
+    def settle(self) -> None:
+        """Do nothing: on a CPU all work is done when it returns."""
 
 
 class ReplayEngine(Engine):
-    """Distributes clients over several recording workspaces (`workers`, three by default)."""
+    """Distributes clients over several lanes (`workers`, three by default), each with a lane for every network."""
 
     name: ClassVar[str] = "replay"
 
     def __init__(self, setup: Setup, settings: EngineSettings):
         super().__init__(setup, settings)
-        self.lanes = [
-            Workspace(setup, stepper=Replay(), built=self.server_workspace.parts, precision=self.precision)
+        networks = [(like, Shared(strict=True)) for like in self.server_workspace.variants]
+        self._lanes = [
+            [Lane(partial(self._workspace, like), Tapes(), shared) for like, shared in networks]
             for _ in range(settings.workers or 3)
         ]
         self._turn = 0
 
+    def _workspace(self, like: Workspace, **options: Any) -> Workspace:
+        """Return a workspace for the same network, with the same initial values."""
+        made = Workspace(like.setup, stored=like.stored, built=like.parts, precision=self.precision, **options)
+        made.start_from(like.initial)
+        return made
+
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Run each job in the next workspace."""
+        """Run each job in the next lane."""
         for job in jobs:
             self._turn += 1
-            yield handle(self.lanes[self._turn % len(self.lanes)], job)
+            lane = self._lanes[self._turn % len(self._lanes)][self.setup.kind_of(job.client)]
+            yield handle(lane.workspaces[0], job)

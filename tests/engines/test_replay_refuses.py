@@ -1,5 +1,7 @@
 """What a CUDA graph could not record is refused on the CPU, with the line that does it."""
 
+from functools import partial
+
 import pytest
 import torch
 from tiny import tiny_task
@@ -10,8 +12,9 @@ from fedloom.core.client import Client
 from fedloom.core.setup import Setup
 from fedloom.core.training import Training
 from fedloom.core.workspace import Workspace
+from fedloom.engines.cuda.lane import Lane, Shared
 from fedloom.engines.recording import CaptureError
-from fedloom.engines.replay import Replay
+from fedloom.engines.replay import Tapes
 from fedloom.methods import get
 
 FOREIGN = torch.ones(())
@@ -19,8 +22,9 @@ FOREIGN = torch.ones(())
 
 @pytest.fixture
 def client():
-    lane = Workspace(Setup(tiny_task(), get("fedavg"), Training(batch_size=16), seed=0), stepper=Replay())
-    return Client(lane, id=0, round=1, job="update", samples=lane.setup.task.samples(0), first=True)
+    setup = Setup(tiny_task(), get("fedavg"), Training(batch_size=16), seed=0)
+    (workspace,) = Lane(partial(Workspace, setup), Tapes(), Shared(strict=True)).workspaces
+    return Client(workspace, id=0, round=1, job="update", samples=setup.task.samples(0), first=True)
 
 
 def plain(client, batch):
@@ -72,6 +76,15 @@ def to_numpy(client, batch):
 def test_is_refused_and_the_line_is_named(client, loss, says):
     with pytest.raises(CaptureError, match=says):
         client.fit("model", loss)
+
+
+def test_reading_the_host_in_the_last_smaller_batch_only_is_refused(client):
+    def small(client, batch):
+        return plain(client, batch) * (batch.y.sum().item() if batch.size < 16 else 1)
+
+    assert client.size % 16
+    with pytest.raises(CaptureError, match=r"batch\.y\.sum\(\)\.item.*on the host"):
+        client.fit("model", small, epochs=1)
 
 
 def test_a_rebound_parameter_is_refused(client):

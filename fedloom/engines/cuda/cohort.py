@@ -18,7 +18,7 @@ from fedloom.core.step_cache import Rows
 from fedloom.core.workspace import Steps, Workspace
 from fedloom.engines.cuda.batching import batched
 from fedloom.engines.cuda.graphs import Recorder
-from fedloom.engines.cuda.lane import Lane, NewWorkspace, Shared, StepFunction, StepRun, largest
+from fedloom.engines.cuda.lane import Lane, NewWorkspace, Shared, StepFunction, StepRun, bound, largest
 from fedloom.engines.cuda.schedule import Piece, pieces
 from fedloom.engines.cuda.slot import Slot, guarded
 from fedloom.engines.cuda.tracing import Function, compiled, trace
@@ -194,7 +194,7 @@ class Cohort(Lane):
             tensors = self._blocks(touched(first), clients)
             function = self._fast(group, piece) or self._vectorised(group, piece)
             assert function is not None
-            return lambda rows: _without_gradients(function, [*tensors, rows])
+            return bound(function, tensors)
 
         key = (*_kind(first, piece), clients)
         run = StepRun(key, step, clients, _width(first, piece), lambda: self._blocks(written(first), clients))
@@ -210,9 +210,8 @@ class Cohort(Lane):
         copy_all_(target, source)
 
         def step() -> StepFunction:
-            tensors = [tensor.detach() for tensor in touched(moved)]
-            function = self._traced(steps, piece)
-            return lambda rows: _without_gradients(function, [*tensors, rows[0]])
+            alone = bound(self._traced(steps, piece), [tensor.detach() for tensor in touched(moved)])
+            return lambda rows: alone(rows[0])
 
         key = (*_kind(steps, piece), "alone")
         self.take(StepRun(key, step, 1, _width(steps, piece), lambda: written(moved)), piece.count)
@@ -239,7 +238,7 @@ class Cohort(Lane):
                 function = self._batched(first, piece)
                 row = torch.from_numpy(first.plan.part(piece.start[0], piece.size, 1)[0]).to(first.workspace.device)
                 with restored(self._blocks(written(first), 2)):
-                    _without_gradients(function, [*self._blocks(touched(first), 2), row.repeat(2, 1)])
+                    bound(function, self._blocks(touched(first), 2))(row.repeat(2, 1))
                 self.shared.functions[kind] = function
             except torch.OutOfMemoryError:
                 raise
@@ -290,8 +289,3 @@ def _memory(steps: Steps) -> list[Tensor]:
     workspace, cache = steps.workspace, steps.cache
     flat = (*workspace.flat.buffers.values(), *workspace.flat_received.buffers.values())
     return [*flat, *cache.flat(), cache.lr, *(cache.data or ())]
-
-
-@torch.no_grad()
-def _without_gradients(function: Function, inputs: list[Tensor]) -> None:
-    function(*inputs)

@@ -81,6 +81,7 @@ class Feed:
         self.capacity = capacity
         self._block = torch.zeros(1 + capacity, dtype=torch.int64, device=device)
         self.position, self._values = self._block[0], self._block[1:]
+        """`position` is the read position, a 0-d tensor; captured steps advance it."""
         self._offsets = torch.arange(capacity, device=device)
 
     def fill(self, values: list[np.ndarray]) -> None:

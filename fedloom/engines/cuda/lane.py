@@ -15,7 +15,7 @@ from fedloom.core.state import State
 from fedloom.core.workspace import Steps, Workspace
 from fedloom.engines.cuda.graphs import Feed, Recorder, Work
 from fedloom.engines.cuda.tracing import Function, compiled, trace
-from fedloom.engines.recording import CaptureError, Watch, check, restored, touched, undone, written
+from fedloom.engines.recording import CaptureError, check, restored, touched, undone, written
 
 UNROLL = (16, 8, 4, 2, 1)
 """Steps per graph: the largest first, then the remainder."""
@@ -48,6 +48,8 @@ class Shared:
     """State that the lanes of an engine share, by call site."""
 
     compile: bool = False
+    strict: bool = False
+    """Capture every step; one that cannot be captured is an error. Otherwise it runs eagerly."""
     checked: set[Hashable] = field(default_factory=set)
     """Call sites whose steps can be captured."""
     eager: set[Hashable] = field(default_factory=set)
@@ -58,15 +60,21 @@ class Shared:
 
     def run_eagerly(self, steps: Steps, error: Exception) -> None:
         """Stop capturing this call site, with a warning."""
+        if self.strict:
+            raise error
         if steps.cache.site not in self.eager:
             self.eager.add(steps.cache.site)
             warnings.warn(f"a training step cannot be captured as a CUDA graph and runs eagerly: {error}", stacklevel=2)
 
 
 class Lane:
-    """Runs one client at a time in a workspace whose steps are captured once per call site and batch size."""
+    """Runs one client at a time in a workspace whose steps are captured once per call site and batch size.
+
+    It is the stepper of its workspace.
+    """
 
     slots = 1
+    fixed_memory = True
 
     def __init__(self, new_workspace: NewWorkspace, recorder: Recorder, shared: Shared):
         self.shared, self.recorder = shared, recorder
@@ -77,7 +85,7 @@ class Lane:
         self.workspaces = self._make_workspaces(new_workspace)
 
     def _make_workspaces(self, new_workspace: NewWorkspace) -> list[Workspace]:
-        return [new_workspace(stepper=_Captured(self))]
+        return [new_workspace(stepper=self)]
 
     def launch(self, jobs: Sequence[Job]) -> list[Result]:
         """Run jobs without waiting for the device."""
@@ -91,8 +99,16 @@ class Lane:
             return None
         return torch.stack([largest(buffers) for buffers in flat])
 
-    def run(self, steps: Steps) -> None:
-        """Take one client's steps."""
+    def run(self, steps: Steps) -> State:
+        """Take one client's steps as CUDA graphs."""
+        steps.workspace.refuse_rebound()
+        steps.prepare()
+        if steps.plan.sizes:
+            self._take_steps(steps)
+        steps.workspace.refuse_rebound()
+        return steps.means()
+
+    def _take_steps(self, steps: Steps) -> None:
         if not self.can_capture(steps):
             for row in steps.plan.steps(steps.workspace.device):
                 steps.step(row)
@@ -113,7 +129,7 @@ class Lane:
         site = steps.cache.site
         if site not in self.shared.checked and site not in self.shared.eager:
             try:
-                check(steps, next(steps.plan.steps(steps.workspace.device)), Watch)
+                check(steps, next(steps.plan.steps(steps.workspace.device)))
                 self.shared.checked.add(site)
             except CaptureError as error:
                 self.shared.run_eagerly(steps, error)
@@ -131,7 +147,8 @@ class Lane:
         function = self.shared.functions.get(key)
         if function is None:
             return lambda rows: steps.step(rows[0])
-        return bound(function, [tensor.detach() for tensor in touched(steps)])
+        alone = bound(function, [tensor.detach() for tensor in touched(steps)])
+        return lambda rows: alone(rows[0])
 
     def fill(self, rows: list[np.ndarray]) -> None:
         """Set the rows of all steps that `take` is about to take."""
@@ -165,7 +182,7 @@ class Lane:
                 for rows in feed.take(count, run.clients, run.width):
                     function(rows)
 
-            if count == 1 and key not in self._seen:
+            if count == 1 and key not in self._seen and not self.shared.strict:
                 self._seen.add(key)
                 work()
                 return
@@ -186,33 +203,18 @@ class Lane:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
+            if self.shared.strict:
+                raise
             warnings.warn(f"training steps cannot be captured as a CUDA graph and run eagerly: {error}", stacklevel=2)
             return work
 
 
-class _Captured:
-    """The stepper of a lane that runs one client at a time."""
-
-    fixed_memory = True
-
-    def __init__(self, lane: Lane):
-        self._lane = lane
-
-    def run(self, steps: Steps) -> State:
-        """Take the steps as CUDA graphs."""
-        steps.prepare()
-        if steps.plan.sizes:
-            self._lane.run(steps)
-        steps.workspace.refuse_rebound()
-        return steps.means()
-
-
 def bound(function: Function, tensors: Sequence[Tensor]) -> StepFunction:
-    """Return the step of one client with these tensors as arguments."""
+    """Return a traced step with these tensors as its arguments; the last one is the row, or the rows of clients."""
 
     def step(rows: Tensor) -> None:
         with torch.no_grad():
-            function(*tensors, rows[0])
+            function(*tensors, rows)
 
     return step
 

@@ -35,7 +35,7 @@ class Traced:
                 steps.step(row)  # its statistics get their names
             if key not in self.graphs:
                 self.graphs[key] = trace(steps, row)
-            bound(self.graphs[key], [tensor.detach() for tensor in touched(steps)])(row[None])
+            bound(self.graphs[key], [tensor.detach() for tensor in touched(steps)])(row)
         return steps.means()
 
 
