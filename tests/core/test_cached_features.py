@@ -146,7 +146,7 @@ def test_features_that_depend_on_the_batch_are_not_cached():
 def test_only_unchanged_inputs_of_the_same_data_are_looked_up():
     setup = replace(tiny_experiment("fedavg", task=frozen()).setup, cache_features=True)
     workspace, other = Workspace(setup), Workspace(setup)
-    workspace.evaluate_only()
+    workspace.modes.evaluate_only()
     extractor, (features,) = workspace.parts.model.extractor, workspace.features
     assert isinstance(extractor.forward, LookUp) and isinstance(workspace.received.model.extractor.forward, LookUp)
     index = torch.tensor([3, 1])

@@ -98,7 +98,7 @@ def test_answers_are_counted_per_class_and_per_client() -> None:
 
 def test_a_model_answers_for_all_clients_at_once_as_for_each() -> None:
     workspace = Workspace(tiny_experiment("fedavg").setup)
-    workspace.evaluate_only()
+    workspace.modes.evaluate_only()
     tests = dict(enumerate([*workspace.setup.task.federation.test, np.empty(0, np.int64)]))
 
     def scored(samples: dict[int, np.ndarray]) -> list[Scores]:

@@ -200,7 +200,7 @@ def test_workspaces_have_one_copy_of_frozen_tensors(options):
 def test_batch_norm_is_fixed_and_dropout_still_drops():
     setup = tiny_run("fedavg", task=lora_task("lora-encoder"), training__rounds=1).setup
     workspace = Workspace(setup)
-    workspace.train_only(("model",), norms=True)
+    workspace.modes.train_only(("model",), norms=True)
     extractor = workspace.parts.model.extractor
     assert extractor.drop.training and not extractor.norm.training and not extractor.cross.training
     assert extractor.norm.running_mean.equal(torch.zeros(16))

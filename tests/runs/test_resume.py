@@ -21,7 +21,7 @@ from using import refused
 import fedloom
 from fedloom.core.errors import UserError
 from fedloom.core.signals import Interrupted
-from fedloom.experiment import checkpoint as due
+from fedloom.experiment import run_checkpoints as due
 from fedloom.experiment.lock import NAME as LOCK
 from fedloom.methods import METHODS as REGISTRY
 
