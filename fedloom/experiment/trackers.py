@@ -90,8 +90,8 @@ class Wandb(Tracker):
         self._ended = False
         try:
             self._run = wandb.init(
-                id=stored_id(folder / "wandb.txt", lambda: token_hex(4)), resume="allow", dir=str(folder), name=folder.name,
-                config=recipe.resolved(),
+                id=stored_id(folder / "wandb.txt", lambda: token_hex(4)), resume="allow", dir=str(folder),
+                name=folder.name, config=recipe.resolved(),
             )  # fmt: skip
         except wandb.Error as error:
             raise UserError(

@@ -12,7 +12,7 @@ from fedloom.report.significance import sample_std
 def comparison_table(summaries: Iterable[Summary], title: str = "") -> Table:
     """Return a table that compares methods.
 
-    Columns: the mean accuracy over clients, its standard deviation over clients, the mean of the worst 10% of the
+    Columns: the mean accuracy over clients, its standard deviation over clients, the mean of the worst tenth of the
     clients, the accuracy of the global model (all in percent), MB that a client sends per round, and seconds per run.
     Values are means over runs with the same label or method; ± is the sample standard deviation over them (seeds).
 
@@ -35,7 +35,7 @@ def comparison_table(summaries: Iterable[Summary], title: str = "") -> Table:
         caption += " · ±: sample std over seeds"
     table = Table(title=title or None, caption=caption)
     table.add_column("method", style="bold", overflow="fold")
-    for name in ("clients", "spread", "worst 10%", "global", "MB up", "seconds"):
+    for name in ("clients", "spread", "worst tenth", "global", "MB up", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
@@ -124,7 +124,7 @@ def figures_table(summaries: Iterable[Summary]) -> Table | None:
     table.add_column("method", style="bold", overflow="fold")
     for column in ("model", "figure"):
         table.add_column(column, no_wrap=True)
-    for column in ("mean", "weighted", "spread", "worst 10%", "n"):
+    for column in ("mean", "weighted", "spread", "worst tenth", "n"):
         table.add_column(column, justify="right", no_wrap=True)
     for method, runs in groups.items():
         for prefix, models in MODELS.items():

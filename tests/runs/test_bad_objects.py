@@ -158,5 +158,5 @@ def test_comparisons(fields, words):
 
 def test_sweeps():
     refused(r"sweep.seeds = \[0, 0\]: 0 is given twice", fedloom.sweep, over={"lr": [0.1]}, seeds=[0, 0])
-    words = "sweep.parallel = 2: each run is another process, .* Python object data.name = 'object-arrays"
+    words = "parallel = 2: each run is another process, .* Python object data.name = 'object-arrays"
     refused(words, fedloom.sweep, over={"lr": [0.1, 0.2]}, parallel=2)
