@@ -157,6 +157,7 @@ def watching() -> Iterator[Any]:
 
     shown: list[RunProgress] = []
     hints = _Hints(logging.INFO)
+    _printed.clear()
     logger = logging.getLogger("fedloom.engines")
     level = logger.level
 
@@ -183,20 +184,31 @@ def watching() -> Iterator[Any]:
             progress.stop()
 
 
+_printed: set[str] = set()
+"""Notes that the command has printed: a run's notes are printed when it starts, and are in its summary too."""
+
+
+def _say_once(note: str, prefix: str = "") -> None:
+    if note not in _printed:
+        _printed.add(note)
+        say(prefix + note, err)
+
+
 class _Hints(logging.Handler):
     """Log handler that prints the settings that the engine chose; warnings have another handler."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno == logging.INFO:
-            say(record.getMessage(), err)
+            _say_once(record.getMessage())
 
 
 def show(summaries: "list[Summary]", as_json: bool, value: Mapping[str, Any], title: str = "") -> None:
     """Print the summaries as a table with the run folder, or as JSON."""
     from fedloom.report.table import comparison_table, figures_table, newcomers_table
 
-    for note in dict.fromkeys(note for summary in summaries for note in summary["notes"]):
-        say(f"note: {note}", err)
+    for summary in summaries:
+        for note in summary["notes"]:
+            _say_once(note, "note: ")
     if as_json:
         show_json(value)
         return

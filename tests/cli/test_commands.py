@@ -93,6 +93,12 @@ def test_a_run_can_be_repeated_from_its_own_folder_with_the_same_numbers() -> No
     }
 
 
+def test_notes_on_frozen_parts_are_printed_once() -> None:
+    result = invoke("compare", *TINY, "--methods", "fedavg,fedper", "--set", "model.freeze=[extractor]")
+    assert result.stderr.count("stay fixed") == 1
+    assert result.stderr.count("fedper has nothing to send") == 1
+
+
 def test_compare_two_methods_and_two_seeds_as_a_table() -> None:
     result = invoke("compare", *TINY, "--methods", "local, fedavg+ft", "--seeds", "0,1", "--out", "both")
     rows = [line.split("│")[1:-1] for line in result.stdout.splitlines() if line.startswith("│")]
