@@ -121,14 +121,14 @@ out = Console()
 err = Console(stderr=True)
 
 
-def flow(commands: typer.Typer) -> None:
+def join_help_lines(commands: typer.Typer) -> None:
     """Join the lines of each help paragraph, so that it wraps at the terminal's width instead of the source's."""
     for command in commands.registered_commands:
         paragraphs = cleandoc((command.callback and command.callback.__doc__) or "").split("\n\n")
         command.help = "\n\n".join(text.replace("\n", " ") for text in paragraphs)
     for group in commands.registered_groups:
         if group.typer_instance:
-            flow(group.typer_instance)
+            join_help_lines(group.typer_instance)
 
 
 def say(text: str, where: Console = out) -> None:
@@ -150,7 +150,7 @@ def loading() -> None:
 
 
 @contextmanager
-def watching() -> Iterator[Any]:
+def showing_progress() -> Iterator[Any]:
     """Yield a function that shows the progress of a run; print how to resume a run that is stopped."""
     from fedloom.core.registry import short
     from fedloom.report.progress import RunProgress

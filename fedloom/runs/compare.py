@@ -16,9 +16,9 @@ from fedloom.report.progress import showing
 from fedloom.runs.comparison import labels_of, read_comparison, recipe_of, refuse_equal_methods
 from fedloom.runs.newcomers import compare_newcomers
 from fedloom.runs.objects import method_section, named, read_with_objects
+from fedloom.runs.progress import on_run_of
 from fedloom.runs.result import Runs
 from fedloom.runs.series import Tasks, refuse_resume_without, run_series
-from fedloom.runs.watching import on_run_of
 
 COMPARISON = "comparison.yaml"
 """The file in a comparison's folder that describes all its runs. Their summaries are in comparison.json."""

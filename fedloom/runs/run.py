@@ -14,10 +14,10 @@ from fedloom.experiment.run_folder import RECIPE, stored_values
 from fedloom.report.progress import showing
 from fedloom.runs.compare import holds_comparison
 from fedloom.runs.objects import named, read_with_objects
+from fedloom.runs.progress import on_round_of
 from fedloom.runs.result import Run
 from fedloom.runs.series import refuse_resume_without
 from fedloom.runs.sweep import holds_sweep
-from fedloom.runs.watching import on_round_of
 
 
 def run(

@@ -27,9 +27,9 @@ from fedloom.experiment.run_folder import RunFolder, write_json
 from fedloom.report.progress import showing
 from fedloom.report.sweep import Setting, best_setting, short_names
 from fedloom.runs.objects import named, read_with_objects
+from fedloom.runs.progress import on_run_of
 from fedloom.runs.result import Runs
 from fedloom.runs.series import Seeds, refuse_resume_without, run_series, seed_list
-from fedloom.runs.watching import on_run_of
 
 SWEEP, RESULTS = "sweep.yaml", "sweep.json"
 
