@@ -19,7 +19,6 @@ from fedloom.core.errors import UserError
 from fedloom.core.rng import Random
 from fedloom.data import from_arrays
 from fedloom.data.augment import parse_augment
-from fedloom.methods import METHODS
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models import MODELS
 from fedloom.runs.object_names import described, name_of
@@ -39,8 +38,7 @@ def near():
 
         pull: float = 0.1
 
-    yield Near
-    METHODS.pop("near")
+    return Near
 
 
 def test_a_method_is_a_class_or_an_instance(near):
