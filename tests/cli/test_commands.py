@@ -166,10 +166,12 @@ def test_methods_as_json_have_the_promised_shape() -> None:
 
 def test_the_paper_of_a_method_that_inherits_it_is_told_as_that_of_another() -> None:
     papers = {
-        name: last_line(invoke("methods", name, "--json"))["methods"][0]["paper"] for name in ("fedavg", "fedavg+ft")
+        name: last_line(invoke("methods", name, "--json"))["methods"][0]["paper"]
+        for name in ("fedavg", "fedavg+ft", "fedadam")
     }
     assert papers["fedavg"].startswith("McMahan")
     assert papers["fedavg+ft"] == f"built on FedAvg: {papers['fedavg']}"
+    assert papers["fedadam"].startswith("Reddi")  # inherited from an abstract class, not from a method
 
 
 def test_paragraphs_of_help_flow_to_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
