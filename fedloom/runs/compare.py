@@ -13,7 +13,7 @@ from fedloom.core.registry import short
 from fedloom.experiment.records import RoundRecord, Summary
 from fedloom.experiment.run_folder import NEWCOMERS, RunFolder, write_json
 from fedloom.report.progress import showing
-from fedloom.runs.comparison import labels_of, read_comparison, recipe_of, refuse_equal_methods
+from fedloom.runs.comparison import Comparison, labels_of, read_comparison, recipe_of, refuse_equal_methods
 from fedloom.runs.newcomers import compare_newcomers
 from fedloom.runs.objects import method_section, named, read_with_objects
 from fedloom.runs.progress import on_run_of
@@ -90,10 +90,7 @@ def compare(
     if resume:
         refuse_resume_without(out)
     folder = Path(out or RunFolder.fresh(Path("runs"), "compare"))
-    recipes = [
-        recipe_of(values, method, seed, folder / f"{number:02d}-{short(str(section_name(method)))}-s{seed}")
-        for number, (method, seed) in enumerate(product(comparison.methods, comparison.seeds))
-    ]
+    recipes = _recipes(values, comparison, folder)
     common = Recipe.parse(values | {"method": recipes[0].method.model_dump(), "seed": comparison.seeds[0]})
     refuse_equal_methods(recipes, comparison)
     if comparison.newcomers is not None and not common.data.newcomers:
@@ -129,6 +126,14 @@ def compare(
     if comparison.report:
         runs.report()
     return runs
+
+
+def _recipes(values: Mapping[str, Any], comparison: Comparison, folder: Path) -> list[Recipe]:
+    """Return the recipes of all runs, method by method, each with its own folder."""
+    return [
+        recipe_of(values, method, seed, folder / f"{number:02d}-{short(str(section_name(method)))}-s{seed}")
+        for number, (method, seed) in enumerate(product(comparison.methods, comparison.seeds))
+    ]
 
 
 def holds_comparison(folder: str | Path) -> bool:
