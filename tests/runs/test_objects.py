@@ -84,7 +84,7 @@ def test_inputs_are_standardised_by_the_clients_sums_and_the_ledger_says_so():
     assert run.form.dtype == "float32"
     np.testing.assert_allclose(run.form.mean, X[train].astype(np.float32).mean(0), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(run.form.std, X[train].astype(np.float32).std(0), rtol=1e-4)
-    assert any("data.normalise: federated" in line for line in read_ledger(run.path)["numbers"])
+    assert any("data.normalise: federated" in line for line in read_ledger(run.folder)["numbers"])
     model = run.personal(0)
     assert tuple(model(X[:7]).shape) == (7, 2)
     assert torch.equal(model(X[0]), model(X[:1]))
