@@ -115,7 +115,7 @@ def field_of(figure: str, which: str, models: str = "personal") -> str:
 def figures_table(summaries: Iterable[Summary]) -> Table | None:
     """Return a table of accuracy and the figures that `evaluation.metrics` asks for, in percent, means over seeds.
 
-    Without any such figures, return None. The loss is no share, and so not in percent.
+    Without any such figures, return None. The loss has its own unit and is not scaled.
     """
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
