@@ -139,3 +139,34 @@ class Quadratic:
 class _OneWeight:
     def model(self):
         return Scalar()
+
+
+def update(lane, down, client=0, memory=None, round=1):
+    """The result of a client's update in a workspace."""
+    return perform(lane, Job("update", round, Message(down), client=client, memory=memory))
+
+
+def assert_class_means(lane, sent):
+    """What client 0 has sent are its counts, and its mean features by the model that is in the workspace."""
+    samples = torch.from_numpy(lane.setup.task.samples(0))
+    with torch.no_grad():
+        z = lane.parts.model.eval().extractor(lane.stored.plain(samples)).double().numpy()
+    y = lane.setup.task.dataset.labels[samples].numpy()
+    for c in range(4):
+        assert sent["counts"][c] == (y == c).sum()
+        np.testing.assert_allclose(sent["means"][c].numpy(), z[y == c].mean(0), rtol=1e-4, atol=1e-6)
+
+
+def assert_mean_by_samples(server, sent, *names):
+    """The server has the means of these tensors, weighted by the clients' numbers of samples."""
+    for name in names:
+        expected = sum(m.samples * m[name].double() for m in sent) / sum(m.samples for m in sent)
+        torch.testing.assert_close(server.state[name].double(), expected, rtol=0, atol=1e-6)
+
+
+def assert_close_runs(run, other):
+    """Another run's state of the server and memory of client 1 are those of a run, within rounding."""
+    for name, value in other.server.state.items():
+        torch.testing.assert_close(run.server.state[name], value)
+    for name, value in other.memories[1].items():
+        torch.testing.assert_close(run.memories[1][name], value)

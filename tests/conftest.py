@@ -36,6 +36,21 @@ def _consent_ends_with_the_test():
 
 
 @pytest.fixture(autouse=True)
+def _registrations_end_with_the_test():
+    """Other tests do not find the methods, networks and engines that a test defines."""
+    from fedloom.engines import ENGINES
+    from fedloom.methods import METHODS
+    from fedloom.models import MODELS
+
+    before = {registry.field: set(registry) for registry in (ENGINES, METHODS, MODELS)}
+    yield
+    for registry in (ENGINES, METHODS, MODELS):
+        for name in set(registry) - before[registry.field]:
+            if not registry.is_shipped(name):
+                del registry[name]
+
+
+@pytest.fixture(autouse=True)
 def _log_level_ends_with_the_test():
     """Commands such as `deploy server` choose what their process logs."""
     logger = logging.getLogger("fedloom")

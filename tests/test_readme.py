@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from fedloom.cli import commands
-from fedloom.methods import METHODS as REGISTRY
 
 README = Path(__file__).parent.parent / "README.md"
 DOCS = README.parent / "docs"
@@ -28,10 +27,7 @@ def test_the_call_from_python(capsys):
 def test_the_method_in_fifteen_lines_as_a_script(capsys):
     code = next(block for block in blocks() if "class Near" in block)
     Path("near.py").write_text(code.replace("rounds=100", "rounds=1"))
-    try:
-        runpy.run_path("near.py", run_name="__main__")
-    finally:
-        REGISTRY.pop("near", None)
+    runpy.run_path("near.py", run_name="__main__")
     assert "near" in capsys.readouterr().out
 
 
@@ -43,10 +39,7 @@ def test_snippets_print_the_figures_beside_them(capsys):
     shown = float(re.search(r"run.folder\)  # (0\.\d+)", text)[1])
     assert float(capsys.readouterr().out.split()[0]) == pytest.approx(shown, abs=0.01)
     Path("near.py").write_text(next(block for block in blocks() if "class Near" in block))
-    try:
-        runpy.run_path("near.py", run_name="__main__")
-    finally:
-        REGISTRY.pop("near", None)
+    runpy.run_path("near.py", run_name="__main__")
     printed = dict(re.findall(r"^│ (\S+) +│ +([\d.]+) │", capsys.readouterr().out, flags=re.MULTILINE))
     table = text.partition("It prints (here without seconds)")[2].partition("```text\n")[2].partition("```")[0]
     rows = [line.split() for line in table.splitlines()[1:]]

@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from fedloom.cli import commands
-from fedloom.methods import METHODS as REGISTRY
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -20,10 +19,8 @@ def blocks() -> list[tuple[str, str, str]]:
 
 
 @pytest.fixture(autouse=True)
-def _forget_the_tutorials_method(monkeypatch):
+def _wide_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    yield
-    REGISTRY.pop("steady", None)
 
 
 @pytest.mark.slow

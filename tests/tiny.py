@@ -73,6 +73,21 @@ def with_validation(task: Task) -> Task:
     return replace(task, federation=replace(old, train=train, validation=validation))
 
 
+class _Unreadable:
+    def __getitem__(self, index):
+        raise AssertionError("a label was read")
+
+    def to(self, device):
+        return self
+
+
+def without_labels(task: Task) -> Task:
+    """The task with labels that fail the test when they are read."""
+    stored = replace(task.stored, labels=_Unreadable())
+    object.__setattr__(task, "__dict__", task.__dict__ | {"stored": stored})
+    return task
+
+
 HEADS = {"head_epochs": 3, "head_steps": 5}
 SMALL = {
     "fedstyle": {"style_epochs": 2, **HEADS},

@@ -121,14 +121,14 @@ out = Console()
 err = Console(stderr=True)
 
 
-def flow(commands: typer.Typer) -> None:
+def join_help_lines(commands: typer.Typer) -> None:
     """Join the lines of each help paragraph, so that it wraps at the terminal's width instead of the source's."""
     for command in commands.registered_commands:
         paragraphs = cleandoc((command.callback and command.callback.__doc__) or "").split("\n\n")
         command.help = "\n\n".join(text.replace("\n", " ") for text in paragraphs)
     for group in commands.registered_groups:
         if group.typer_instance:
-            flow(group.typer_instance)
+            join_help_lines(group.typer_instance)
 
 
 def say(text: str, where: Console = out) -> None:
@@ -150,13 +150,14 @@ def loading() -> None:
 
 
 @contextmanager
-def watching() -> Iterator[Any]:
+def showing_progress() -> Iterator[Any]:
     """Yield a function that shows the progress of a run; print how to resume a run that is stopped."""
     from fedloom.core.registry import short
     from fedloom.report.progress import RunProgress
 
     shown: list[RunProgress] = []
     hints = _Hints(logging.INFO)
+    _printed.clear()
     logger = logging.getLogger("fedloom.engines")
     level = logger.level
 
@@ -183,20 +184,31 @@ def watching() -> Iterator[Any]:
             progress.stop()
 
 
+_printed: set[str] = set()
+"""Notes that the command has printed: a run's notes are printed when it starts, and are in its summary too."""
+
+
+def _say_once(note: str, prefix: str = "") -> None:
+    if note not in _printed:
+        _printed.add(note)
+        say(prefix + note, err)
+
+
 class _Hints(logging.Handler):
     """Log handler that prints the settings that the engine chose; warnings have another handler."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno == logging.INFO:
-            say(record.getMessage(), err)
+            _say_once(record.getMessage())
 
 
 def show(summaries: "list[Summary]", as_json: bool, value: Mapping[str, Any], title: str = "") -> None:
     """Print the summaries as a table with the run folder, or as JSON."""
     from fedloom.report.table import comparison_table, figures_table, newcomers_table
 
-    for note in dict.fromkeys(note for summary in summaries for note in summary["notes"]):
-        say(f"note: {note}", err)
+    for summary in summaries:
+        for note in summary["notes"]:
+            _say_once(note, "note: ")
     if as_json:
         show_json(value)
         return

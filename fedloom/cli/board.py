@@ -40,10 +40,8 @@ def board(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With --run: print each run's command and recipe; run nothing.")
     ] = False,
-    parallel: Annotated[int, typer.Option("--parallel", min=1, help="Runs at a time, each in its own process.")] = 1,
-    limit_seconds: Annotated[
-        float | None, typer.Option("--limit-seconds", help="Stop between rounds after this time; a later call resumes.")
-    ] = None,
+    parallel: flags.Parallel = 1,
+    limit_seconds: flags.LimitSeconds = None,
     engine: flags.Engine = None, data_dir: flags.DataDir = None, set_: flags.Set = None,
     results: Annotated[
         Path | None,
@@ -103,8 +101,10 @@ def board(
             return
     found = stored(folder, study_of(name))
     if page:
+        from fedloom.studies.board_page import markdown
+
         rest = _rest(_queue(name, table, queue), StudyPlan(results=folder))
-        _write(to or _page_of(name), _markdown(name, table, cells, found, rest))
+        _write(to or _page_of(name), markdown(name, table, cells, found, rest))
     if html is not None:
         from fedloom.report.page.page import refuse_unwritable, write
         from fedloom.studies.board_page import page as page_of
@@ -113,7 +113,9 @@ def board(
         write(page_of(table, cells, found), html)
         say(f"written: {html}")
     if as_json:
-        show_json({"board": name, "standings": [_as_json(one) for one in _standings(cells, found)]})
+        from fedloom.studies.board import standings
+
+        show_json({"board": name, "standings": [_as_json(one) for one in standings(cells, found)]})
     elif not page and html is None:
         _show(table, cells, found)
 
@@ -147,18 +149,6 @@ def _queue(name: str, table: Table, queue: str | None) -> study_queue.Source:
     return Queue(name, (Entry(name=table.title, table=(name,), seeds=table.seeds),))
 
 
-def _standings(cells: Sequence[Cell], found: Sequence[CellResult]) -> list[Standing]:
-    from fedloom.studies.board import standings
-
-    return standings(cells, found)
-
-
-def _markdown(name: str, table: Table, cells: Sequence[Cell], found: Sequence[CellResult], rest: str) -> str:
-    from fedloom.studies.board_page import markdown
-
-    return markdown(name, table, cells, found, rest)
-
-
 def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,11 +160,11 @@ def _write(path: Path, text: str) -> None:
 
 def _show(table: Table, cells: Sequence[Cell], found: Sequence[CellResult]) -> None:
     """Print the standings, and what was not run yet."""
-    from fedloom.studies.board import order_in_words, published_name, waiting
+    from fedloom.studies.board import order_in_words, published_name, standings, waiting
 
     publisher = published_name(table)
     out.print(f"[bold]{table.title}[/bold]", highlight=False)
-    for standing in _standings(cells, found):
+    for standing in standings(cells, found):
         measures = [m for m in standing.measures if m.title in SHOWN or m.figure == standing.lines[0].cell.measure]
         grid = Grid(title=standing.title, title_justify="left", box=SIMPLE_HEAD, padding=0)  # narrow: it has 10 columns
         for head in ("method", *([publisher] if publisher else []), *(m.title for m in measures), "seeds"):

@@ -77,10 +77,10 @@ def init(
 
     if (data_like is None) == (classes is None or shape is None):
         raise UserError("--data-like: pass it, or both --classes and --shape; the server has no images")
-    named, measured = like(data_like) if data_like else (_list(classes), parse_shape(shape or ""))
+    named, measured = like(data_like) if data_like else (flags.listed(classes), parse_shape(shape or ""))
     federation = FederationTerms(
-        name=folder.name, host=host, port=port, control_port=control_port, organisations=_list(organisations),
-        classes=named, shape=measured,
+        name=folder.name, host=host, port=port, control_port=control_port, classes=named, shape=measured,
+        organisations=flags.listed(organisations),
     )  # fmt: skip
     write_federation(folder, federation, Recipe.load(recipe).with_(*(set_ or [])))
     say(f"written: {folder}")
@@ -234,13 +234,13 @@ def client(
     from fedloom.deploy.member import load_member
     from fedloom.deploy.worker import work
 
-    methods = _list(allow_methods) if allow_methods else ()
+    methods = flags.listed(allow_methods)
     limits = JobLimits(max_parameters, max_message * 2**20, max_epochs, max_seconds, int((max_memory or 0) * 1e9))
     member = load_member(
         folder, data, methods=methods, max_rounds=max_rounds, max_evaluations=max_evaluations,
         evaluation=EvaluationTerms(
             evaluation,  # type: ignore[arg-type]
-            min_test=min_test, epsilon=epsilon, metrics=_list(share_metrics) if share_metrics else (),
+            min_test=min_test, epsilon=epsilon, metrics=flags.listed(share_metrics),
         ),
         limits=limits, device=device, secure_only=require_secure,
     )  # fmt: skip
@@ -326,7 +326,3 @@ def _log() -> None:
     """Write the events of a server or client to stderr, with times."""
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("fedloom").setLevel(logging.INFO)
-
-
-def _list(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())

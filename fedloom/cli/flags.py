@@ -1,6 +1,7 @@
 """Flags shared by several commands, and the recipe fields that they set."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,13 @@ RecipeFile = Annotated[
     str | None,
     typer.Argument(autocompletion=offers.recipes, help="Recipe file, or the name of a shipped recipe (demo)."),
 ]
+
+
+def _field(flag: str, what: str, default: object, complete: Callable[[str], list[str]] | None = None) -> Any:
+    """Return an option that sets a recipe field, whose help names the field's default."""
+    return typer.Option(flag, autocompletion=complete, help=f"{what}; default: the recipe's, or {default}.")
+
+
 Method = Annotated[
     str | None,
     typer.Option(
@@ -23,45 +31,20 @@ Method = Annotated[
         help="Method; see `fedloom methods`; +ft adds fine-tuning; file.py:Name is yours; default: fedavg.",
     ),
 ]
-Data = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        autocompletion=offers.datasets,
-        help="Dataset name, or your folder or file; default: the recipe's, or digits.",
-    ),
-]
+Data = Annotated[str | None, _field("--data", "Dataset name, or your folder or file", "digits", offers.datasets)]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="Folder with dataset files; default: $FEDLOOM_DATA.")]
-Clients = Annotated[int | None, typer.Option("--clients", help="Number of clients; default: the recipe's, or 20.")]
-Partition = Annotated[
-    str | None,
-    typer.Option(
-        "--partition",
-        autocompletion=offers.partitions,
-        help="Division of data: iid, dirichlet:0.1, pathological:2, natural; default: the recipe's, or dirichlet:0.1.",
-    ),
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        autocompletion=offers.models,
-        help="Network: mlp, cnn2, cnn3, cnn4, resnet18, …; default: the recipe's, or mlp.",
-    ),
-]
-Rounds = Annotated[
-    int | None, typer.Option("--rounds", help="Number of communication rounds; default: the recipe's, or 20.")
-]
-Epochs = Annotated[int | None, typer.Option("--epochs", help="Local epochs per round; default: the recipe's, or 1.")]
-BatchSize = Annotated[
-    int | None, typer.Option("--batch-size", help="Samples per training step; default: the recipe's, or 32.")
-]
-Lr = Annotated[float | None, typer.Option("--lr", help="Learning rate; default: the recipe's, or 0.05.")]
-Fraction = Annotated[
-    float | None,
-    typer.Option("--fraction", help="Fraction of clients that train in each round; default: the recipe's, or 1."),
-]
-Seed = Annotated[int | None, typer.Option("--seed", help="Random seed; default: the recipe's, or 0.")]
+Clients = Annotated[int | None, _field("--clients", "Number of clients", 20)]
+DIVISIONS = "Division of data: iid, dirichlet:0.1, pathological:2, natural"
+Partition = Annotated[str | None, _field("--partition", DIVISIONS, "dirichlet:0.1", offers.partitions)]
+NETWORKS = "Network: mlp, cnn2, cnn3, cnn4, resnet18, …"
+Model = Annotated[str | None, _field("--model", NETWORKS, "mlp", offers.models)]
+Rounds = Annotated[int | None, _field("--rounds", "Number of communication rounds", 20)]
+Epochs = Annotated[int | None, _field("--epochs", "Local epochs per round", 1)]
+BatchSize = Annotated[int | None, _field("--batch-size", "Samples per training step", 32)]
+Lr = Annotated[float | None, _field("--lr", "Learning rate", 0.05)]
+Fraction = Annotated[float | None, _field("--fraction", "Fraction of clients that train in each round", 1)]
+Seed = Annotated[int | None, _field("--seed", "Random seed", 0)]
+Seeds = Annotated[str | None, typer.Option("--seeds", help="Seeds, comma-separated: 0,1,2")]
 Engine = Annotated[
     str | None,
     typer.Option(
@@ -78,6 +61,10 @@ Set = Annotated[list[str] | None, typer.Option("--set", help="Set any recipe fie
 Log = Annotated[
     list[str] | None,
     typer.Option("--log", autocompletion=offers.logs, help="Also log to tensorboard, wandb or mlflow (repeatable)."),
+]
+Parallel = Annotated[int, typer.Option("--parallel", min=1, help="Runs at a time, each in its own process.")]
+LimitSeconds = Annotated[
+    float | None, typer.Option("--limit-seconds", help="Stop between rounds after this time; a later call resumes.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
 
@@ -137,9 +124,16 @@ def fields_of(sets: list[str] | None, **flags: Any) -> dict[str, Any]:
     return given | dict(read_assignment(text) for text in sets or [])
 
 
+def listed(text: str | None) -> tuple[str, ...]:
+    """Split a comma-separated list; without a text, return an empty one."""
+    return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+
 def read_seeds(text: str | None) -> list[int] | None:
-    """Parse a comma-separated list of seeds such as `0,1,2`."""
-    for seed in text.split(",") if text is not None else ():
+    """Parse a comma-separated list of seeds such as `0,1,2`; None stays None."""
+    if text is None:
+        return None
+    for seed in (seeds := text.split(",")):
         if not seed.strip().isdigit():
             raise UserError(f"--seeds: '{seed}' is not a seed; write whole numbers such as 0,1,2")
-    return None if text is None else [int(seed) for seed in text.split(",")]
+    return [int(seed) for seed in seeds]

@@ -73,19 +73,15 @@ def table(
         refuse_unwritable(to, "--to", "results.tex")
     options: Any = {"round": round, "test": test}  # names are checked by `table`
     text = table(
-        runs, format=format, measures=listed(measure), columns=listed(columns), rows=listed(rows),
-        seeds=flags.read_seeds(seeds), interval=interval, against=against, digits=digits, label=label, **options,
+        runs, format=format, measures=flags.listed(measure), rows=flags.listed(rows),
+        columns=None if columns is None else flags.listed(columns), seeds=flags.read_seeds(seeds), interval=interval,
+        against=against, digits=digits, label=label, **options,
     )  # fmt: skip
     if to is None:
         say(str(text))
         return
     to.write_text(f"{text}\n", encoding="utf-8")
     say(f"table: {to}", err)
-
-
-def listed(text: str | None) -> list[str] | None:
-    """Split a comma-separated list; None stays None."""
-    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
 
 
 figure_app = typer.Typer(

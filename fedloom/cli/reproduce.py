@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedloom.cli import flags, study_data, study_output, study_queue
-from fedloom.cli.base import app, err, say, show_json, watching
+from fedloom.cli.base import app, err, say, show_json, showing_progress
 from fedloom.core.errors import UserError
 from fedloom.core.signals import Interrupts
 
@@ -44,10 +44,8 @@ def reproduce(
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
     engine: flags.Engine = None, data_dir: flags.DataDir = None, set_: flags.Set = None,
-    parallel: Annotated[int, typer.Option("--parallel", min=1, help="Runs at a time, each in its own process.")] = 1,
-    limit_seconds: Annotated[
-        float | None, typer.Option("--limit-seconds", help="Stop between rounds after this time; a later call resumes.")
-    ] = None,
+    parallel: flags.Parallel = 1,
+    limit_seconds: flags.LimitSeconds = None,
     again: Annotated[bool, typer.Option("--again", help="Run cells again even if their results are stored.")] = False,
     results: Annotated[
         Path | None,
@@ -183,7 +181,7 @@ def _run_here(runs: list[Run], missing: Missing) -> list[CellResult]:
             say(f"time limit reached: {len(runs) - number} runs were not started", err)
             break
         try:
-            with watching() as start:
+            with showing_progress() as start:
                 outcome = run_cells(run, plan, start)
         except MissingDataError as error:  # for example, the hub cannot be reached
             study_data.note(missing, error)
@@ -208,7 +206,7 @@ def _run_beside(runs: list[Run], many: int, plan: StudyPlan) -> int:
             "leave out --parallel or --set"
         )
     commands = [arguments_of(run, one) for one, run in runs]
-    with watching(), Interrupts() as interrupts:
+    with showing_progress(), Interrupts() as interrupts:
         return run_side_by_side(commands, many, plan, interrupts, lambda text: say(text, err))
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedloom.cli import flags, offers
-from fedloom.cli.base import app, loading, say, show, watching
+from fedloom.cli.base import app, loading, say, show, showing_progress
 from fedloom.cli.report import live_page
 from fedloom.cli.sweep import resume_sweep
 from fedloom.core import trusted_code
@@ -64,7 +64,7 @@ def run(
     if watch:
         resolved = resolved.with_(out=str(resolved.out or RunFolder.fresh(Path("runs"), resolved.label)))
     with live_page(resolved.out if watch else None) as stay:
-        with watching() as start:
+        with showing_progress() as start:
             summary = run(resolved, on_round=start(resolved), resume=resume).finished
         show([summary], as_json, summary)
         stay()
@@ -109,13 +109,13 @@ def resume(
         if holds_sweep(run_dir):
             resume_sweep(run_dir, fields, as_json)
         elif holds_comparison(run_dir):
-            with watching() as start:
+            with showing_progress() as start:
                 summaries = resume_comparison(run_dir, on_run=start, **fields)
             show_comparison(summaries, as_json)
         else:
             recipe = recipe_of(run_dir, fields)
             trusted_code.require(f"the recipe of '{run_dir}'", recipe.model_dump())  # before the progress bar starts
-            with watching() as start:
+            with showing_progress() as start:
                 summary = resume_run(recipe, start(recipe)).finished
             show([summary], as_json, summary)
         stay()
@@ -128,7 +128,7 @@ def compare(
         str | None,
         typer.Option("--methods", autocompletion=offers.methods, help="Methods, comma-separated: local,fedavg,repper"),
     ] = None,
-    seeds: Annotated[str | None, typer.Option("--seeds", help="Seeds, comma-separated: 0,1,2")] = None,
+    seeds: flags.Seeds = None,
     data: flags.Data = None, data_dir: flags.DataDir = None, clients: flags.Clients = None,
     partition: flags.Partition = None, model: flags.Model = None, rounds: flags.Rounds = None,
     epochs: flags.Epochs = None, batch_size: flags.BatchSize = None, lr: flags.Lr = None,
@@ -137,7 +137,7 @@ def compare(
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume the comparison in --out; start it if there is none.")
     ] = False,
-    parallel: Annotated[int, typer.Option("--parallel", min=1, help="Runs at a time, each single-threaded.")] = 1,
+    parallel: flags.Parallel = 1,
     report: Annotated[
         bool, typer.Option("--report", help="Write report.html in the comparison's folder at the end.")
     ] = False,
@@ -170,9 +170,9 @@ def compare(
     )  # fmt: skip
     if watch and "out" not in fields:
         fields["out"] = raw_recipe(recipe, {}).get("out") or str(RunFolder.fresh(Path("runs"), "compare"))
-    chosen = None if names is None else [name.strip() for name in names.split(",")]
+    chosen = None if names is None else flags.listed(names)
     with live_page(Path(fields["out"]) if watch else None) as stay:
-        with watching() as start:
+        with showing_progress() as start:
             summaries = compare(
                 recipe, methods=chosen, seeds=flags.read_seeds(seeds), on_run=start, resume=resume, parallel=parallel,
                 report=report or None, **fields,

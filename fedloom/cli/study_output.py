@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def show_lines(tables: Mapping[str, Table], lines: Sequence[Line]) -> None:
     """Print each column as a table with the order of its methods, then the number of cells that agree."""
     from fedloom.studies.comparison import setting_in_words
-    from fedloom.studies.order import in_words, pairs
+    from fedloom.studies.order import pairs, verdicts_in_words
     from fedloom.studies.report import by_column, command
 
     for name, of_table in groupby(lines, key=lambda line: line.cell.table):
@@ -40,7 +40,7 @@ def show_lines(tables: Mapping[str, Table], lines: Sequence[Line]) -> None:
                 grid.add_row(line.cell.name, paper, here, difference, line.verdict, setting_in_words(line) + seeds)
             out.print(grid)
             say(shlex.join(command(column[0].cell)[:-2]))
-            if words := in_words(pairs(column)):
+            if words := verdicts_in_words(pairs(column)):
                 say(words)
         for text in tables[name].deviations:
             say(f"- {text}")
@@ -119,7 +119,7 @@ def show_list(tables: Mapping[str, Table], cells: Sequence[Cell], plan: StudyPla
     from fedloom.studies.comparison import compared, tally
     from fedloom.studies.plan import runs_of, values_of
     from fedloom.studies.results import stored
-    from fedloom.studies.workload import cost_of, in_words, speeds, this_machine
+    from fedloom.studies.workload import cost_of, duration_in_words, speeds, this_machine
 
     results = {paper: stored(plan.results, paper) for paper in dict.fromkeys(cell.paper for cell in cells)}
     known = speeds(result for of_paper in results.values() for result in of_paper)
@@ -135,7 +135,7 @@ def show_list(tables: Mapping[str, Table], cells: Sequence[Cell], plan: StudyPla
         steps = sum(cost.steps for cost in costs) / 1e6
         times = [cost.seconds(known, here) for cost in costs]
         sure = [t for t in times if t is not None]
-        took = "–" if not sure else in_words(sum(sure))
+        took = "–" if not sure else duration_in_words(sum(sure))
         took += "" if len(sure) in (0, len(times)) else f" ({len(sure)} runs)"
         done = tally(compared(mine, results[mine[0].paper]))
         words = f"{done.paper.run or done.ours.run} of {done.cells}"
@@ -162,7 +162,7 @@ def show_list(tables: Mapping[str, Table], cells: Sequence[Cell], plan: StudyPla
 
 def _measured(cells: Sequence[Cell], plan: StudyPlan, here: str) -> dict[Workload, float]:
     """Measure the speed of this machine with each network of these cells."""
-    from fedloom.studies.cost import measured
+    from fedloom.studies.cost import measured_speed
     from fedloom.studies.plan import recipe_of, runs_of, values_of
     from fedloom.studies.workload import cost_of
 
@@ -170,6 +170,6 @@ def _measured(cells: Sequence[Cell], plan: StudyPlan, here: str) -> dict[Workloa
     for run in runs_of(cells):
         cost = cost_of(values_of(run[0], plan))
         if (kind := (here, cost.network, cost.size)) not in known:
-            known[kind] = measured(recipe_of(run[0], plan)[0])
+            known[kind] = measured_speed(recipe_of(run[0], plan)[0])
             say(f"{cost.network}: {known[kind]:,.0f} images a second", err)
     return known

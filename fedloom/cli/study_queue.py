@@ -9,7 +9,7 @@ import typer
 from rich.table import Table as Grid
 
 from fedloom.cli import study_data, study_output
-from fedloom.cli.base import err, out, say, show_json, watching
+from fedloom.cli.base import err, out, say, show_json, showing_progress
 from fedloom.core.errors import UserError
 from fedloom.core.signals import Interrupts
 
@@ -67,7 +67,7 @@ def run(
         study_data.show(missing)
         plans = {id(plan) for plan, _ in ready}
         runs = [one for one in runs if id(one.plan) in plans]
-        with watching(), Interrupts() as interrupts:
+        with showing_progress(), Interrupts() as interrupts:
             failures = run_queue(runs, parallel, plan, interrupts, lambda text: say(text, err))
     found, machine = status(entries, plan.results)
     if as_json:
@@ -76,7 +76,7 @@ def run(
         _show(waiting.name, found, machine)
     for failure in failures:
         say(f"\nfailed with exit code {failure.exit_code}: {failure.command}\nlog: {failure.log}", err)
-        say(failure.said, err)
+        say(failure.last_lines, err)
     if failures:
         code = failures[0].exit_code
         raise typer.Exit(code if code > 0 else 128 - code)  # killed by a signal: the shell's convention
@@ -102,10 +102,10 @@ def _show(source: str, found: Sequence[EntryStatus], machine: str) -> None:
 
 
 def _time(one: EntryStatus) -> str:
-    from fedloom.studies.workload import in_words
+    from fedloom.studies.workload import duration_in_words
 
     more = f" + {one.unknown} unknown" if one.unknown else ""
-    return in_words(one.seconds) + more if one.seconds else more.removeprefix(" + ")
+    return duration_in_words(one.seconds) + more if one.seconds else more.removeprefix(" + ")
 
 
 def _as_json(one: EntryStatus) -> dict[str, Any]:

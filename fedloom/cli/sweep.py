@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedloom.cli import flags
-from fedloom.cli.base import app, err, loading, out, say, show_json, watching
+from fedloom.cli.base import app, err, loading, out, say, show_json, showing_progress
 
 if TYPE_CHECKING:
     from fedloom.experiment.records import Summary
@@ -18,7 +18,7 @@ def sweep(
     over: Annotated[
         list[str] | None, typer.Option("--over", help="Vary FIELD=VALUE,VALUE,… or FIELD=LOW..HIGH (repeatable).")
     ] = None,
-    seeds: Annotated[str | None, typer.Option("--seeds", help="Seeds, comma-separated: 0,1,2")] = None,
+    seeds: flags.Seeds = None,
     random: Annotated[
         int | None, typer.Option("--random", help="Number of settings to draw at random; default: all combinations.")
     ] = None,
@@ -57,7 +57,7 @@ def sweep(
         rounds=rounds, epochs=epochs, batch_size=batch_size, lr=lr, fraction=fraction, engine=engine, out=out_dir,
         log=log,
     )  # fmt: skip
-    with watching() as start:
+    with showing_progress() as start:
         runs = sweep(
             recipe, over=dict(map(read_over, over)) if over else None, seeds=flags.read_seeds(seeds), random=random,
             parallel=parallel, resume=resume, on_run=lambda one: start(one, str(one.out)), **fields,
@@ -69,7 +69,7 @@ def resume_sweep(folder: Path, fields: dict[str, Any], as_json: bool) -> None:
     """Resume the sweep in a folder."""
     from fedloom.runs.sweep import SWEEP, sweep
 
-    with watching() as start:
+    with showing_progress() as start:
         runs = sweep(
             folder / SWEEP, resume=True, on_run=lambda one: start(one, str(one.out)), **fields | {"out": folder}
         )

@@ -81,7 +81,7 @@ def newcomers(
     from fedloom.inference.trained_run import TrainedRun
 
     run = TrainedRun(folder)
-    chosen = [name.strip() for name in heads.split(",") if name.strip()]
+    chosen = flags.listed(heads)
     for name in chosen:
         if name not in HEADS:
             raise UserError(f"--heads {name}: {nearest(name, HEADS)}")

@@ -253,7 +253,8 @@ def raw_recipe(source: str | Path | Mapping[str, Any] | None, fields: Mapping[st
             (`training={"epochs": 2}`), only the given fields are set. Single fields take precedence over sections.
     """
     values = deepcopy(dict(source)) if isinstance(source, Mapping) else read_yaml(source) if source is not None else {}
-    for name, value in sorted(fields.items(), key=lambda field: not isinstance(field[1], Mapping)):
+    # sections that may be replaced as a whole come first, then mappings, then single fields
+    for name, value in sorted(fields.items(), key=lambda f: (f[0] not in REPLACED, not isinstance(f[1], Mapping))):
         if name in REPLACED and section_name(values.get(name)) != section_name(value):
             values[name] = deepcopy(value)
         elif isinstance(value, Mapping):

@@ -1,6 +1,6 @@
 """The server: the shared state, its memory of each client, and the averaging of messages."""
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -212,6 +212,15 @@ class Server:
         result = self._trainer.fit(parts, loss, **options)
         self._state |= snapshot(self._workspace.parts, as_paths(parts))
         return result
+
+
+def weighted_sum(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> State:
+    """Return Σ_i weights_i · states_i by name, computed in float64 and returned in the states' types."""
+    mixed: State = {}
+    for name, first in states[0].items():
+        values = torch.stack([state[name].double() for state in states])
+        mixed[name] = torch.tensordot(values.new_tensor(weights), values, 1).to(first.dtype)
+    return mixed
 
 
 class WeightedMean:

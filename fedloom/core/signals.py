@@ -11,14 +11,14 @@ from time import monotonic
 from types import FrameType
 from typing import Any
 
-NAME = "FEDLOOM_FOLLOWS"
+LEADER = "FEDLOOM_FOLLOWS"
 """Environment variable of followers: the leader's process id."""
 PR_SET_PDEATHSIG = 1
 
 
 def follows() -> bool:
     """Return whether this process is a follower."""
-    return NAME in os.environ
+    return LEADER in os.environ
 
 
 def follow() -> None:
@@ -27,7 +27,7 @@ def follow() -> None:
         import ctypes  # imported here to keep shell completion fast
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != int(os.environ[NAME]):  # the leader ended before the call of prctl
+        if os.getppid() != int(os.environ[LEADER]):  # the leader ended before the call of prctl
             signal.raise_signal(signal.SIGTERM)
 
 

@@ -60,7 +60,7 @@ class Rounds:
         training = self.recipe.training
         traffic = RecordMessages(self.trust.around(self.engine), self.ledger)
         round = self._begin(self._layered(traffic), number)
-        self.method.combine(self.server, self.trust.sealed(round.answers))
+        self.method.combine(self.server, self.trust.restricted(round.answers))
         round.commit()
         record: RoundRecord = {
             "round": number,
@@ -117,7 +117,10 @@ class Rounds:
             answer = self._answer()
             # created before the first client answers: answers change the server's state
             messages = {client: answer(client) for client in chosen}
-            needed = self.trust.begin(self.engine, self.ledger, number, attempt, chosen, self._samples, least)
+            needed = least
+            if self.trust.secure is not None:
+                begun = self.trust.secure.begin(self.engine, self.ledger, number, attempt, chosen, self._samples)
+                needed = max(least, begun)
             skip = training.on_error == "skip"
             name_of = self.task.federation.name
             round = Round(number, chosen, messages, layered, self.memory, attempt, skip, self._shown, name_of)

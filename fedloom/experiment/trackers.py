@@ -1,7 +1,7 @@
 """Experiment trackers that a recipe names in `log`: TensorBoard, Weights & Biases, MLflow. Each is a callback."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
@@ -90,8 +90,8 @@ class Wandb(Tracker):
         self._ended = False
         try:
             self._run = wandb.init(
-                id=identity(folder / "wandb.txt"), resume="allow", dir=str(folder), name=folder.name,
-                config=recipe.resolved(),
+                id=stored_id(folder / "wandb.txt", lambda: token_hex(4)), resume="allow", dir=str(folder),
+                name=folder.name, config=recipe.resolved(),
             )  # fmt: skip
         except wandb.Error as error:
             raise UserError(
@@ -128,34 +128,22 @@ class MLflow(Tracker):
     def on_start(self, recipe: Recipe, folder: Path) -> None:
         """Start an MLflow run with the recipe as its parameters, or continue that of an interrupted run."""
         from mlflow import MlflowClient
-        from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
         self._folder, self._ended, self._known, self._id = folder, False, 0, ""
-        id_file = folder / "mlflow.txt"
         try:
             self._client = MlflowClient()
-            if id_file.exists():
-                run = id_file.read_text(encoding="utf-8")
+            run = stored_id(folder / "mlflow.txt", lambda: self._create(recipe))
+            if run != self._id:  # of an interrupted run
                 self._client.update_run(run, status="RUNNING")
                 self._id = run
                 known = self._client.get_metric_history(self._id, "lr")
                 self._known = max((metric.step for metric in known), default=0)
-                return
-            name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedloom"
-            found = self._client.get_experiment_by_name(name)
-            experiment = self._client.create_experiment(name) if found is None else found.experiment_id
-            run = self._client.create_run(experiment, run_name=folder.name).info.run_id
-            self._id = run
-            values = [Param(name, str(value)) for name, value in flat(recipe.resolved())]
-            for start in range(0, len(values), 100):  # the most parameters that MLflow accepts at once
-                self._client.log_batch(self._id, params=values[start : start + 100])
         except MlflowException as error:
             raise UserError(
                 f"log = 'mlflow': {brief(error)}; set MLFLOW_TRACKING_URI to a server or a file such as "
                 "sqlite:///mlflow.db"
             ) from error
-        id_file.write_text(run, encoding="utf-8")
 
     def on_round(self, record: RoundRecord) -> None:
         """Write a round's numbers; a resumed run leaves out rounds that are known, since they are the same."""
@@ -174,6 +162,19 @@ class MLflow(Tracker):
         if self._id:
             self._client.set_terminated(self._id, "FINISHED" if self._ended else "KILLED")
             self._id = ""
+
+    def _create(self, recipe: Recipe) -> str:
+        """Create an MLflow run with the recipe as its parameters, and return its identity."""
+        from mlflow.entities import Param
+
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedloom"
+        found = self._client.get_experiment_by_name(name)
+        experiment = self._client.create_experiment(name) if found is None else found.experiment_id
+        self._id = str(self._client.create_run(experiment, run_name=self._folder.name).info.run_id)
+        values = [Param(name, str(value)) for name, value in flat(recipe.resolved())]
+        for start in range(0, len(values), 100):  # the most parameters that MLflow accepts at once
+            self._client.log_batch(self._id, params=values[start : start + 100])
+        return self._id
 
     def _write(self, values: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric
@@ -209,10 +210,10 @@ def hyperparameters(recipe: Recipe) -> dict[str, str | float | bool]:
     }
 
 
-def identity(file: Path) -> str:
-    """Return the tracker's identity of a run, which is drawn once and stored, so that a resumed run continues it."""
+def stored_id(file: Path, create: Callable[[], str]) -> str:
+    """Return the tracker's identity of a run, which is created once and stored, so that a resumed run continues it."""
     if not file.exists():
-        file.write_text(token_hex(4), encoding="utf-8")
+        file.write_text(create(), encoding="utf-8")
     return file.read_text(encoding="utf-8")
 
 

@@ -1,7 +1,7 @@
 """The recipe sections `robust`, `attack`, `privacy` and `secure`, set up for one experiment."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,9 @@ from fedloom.core.trigger import Trigger
 from fedloom.engines import Engine
 from fedloom.experiment.records import RoundRecord
 from fedloom.experiment.sampling import Sampling
-from fedloom.trust.access import SealedMessages, use_of_messages
+from fedloom.trust.access import RestrictedMessages, use_of_messages
 from fedloom.trust.attack import Attack, FalsifyMessages
 from fedloom.trust.buckets import seeded_orders, system_orders
-from fedloom.trust.ledger import Ledger
 from fedloom.trust.privacy import PrivateAverage, Spending, seeded_normals, system_normals
 from fedloom.trust.robust import RobustAverage
 
@@ -94,38 +93,13 @@ class Trust:
             wrapped = FalsifyMessages(engine, self.attack)
         return wrapped if self.secure is None else self.secure.around(wrapped, engine)
 
-    def begin(
-        self,
-        engine: Engine,
-        ledger: Ledger,
-        round: int,
-        attempt: int,
-        clients: list[int],
-        samples: Callable[[int], int],
-        needed: int,
-    ) -> int:
-        """Prepare a round, or another attempt at it, and return the number of clients that must respond.
-
-        Args:
-            engine: Reaches the clients.
-            ledger: Records keys and shares of secure aggregation.
-            round: Number of the round.
-            attempt: Number of earlier attempts at this round.
-            clients: The round's clients.
-            samples: Returns the number of training samples of a client.
-            needed: Number of clients that must respond without secure aggregation.
-        """
-        if self.secure is None:
-            return needed
-        return max(needed, self.secure.begin(engine, ledger, round, attempt, clients, samples))
-
     def expected(self, sent: Signature) -> Signature:
         """Return the tensors of a client's message as the server gets it."""
         return sent if self.secure is None else self.secure.average.contribution(sent).signature
 
-    def sealed(self, messages: Iterator[Message]) -> Iterator[Message]:
+    def restricted(self, messages: Iterator[Message]) -> Iterator[Message]:
         """Return the messages for a method's `combine`; if a rule replaces the mean, only this rule can read them."""
-        return messages if self.combination is None else SealedMessages(messages, self.combination.refusal)
+        return messages if self.combination is None else RestrictedMessages(messages, self.combination.refusal)
 
     def note(self, record: RoundRecord, chosen: Iterable[int]) -> None:
         """Add the number of hostile participants and the spent privacy budget to a round's record."""

@@ -67,7 +67,7 @@ def held_out(run: TrainedRun) -> NewcomerData:
     """
     if not run.facts["newcomers"]:
         raise UserError(
-            f"the run in '{run.path}' held out no clients (data.newcomers = 0): use clients of another dataset "
+            f"the run in '{run.folder}' held out no clients (data.newcomers = 0): use clients of another dataset "
             "(--data), or run with --set data.newcomers=0.4"
         )
     return NewcomerData(run.task, tuple(run.facts["newcomers"]), own=True)
@@ -144,7 +144,7 @@ def evaluate_newcomers(
             on_client(client)
     ways = [way for way in (GLOBAL, *heads, ALONE) if way in rows[0]]
     return {
-        "run": str(run.path),
+        "run": str(run.folder),
         "method": run.method.name,
         "data": task.dataset.name,
         "newcomers": len(rows),

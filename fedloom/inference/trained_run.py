@@ -56,7 +56,7 @@ class TrainedRun:
         trust_code: Allow the Python files that the folder names to be imported.
 
     Attributes:
-        path: The run folder.
+        folder: The run folder.
         recipe: The run's recipe.
         method: The run's method.
 
@@ -65,30 +65,30 @@ class TrainedRun:
     """
 
     def __init__(self, path: str | Path, *, task: Task | None = None, trust_code: bool = False):
-        self.path, self._trust_code = Path(path), trust_code
-        self.recipe = _recipe(self.path, trust_code)
+        self.folder, self._trust_code = Path(path), trust_code
+        self.recipe = _recipe(self.folder, trust_code)
         self.method = self.recipe.make_method()
         self._task = task
 
     @cached_property
     def summary(self) -> Summary | None:
         """The run's summary; None if the run is not finished."""
-        return finished(self.path)
+        return finished(self.folder)
 
     @cached_property
     def round_records(self) -> list[RoundRecord]:
         """Records of the rounds, the lines of metrics.jsonl."""
-        return read_rounds(self.path)
+        return read_rounds(self.folder)
 
     @cached_property
     def client_rows(self) -> list[ClientRow]:
         """Clients' results of the last evaluation, the lines of clients.jsonl; empty if the run is not finished."""
-        return read_clients(self.path)
+        return read_clients(self.folder)
 
     @cached_property
     def facts(self) -> TaskFacts:
         """Classes, image shape, normalisation, network, clients, newcomers, styles."""
-        facts = read_facts(self.path)
+        facts = read_facts(self.folder)
         if self._trust_code:
             trusted_code.trust(trusted_code.not_allowed(facts))
         return facts
@@ -154,14 +154,14 @@ class TrainedRun:
         if self.method.personal_is_global:
             return self._model(self._server, {}, client)
         name = f"client-{client:05d}"
-        if not (self.path / "models" / f"{name}.safetensors").exists():
+        if not (self.folder / "models" / f"{name}.safetensors").exists():
             self._refuse_unfinished()
             why = (
                 "storage.personal_models was false"
                 if not self.recipe.storage.personal_models
                 else "the client was not evaluated (evaluation.clients), or failed"
             )
-            raise UserError(f"client = {client}: the run in '{self.path}' did not store this client's model: {why}")
+            raise UserError(f"client = {client}: the run in '{self.folder}' did not store this client's model: {why}")
         own = self._read(name)
         down = {name: value for name, value in self._server.items() if under(name, self.method.down)}
         down |= {name.removeprefix(RECEIVED): value for name, value in own.items() if name.startswith(RECEIVED)}
@@ -190,8 +190,8 @@ class TrainedRun:
             raise UserError(f"style = '{style}': {self.method.name} has one global model for all styles; leave it out")
         if not self.method.has_global and not self.shares_extractor:
             raise UserError(
-                f"the run in '{self.path}' has no global model: {self.method.name} shares no representation; choose a "
-                "client's model (--client 3)"
+                f"the run in '{self.folder}' has no global model: {self.method.name} shares no representation; choose "
+                "a client's model (--client 3)"
             )
         return self._model(self._server, own, GLOBAL)
 
@@ -262,8 +262,8 @@ class TrainedRun:
         for name, part in workspace.tensors.items():
             if name in state and state[name].shape != part.shape:
                 raise UserError(
-                    f"'{self.path / 'models'}': {name} has shape {list(state[name].shape)}, but {list(part.shape)} is "
-                    f"expected; {REPEAT}"
+                    f"'{self.folder / 'models'}': {name} has shape {list(state[name].shape)}, but {list(part.shape)} "
+                    f"is expected; {REPEAT}"
                 )
 
     def _workspace(self, kind: int = 0) -> Workspace:
@@ -280,15 +280,16 @@ class TrainedRun:
         found = factory_of(self.facts["model"])
         if isinstance(found, NetworkPerClient) and len(found.numbers) != self.facts["clients"]:
             raise UserError(
-                f"'{self.path / TASK}': has {len(found.numbers)} networks for {self.facts['clients']} clients; {REPEAT}"
+                f"'{self.folder / TASK}': has {len(found.numbers)} networks for {self.facts['clients']} clients; "
+                + REPEAT
             )
         return found
 
     def _refuse_different_networks(self, what: str) -> None:
         if len(self._network.kinds) > 1:
             raise UserError(
-                f"the run in '{self.path}' has no {what}: its clients have different networks ({self._network.title}); "
-                "choose a client's model (--client 3)"
+                f"the run in '{self.folder}' has no {what}: its clients have different networks "
+                f"({self._network.title}); choose a client's model (--client 3)"
             )
 
     @cached_property
@@ -297,13 +298,13 @@ class TrainedRun:
         return self._read("server")
 
     def _read(self, name: str) -> State:
-        return read_tensors(self.path / "models" / f"{name}.safetensors", "a model", REPEAT)[0]
+        return read_tensors(self.folder / "models" / f"{name}.safetensors", "a model", REPEAT)[0]
 
     def _refuse_unfinished(self) -> None:
         if self.summary is None:
             raise UnfinishedError(
-                f"'{self.path}' has no {SUMMARY}: the run is not finished; resume it with: "
-                + trusted_code.resume_command(self.path, self.recipe.model_dump())
+                f"'{self.folder}' has no {SUMMARY}: the run is not finished; resume it with: "
+                + trusted_code.resume_command(self.folder, self.recipe.model_dump())
             )
 
 

@@ -9,6 +9,8 @@ CLASS_STATISTICS = {
     "moments": "the mean representation of each class, times the class's share of the samples",
 }
 """Information about a client's data in the class statistics that methods send, by part name."""
+ABSENT = 1e-8
+"""Count of a class without samples in losses that take its logarithm or a negative power of it."""
 
 
 @torch.no_grad()

@@ -12,10 +12,8 @@ from fedloom.core.batches import Batch
 from fedloom.core.client import Client
 from fedloom.core.state import Part, copy_
 from fedloom.core.task import Task
+from fedloom.losses.class_means import ABSENT
 from fedloom.methods.fedavg import FedAvg
-
-ABSENT = 1e-8
-"""Count of a class without samples: its logit is lowered by 100 τ."""
 
 
 class FedLC(FedAvg):
@@ -45,7 +43,7 @@ class FedLC(FedAvg):
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the cross-entropy of the calibrated logits."""
         logits = client.objective.class_logits(client.model(batch.x))
-        logits = logits - self.tau * client.counts.clamp_min(ABSENT) ** -0.25
+        logits = logits - self.tau * client.counts.clamp_min(ABSENT) ** -0.25  # of an absent class: −100 τ
         if self.denominator == "all":
             loss: Tensor = client.objective.classify(logits, batch.y)
             return loss

@@ -5,21 +5,17 @@ arXiv:1909.06335, 2019 (FedAvgM); Reddi et al., "Adaptive Federated Optimization
 """
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from fedloom.core.message import Message
+from fedloom.core.options import Positive, Share
 from fedloom.core.server import Server
 from fedloom.core.state import Part
 from fedloom.core.task import Task
 from fedloom.methods.fedavg import FedAvg
-
-Positive = Annotated[float, Field(gt=0)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
-REDDI = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
 
 
 class ServerOptimizer(FedAvg, abstract=True):
@@ -37,13 +33,12 @@ class ServerOptimizer(FedAvg, abstract=True):
         """Return the model and the server's moments."""
         model = task.model()
         moments: dict[str, Part] = {
-            part: nn.ParameterList(torch.full_like(p, self.initial(part)) for p in model.parameters())
+            part: nn.ParameterList(torch.full_like(p, self._initial(part)) for p in model.parameters())
             for part in self.server_keeps
         }
         return {"model": model, **moments}
 
-    def initial(self, part: str) -> float:
-        """Return the initial value of a moment."""
+    def _initial(self, part: str) -> float:
         return 0.0
 
     def combine(self, server: Server, messages: Iterator[Message]) -> None:
@@ -65,12 +60,9 @@ class ServerOptimizer(FedAvg, abstract=True):
 class FedAvgM(ServerOptimizer):
     """FedAvg with momentum at the server: m ← βm + Δ, x ← x + ηm; β = 0 and η = 1 give FedAvg."""
 
-    paper = (
-        "Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, "
-        "arXiv:1909.06335, 2019"
-    )
+    paper = "Hsu et al., Measuring the Effects of Non-Identical Data Distribution, arXiv:1909.06335, 2019"
 
-    beta: Decay = 0.9
+    beta: Share = 0.9
     """Momentum β of the server."""
 
     def step(self, delta: Tensor, *moments: Tensor) -> tuple[Tensor, ...]:
@@ -82,26 +74,26 @@ class FedAvgM(ServerOptimizer):
 class Adaptive(ServerOptimizer, abstract=True):
     """An adaptive server optimizer: m ← β₁m + (1 − β₁)Δ, x ← x + ηm / (√v + τ), where v starts at τ²."""
 
+    paper = "Reddi et al., Adaptive Federated Optimization, ICLR 2021"
     server_keeps = ("first", "second")
 
     server_lr: Positive = 0.01
     """Learning rate η of the server, about the largest change of a weight in a round. The default is ours."""
-    beta_1: Decay = 0.9
+    beta_1: Share = 0.9
     """Decay β₁ of the first moment."""
     tau: Positive = 1e-3
     """Adaptivity τ: the smaller, the more the step size adapts to single weights."""
 
-    def initial(self, part: str) -> float:
-        """Return 0 for m and τ² for v."""
+    def _initial(self, part: str) -> float:
         return self.tau**2 if part == "second" else 0.0
 
     def step(self, delta: Tensor, *moments: Tensor) -> tuple[Tensor, ...]:
         """Return m / (√v + τ), m and v."""
         m = self.beta_1 * moments[0] + (1 - self.beta_1) * delta
-        v = self.second(moments[1], delta.square())
+        v = self._second(moments[1], delta.square())
         return m / (v.sqrt() + self.tau), m, v
 
-    def second(self, v: Tensor, squared: Tensor) -> Tensor:
+    def _second(self, v: Tensor, squared: Tensor) -> Tensor:
         """Return the new v, given Δ²."""
         raise NotImplementedError
 
@@ -109,37 +101,28 @@ class Adaptive(ServerOptimizer, abstract=True):
 class FedAdagrad(Adaptive):
     """FedAvg with Adagrad at the server: v ← v + Δ²."""
 
-    paper = REDDI
-
-    beta_1: Decay = 0.0
+    beta_1: Share = 0.0
     """Decay β₁ of the first moment; the paper's experiments use none."""
 
-    def second(self, v: Tensor, squared: Tensor) -> Tensor:
-        """Return v + Δ²."""
+    def _second(self, v: Tensor, squared: Tensor) -> Tensor:
         return v + squared
 
 
 class FedAdam(Adaptive):
     """FedAvg with Adam at the server, without bias correction: v ← β₂v + (1 − β₂)Δ²."""
 
-    paper = REDDI
-
-    beta_2: Decay = 0.99
+    beta_2: Share = 0.99
     """Decay β₂ of the second moment."""
 
-    def second(self, v: Tensor, squared: Tensor) -> Tensor:
-        """Return β₂v + (1 − β₂)Δ²."""
+    def _second(self, v: Tensor, squared: Tensor) -> Tensor:
         return self.beta_2 * v + (1 - self.beta_2) * squared
 
 
 class FedYogi(Adaptive):
     """FedAvg with Yogi at the server: v ← v − (1 − β₂) Δ² sign(v − Δ²)."""
 
-    paper = REDDI
-
-    beta_2: Decay = 0.99
+    beta_2: Share = 0.99
     """Decay β₂ of the second moment."""
 
-    def second(self, v: Tensor, squared: Tensor) -> Tensor:
-        """Return v − (1 − β₂) Δ² sign(v − Δ²)."""
+    def _second(self, v: Tensor, squared: Tensor) -> Tensor:
         return v - (1 - self.beta_2) * squared * torch.sign(v - squared)

@@ -1,8 +1,5 @@
 """FedPAC: a shared extractor with aligned features, and a personal combination of heads for each client.
 
-Clients align their features to global class centroids. The server solves a quadratic program per client for the
-mixture of all heads that suits its feature statistics best.
-
 Reference: Xu et al., "Personalized Federated Learning with Feature Alignment and Classifier Collaboration", ICLR 2023.
 """
 
@@ -16,7 +13,7 @@ from fedloom.core.batches import Batch
 from fedloom.core.client import Client
 from fedloom.core.message import Message
 from fedloom.core.method import Method
-from fedloom.core.server import Server
+from fedloom.core.server import Server, weighted_sum
 from fedloom.core.state import Part, State, copy_, lerp_, under
 from fedloom.core.task import Task
 from fedloom.losses.class_means import CLASS_STATISTICS, class_means
@@ -78,13 +75,22 @@ class FedPAC(Method):
 
     def combine(self, server: Server, messages: Iterator[Message]) -> None:
         """Average the messages as they arrive, then compute a mixture of heads for each client that sent one."""
-        sent: list[Message] = []
-        server.move(server.average(_noted(messages, sent), self.shares, by=self.by, sums=self.sums))
-        moments = torch.stack([message["moments"].flatten() for message in sent]).double().cpu().numpy()
-        variances = torch.stack([message["variance"] for message in sent]).double().cpu().numpy()
-        for message, weights in zip(sent, collaboration(moments, variances), strict=True):
-            assert message.client is not None
-            server.clients[message.client] = _mixture(sent, weights) | {"known": torch.ones(())}
+        heads: dict[int, State] = {}  # not whole messages: extractors need not stay in memory
+        moments: list[Tensor] = []
+        variances: list[Tensor] = []
+
+        def collected() -> Iterator[Message]:
+            for message in messages:
+                assert message.client is not None
+                heads[message.client] = {n: tensor for n, tensor in message.items() if under(n, ("model.head",))}
+                moments.append(message["moments"].flatten())
+                variances.append(message["variance"])
+                yield message
+
+        server.move(server.average(collected(), self.shares, by=self.by, sums=self.sums))
+        h, v = (torch.stack(rows).double().cpu().numpy() for rows in (moments, variances))
+        for client, weights in zip(heads, collaboration(h, v), strict=True):
+            server.clients[client] = weighted_sum(list(heads.values()), weights) | {"known": torch.ones(())}
 
     def message_for(self, server: Server, client: int) -> Mapping[str, Tensor]:
         """Return the shared state, with the client's mixture of heads if it has one."""
@@ -104,23 +110,6 @@ def collaboration(moments: np.ndarray, variances: np.ndarray) -> np.ndarray:
     gram = moments @ moments.T
     biases = (gram[i, i] - gram[i][:, None] - gram[i] + gram for i in range(len(gram)))
     return np.stack([least_quadratic(np.diag(variances) + bias) for bias in biases])
-
-
-def _noted(messages: Iterator[Message], sent: list[Message]) -> Iterator[Message]:
-    """Yield the messages, and collect heads and statistics in `sent`. Extractors are not kept in memory."""
-    for message in messages:
-        small = {name: t for name, t in message.items() if under(name, ("model.head", "moments", "variance"))}
-        sent.append(Message(small, client=message.client, samples=message.samples))
-        yield message
-
-
-def _mixture(sent: list[Message], weights: np.ndarray) -> State:
-    """Return Σ_j α_j head_j."""
-    mixed: State = {}
-    for name in (name for name in sent[0] if under(name, ("model.head",))):
-        heads = torch.stack([message[name] for message in sent]).double()
-        mixed[name] = torch.tensordot(heads.new_tensor(weights), heads, 1).to(sent[0][name].dtype)
-    return mixed
 
 
 def least_quadratic(quadratic: np.ndarray) -> np.ndarray:

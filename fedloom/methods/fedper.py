@@ -10,8 +10,8 @@ import torch
 
 from fedloom.core.message import Message
 from fedloom.core.method import Method
-from fedloom.core.server import Server
-from fedloom.core.state import State, under
+from fedloom.core.server import Server, weighted_sum
+from fedloom.core.state import under
 
 
 class FedPer(Method):
@@ -42,18 +42,13 @@ class FedPer(Method):
         if not self.average_heads or self.heads_of == "participants":
             super().combine(server, messages)
             return
-        server.move(server.average(_remembered(server, messages), self.shares))
+        server.move(server.average(_storing_heads(server, messages), self.shares))
         heads = [dict(server.clients[client]) for client in sorted(server.clients)]
         samples = [float(head.pop("samples")) for head in heads]
-        mean: State = {}
-        for name, first in heads[0].items():
-            values = torch.stack([head[name].double() for head in heads])
-            shares = values.new_tensor(samples) / sum(samples)
-            mean[name] = torch.tensordot(shares, values, 1).to(first.dtype)
-        server.move(mean)
+        server.move(weighted_sum(heads, [count / sum(samples) for count in samples]))
 
 
-def _remembered(server: Server, messages: Iterator[Message]) -> Iterator[Message]:
+def _storing_heads(server: Server, messages: Iterator[Message]) -> Iterator[Message]:
     """Yield the messages; the server stores the head and the number of samples of each."""
     for message in messages:
         assert message.client is not None

@@ -12,10 +12,8 @@ from fedloom.core.batches import Batch
 from fedloom.core.client import Client
 from fedloom.core.state import Part, copy_
 from fedloom.core.task import Task
+from fedloom.losses.class_means import ABSENT
 from fedloom.methods.fedavg import FedAvg
-
-ABSENT = 1e-8
-"""Count of a class without samples: log 0 would make the loss infinite with label smoothing."""
 
 
 class FedRoD(FedAvg):

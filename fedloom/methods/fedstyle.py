@@ -1,8 +1,5 @@
 """FedStyle: unsupervised learning of a shared content network, with private style networks (Alg. 2–4).
 
-Each client first learns to tell its images from Sobel-filtered copies, which yields its style features. In each round
-a generator infuses them into the content features, and both plain and infused features are trained contrastively.
-
 Reference: Yang et al., "More Generalized and Personalized Unsupervised Representation Learning In A Distributed
 System", arXiv:2211.06470, 2022.
 """
@@ -27,14 +24,12 @@ from fedloom.objectives import SelfSupervised, Views, mlp
 class FedStyle(Probed):
     """Training without labels of a shared content network, with private style features infused on each client.
 
-    Deviations: the generator is trained too (Alg. 3 names only the content network). The average is weighted by the
-    number of samples.
+    A client first learns to tell its images from Sobel-filtered copies, which yields its style features. In each round
+    a generator infuses them into the content features, and both plain and infused features are trained contrastively.
+    Deviations: the generator is trained too (Alg. 3: only the content network); the average is weighted by samples.
     """
 
-    paper = (
-        "Yang et al., More Generalized and Personalized Unsupervised Representation Learning In A Distributed System, "
-        "arXiv:2211.06470, 2022"
-    )
+    paper = "Yang et al., More Generalized and Personalized Unsupervised Representation Learning, arXiv 2211.06470"
     shares = ("model",)
     keeps = ("style", "style_projector", "generator", "own")
     objective = "simclr"
@@ -74,14 +69,13 @@ class FedStyle(Probed):
     def style_loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the supervised InfoNCE loss with two classes: images and their Sobel-filtered copies."""
         z = client.style_projector(client.style(torch.cat([batch.plain, batch.normalise(sobel(batch.image))])))
-        style = torch.cat([torch.zeros_like(z[: batch.size, 0]), torch.ones_like(z[: batch.size, 0])])
+        style = torch.arange(len(z), device=z.device) < batch.size
         loss = supcon(normalize(z, dim=1), style, self.tau, "out")  # Eq. 2
         return loss * len(z) if self.anchors == "sum" else loss
 
     def update(self, client: Client) -> None:
         """Train content network and generator with the style network frozen (Alg. 3)."""
-        learns = ("model", "generator") if self.train_generator else ("model",)
-        client.fit(learns, self.loss)
+        client.fit(("model", "generator") if self.train_generator else "model", self.loss)
         self.remember(client)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
@@ -89,15 +83,13 @@ class FedStyle(Probed):
         objective: SelfSupervised = client.objective
         content = objective.encode(client.model, batch)
         with torch.no_grad():
-            styles = client.style(batch.plain), client.style(batch.normalise(sobel(batch.image)))
+            styles = [client.style(batch.plain), client.style(batch.normalise(sobel(batch.image)))]
         online = self.infuse(client, content.online, styles)
         target = None if content.target is None else self.infuse(client, content.target, styles)
         infused = objective.contrast(client.model, Views(online, target), remember=False)
         return objective.contrast(client.model, content) + self.lam * infused  # Eq. 3
 
-    def infuse(
-        self, client: Client, views: tuple[Tensor, Tensor], styles: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def infuse(self, client: Client, views: tuple[Tensor, Tensor], styles: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Infuse the client's style into the first view and the Sobel style into the second (lines 7, 8)."""
         first, second = (client.generator(torch.cat(pair, 1)) for pair in zip(views, styles, strict=True))
         return first, second
@@ -129,8 +121,7 @@ class FedStyle(Probed):
 
     def stylise(self, client: Client, both: Tensor) -> Tensor:
         """Return content features plus content features in the client's style."""
-        content = both[:, : both.shape[1] // 2]
-        return content + client.generator(both)  # Eq. 4
+        return both[:, : both.shape[1] // 2] + client.generator(both)  # Eq. 4
 
     def represent(self, client: Client, x: Tensor) -> Tensor:
         """Return the client's personal features."""

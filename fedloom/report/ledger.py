@@ -57,18 +57,24 @@ def ledger_lines(ledger: dict[str, Any]) -> Iterator[str]:
     yield from _aligned(rows)
     if "counts" in ledger["reveals"]:
         yield "  (labels left only as counts per class: see above)"
-    if (privacy := ledger["privacy"]) is not None and privacy.get("distributed"):
+    if ledger["privacy"] is not None:
+        yield from _privacy(ledger["privacy"])
+
+
+def _privacy(privacy: dict[str, Any]) -> Iterator[str]:
+    """Yield lines about clipping and noise, and who added it."""
+    if privacy.get("distributed"):
         yield (
             f"each client clipped its update to {privacy['clip']:g} and added its share of noise of "
             f"{privacy['noise']:g} × that to the masked sum: the sum that the server received is private"
         )
-    elif privacy is not None:
+    else:
         yield (
             f"the server clipped each update to {privacy['clip']:g} and added noise of {privacy['noise']:g} × that to "
             "their sum: the result is private (docs/explanation/trust.md), the messages that the server received are "
             "not"
         )
-    if privacy is not None and privacy["simulated"]:
+    if privacy["simulated"]:
         yield ("this was a simulation: the noise follows from the seed, so anyone who knows the seed can subtract it")
 
 

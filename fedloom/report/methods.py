@@ -47,6 +47,8 @@ def method_info(name: str) -> dict[str, Any]:
 
 
 def _paper(kind: type[methods.Method]) -> str:
-    """Return the method's paper. A paper that is inherited is marked as that of the base method."""
-    owner = next(one for one in kind.__mro__ if "paper" in vars(one))
-    return kind.paper if owner is kind or not kind.paper else f"built on {owner.__name__}: {kind.paper}"
+    """Return the method's paper. A paper that is inherited from another method is marked as that of the base method."""
+    above = [base for base in kind.__mro__[1:] if issubclass(base, methods.Method) and base.paper == kind.paper]
+    bases = [base for base in above if methods.METHODS.get(base.name) is base]  # not abstract
+    inherited = "paper" not in vars(kind) and kind.paper and bases
+    return f"built on {bases[0].__name__}: {kind.paper}" if inherited else kind.paper

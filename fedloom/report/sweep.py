@@ -124,7 +124,7 @@ def sweep_table(runs: Sequence[Summary]) -> Table:
     table = Table(caption=caption if seeds > 1 else caption.rpartition(" · ")[0])
     for name in short_names(runs[0]["setting"]).values():
         table.add_column(name, style="bold", overflow="fold")
-    for name in (SCORES["personal_accuracy"], "spread", "worst 10%", SCORES["global_accuracy"], "seconds"):
+    for name in (SCORES["personal_accuracy"], "spread", "worst tenth", SCORES["global_accuracy"], "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     best = best_setting(runs)
     if best is not None:

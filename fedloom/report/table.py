@@ -12,7 +12,7 @@ from fedloom.report.significance import sample_std
 def comparison_table(summaries: Iterable[Summary], title: str = "") -> Table:
     """Return a table that compares methods.
 
-    Columns: the mean accuracy over clients, its standard deviation over clients, the mean of the worst 10% of the
+    Columns: the mean accuracy over clients, its standard deviation over clients, the mean of the worst tenth of the
     clients, the accuracy of the global model (all in percent), MB that a client sends per round, and seconds per run.
     Values are means over runs with the same label or method; ± is the sample standard deviation over them (seeds).
 
@@ -35,7 +35,7 @@ def comparison_table(summaries: Iterable[Summary], title: str = "") -> Table:
         caption += " · ±: sample std over seeds"
     table = Table(title=title or None, caption=caption)
     table.add_column("method", style="bold", overflow="fold")
-    for name in ("clients", "spread", "worst 10%", "global", "MB up", "seconds"):
+    for name in ("clients", "spread", "worst tenth", "global", "MB up", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
@@ -113,31 +113,34 @@ def field_of(figure: str, which: str, models: str = "personal") -> str:
 
 
 def figures_table(summaries: Iterable[Summary]) -> Table | None:
-    """Return a table of accuracy and the figures that `evaluation.metrics` asks for, means over seeds.
+    """Return a table of accuracy and the figures that `evaluation.metrics` asks for, in percent, means over seeds.
 
-    Without any such figures, return None.
+    Without any such figures, return None. The loss has its own unit and is not scaled.
     """
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:
         groups.setdefault(summary.get("label", summary["method"]), []).append(summary)
-    table = Table(caption="each on the clients' test samples, over the n clients for which it is defined")
-    table.add_column("method", style="bold", overflow="fold")
-    for column in ("model", "figure"):
-        table.add_column(column, no_wrap=True)
-    for column in ("mean", "weighted", "spread", "worst 10%", "n"):
+    table = Table(caption="in %, except the loss · on clients' test samples · n: clients for which it is defined")
+    if len(groups) > 1:  # a narrow terminal has no room for it otherwise
+        table.add_column("method", style="bold", overflow="fold", min_width=8)
+    table.add_column("figure")
+    for column in ("mean", "weighted", "spread", "worst tenth", "n"):
         table.add_column(column, justify="right", no_wrap=True)
     for method, runs in groups.items():
         for prefix, models in MODELS.items():
             asked = [f for f in FIGURES if any(measure(run, field_of(f, "clients", prefix)) for run in runs)]
             for figure in ["accuracy", *asked] if asked and prefix == "personal" else asked:
-                shown = [_decimals(runs, field_of(figure, which, prefix)) for which in STATISTICS]
-                number = _decimals(runs, field_of(figure, "clients", prefix), ".0f")
-                table.add_row(method, models, FIGURES[figure], *shown, number)
+                form, scale = (".4g", 1) if figure == "loss" else (".1f", 100)
+                shown = [_mean(runs, field_of(figure, which, prefix), form, scale) for which in STATISTICS]
+                number = _mean(runs, field_of(figure, "clients", prefix), ".0f")
+                named = [method] if len(groups) > 1 else []
+                table.add_row(*named, f"{models}: {FIGURES[figure]}", *shown, number)
     return table if table.rows else None
 
 
-def _decimals(runs: Iterable[Summary], field: str, form: str = ".4f") -> str:
-    known = [value for run in runs if (value := measure(run, field)) is not None]
+def _mean(runs: Iterable[Summary], field: str, form: str, scale: float = 1) -> str:
+    """Format the mean of a field over runs; return a dash if no run has it."""
+    known = [scale * value for run in runs if (value := measure(run, field)) is not None]
     return format(np.mean(known), form) if known else "–"
 
 

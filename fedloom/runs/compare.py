@@ -1,11 +1,11 @@
 """Comparisons of several methods and seeds on one federation."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from fedloom.config.loading import read_yaml, section_name
-from fedloom.config.local_objects import local_object
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.errors import UserError
@@ -13,12 +13,12 @@ from fedloom.core.registry import short
 from fedloom.experiment.records import RoundRecord, Summary
 from fedloom.experiment.run_folder import NEWCOMERS, RunFolder, write_json
 from fedloom.report.progress import showing
-from fedloom.runs.comparison import labels_of, read_comparison, recipe_of, refuse_equal_methods
+from fedloom.runs.comparison import Comparison, labels_of, read_comparison, recipe_of, refuse_equal_methods
 from fedloom.runs.newcomers import compare_newcomers
 from fedloom.runs.objects import method_section, named, read_with_objects
+from fedloom.runs.progress import on_run_of
 from fedloom.runs.result import Runs
-from fedloom.runs.series import Tasks, run_series
-from fedloom.runs.watching import on_run_of
+from fedloom.runs.series import Tasks, refuse_resume_without, run_series
 
 COMPARISON = "comparison.yaml"
 """The file in a comparison's folder that describes all its runs. Their summaries are in comparison.json."""
@@ -87,29 +87,16 @@ def compare(
             "method in a recipe, compare: {methods: [fedavg, {name: fedprox, mu: 0.1}]}"
         )
     out = values.pop("out", None)
-    if resume and out is None:
-        raise UserError(
-            "--resume: out is missing; name the comparison's folder: --out FOLDER, or `fedloom resume FOLDER`"
-        )
+    if resume:
+        refuse_resume_without(out)
     folder = Path(out or RunFolder.fresh(Path("runs"), "compare"))
-    recipes: list[Recipe] = []
-    for method in comparison.methods:
-        for seed in comparison.seeds:
-            place = folder / f"{len(recipes):02d}-{short(str(section_name(method)))}-s{seed}"
-            recipes.append(recipe_of(values, method, seed, place))
+    recipes = _recipes(values, comparison, folder)
     common = Recipe.parse(values | {"method": recipes[0].method.model_dump(), "seed": comparison.seeds[0]})
     refuse_equal_methods(recipes, comparison)
     if comparison.newcomers is not None and not common.data.newcomers:
         raise UserError(
             "compare.newcomers: the federation holds no clients out of training; set their number, for example "
             "data.newcomers: 5"
-        )
-    if parallel < 1:
-        raise UserError(f"parallel = {parallel}: must be at least 1")
-    if parallel > 1 and (field := next(filter(None, map(local_object, recipes)), None)):
-        raise UserError(
-            f"parallel = {parallel}: each run is another process, which does not have the Python object {field}; leave "
-            "parallel out (engine='processes' trains clients in parallel), or name a file of yours"
         )
     labels = [label for label in labels_of(comparison.methods) for _ in comparison.seeds]
 
@@ -139,6 +126,14 @@ def compare(
     if comparison.report:
         runs.report()
     return runs
+
+
+def _recipes(values: Mapping[str, Any], comparison: Comparison, folder: Path) -> list[Recipe]:
+    """Return the recipes of all runs, method by method, each with its own folder."""
+    return [
+        recipe_of(values, method, seed, folder / f"{number:02d}-{short(str(section_name(method)))}-s{seed}")
+        for number, (method, seed) in enumerate(product(comparison.methods, comparison.seeds))
+    ]
 
 
 def holds_comparison(folder: str | Path) -> bool:

@@ -75,4 +75,4 @@ def _row(
         "label": label, "seed": seed, "labelled": labelled, "mean": spread["mean"], "std": spread["std"],
         "worst": spread["worst"],
     }  # fmt: skip
-    return row if run is None else {**row, "run": run.path.name}
+    return row if run is None else {**row, "run": run.folder.name}

@@ -14,8 +14,7 @@ from typing import IO, Any
 import yaml
 
 from fedloom.config.recipe import Recipe
-from fedloom.core import signals as following
-from fedloom.core import trusted_code
+from fedloom.core import signals, trusted_code
 from fedloom.core.errors import RunError
 from fedloom.core.signals import Interrupts
 from fedloom.data.shared import SharedDatasets
@@ -100,7 +99,7 @@ def fedloom_process(
         env=environment(count)
         | safe_path()
         | trusted_code.environment()
-        | {following.NAME: str(os.getpid())}
+        | {signals.LEADER: str(os.getpid())}
         | dict(own or {}),
         start_new_session=True,
         pass_fds=inherited,

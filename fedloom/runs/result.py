@@ -52,11 +52,6 @@ class Run(TrainedRun, Mapping[str, Any]):
         >>> run.personal(3)(images).argmax(1)   # doctest: +SKIP
     """
 
-    @property
-    def folder(self) -> Path:
-        """The run folder."""
-        return self.path
-
     @cached_property
     def history(self) -> "DataFrame":
         """The rounds as a pandas frame, indexed by round: loss, accuracies, bytes, seconds.
@@ -90,7 +85,7 @@ class Run(TrainedRun, Mapping[str, Any]):
         Raises:
             UserError: The file cannot be written.
         """
-        return _write_report(self.path, to, points)
+        return _write_report(self.folder, to, points)
 
     @property
     def finished(self) -> Summary:
@@ -117,7 +112,7 @@ class Run(TrainedRun, Mapping[str, Any]):
 
     @cached_property
     def _place(self) -> Path:
-        return self.path.resolve()
+        return self.folder.resolve()
 
     def __eq__(self, other: object) -> bool:
         return self._place == other._place if isinstance(other, Run) else super().__eq__(other)
@@ -129,11 +124,11 @@ class Run(TrainedRun, Mapping[str, Any]):
         return True  # also of an unfinished run, which has no summary
 
     def __repr__(self) -> str:
-        return f"<Run '{self.path}': {', '.join(f'{name} {value}' for name, value in self._shown().items())}>"
+        return f"<Run '{self.folder}': {', '.join(f'{name} {value}' for name, value in self._shown().items())}>"
 
     def _repr_html_(self) -> str:
         cells = "".join(f"<tr><th>{escape(n)}</th><td>{escape(v)}</td></tr>" for n, v in self._shown().items())
-        return f"<table><caption>{escape(str(self.path))}</caption>{cells}</table>"
+        return f"<table><caption>{escape(str(self.folder))}</caption>{cells}</table>"
 
     def _shown(self) -> dict[str, str]:
         """Return what identifies a run, and its accuracies."""

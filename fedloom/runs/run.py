@@ -14,9 +14,10 @@ from fedloom.experiment.run_folder import RECIPE, stored_values
 from fedloom.report.progress import showing
 from fedloom.runs.compare import holds_comparison
 from fedloom.runs.objects import named, read_with_objects
+from fedloom.runs.progress import on_round_of
 from fedloom.runs.result import Run
+from fedloom.runs.series import refuse_resume_without
 from fedloom.runs.sweep import holds_sweep
-from fedloom.runs.watching import on_round_of
 
 
 def run(
@@ -61,8 +62,8 @@ def run(
     """
     fields = named(fields)
     recipe = Recipe.parse(read_with_objects(recipe, fields, trust_code=trust_code))
-    if resume and recipe.out is None:
-        raise UserError("--resume: out is missing; name the run's folder: --out FOLDER, or `fedloom resume FOLDER`")
+    if resume:
+        refuse_resume_without(recipe.out)
     if resume and recipe.out is not None and finished_summary(recipe):
         return Run(recipe.out)
     with showing(progress) as start:

@@ -16,6 +16,7 @@ import yaml
 from pydantic import AfterValidator
 
 from fedloom.config.loading import read_yaml
+from fedloom.config.local_objects import local_object
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.errors import UserError
@@ -58,6 +59,12 @@ def seed_list(seeds: Iterable[int] | None) -> list[Any] | None:
     return [seed.item() if isinstance(seed, np.generic) else seed for seed in seeds]
 
 
+def refuse_resume_without(out: str | Path | None) -> None:
+    """Raise a UserError if a run or series is to be resumed, but its folder `out` is not given."""
+    if out is None:
+        raise UserError("resume: out is missing; set it to the folder to resume, or use `fedloom resume FOLDER`")
+
+
 def run_series(
     description_file: Path,
     description: Mapping[str, Any],
@@ -89,11 +96,7 @@ def run_series(
         Interrupted: A signal stopped the series; the interrupted run has a checkpoint.
     """
     folder = description_file.parent
-    if callbacks and parallel > 1:
-        raise UserError(
-            f"callbacks: with parallel = {parallel} each run is another process, which cannot call Python objects of "
-            "this one; leave parallel out (engine='processes' trains clients in parallel)"
-        )
+    _refuse_parallel(parallel, recipes, callbacks)
     _refuse(description_file, description, resume)
     recipes = [recipe.with_(**{"storage.final_checkpoint": False}) for recipe in recipes]  # they are not extended
     tasks = Tasks() if tasks is None else tasks
@@ -115,11 +118,11 @@ def run_series(
             write_whole(description_file, text.encode())
         if parallel > 1:
             run_parallel(left, parallel, interrupts, partial(_report_last_round, on_run), tasks.shared)
+        command = trusted_code.resume_command(folder, description)
         for number, recipe in enumerate(recipes, 1):
             summary = finished_summary(recipe, warn=False)
             if summary is None and interrupts.asked is not None:
-                when = f"stopped after run {number - 1} of {len(recipes)}"
-                raise Interrupted(when, trusted_code.resume_command(folder, description), interrupts.asked)
+                raise Interrupted(f"stopped after run {number - 1} of {len(recipes)}", command, interrupts.asked)
             if summary is None:
                 on_round = on_run(recipe) if on_run else None
                 experiment = Experiment(recipe, task=tasks[recipe], on_round=on_round, callbacks=callbacks)
@@ -127,13 +130,31 @@ def run_series(
                     summary = experiment.run(resume=True)
                 except Interrupted as stopped:
                     when = f"run {number} of {len(recipes)} {stopped.when}"
-                    command = trusted_code.resume_command(folder, description)
                     raise Interrupted(when, command, stopped.signal) from None
             summary["run_dir"] = str(recipe.out)
             summaries.append(summary)
             if on_end is not None:
                 on_end(summaries)
     return summaries
+
+
+def _refuse_parallel(parallel: int, recipes: Iterable[Recipe], callbacks: Sequence[object]) -> None:
+    """Raise a UserError if the runs cannot be separate processes."""
+    if parallel < 1:
+        raise UserError(f"parallel = {parallel}: must be at least 1")
+    if parallel == 1:
+        return
+    remedy = "leave parallel out (engine='processes' trains clients in parallel)"
+    if callbacks:
+        raise UserError(
+            f"callbacks: with parallel = {parallel} each run is another process, which cannot call Python objects of "
+            f"this one; {remedy}"
+        )
+    if field := next(filter(None, map(local_object, recipes)), None):
+        raise UserError(
+            f"parallel = {parallel}: each run is another process, which does not have the Python object {field}; "
+            f"{remedy}, or name a file of yours"
+        )
 
 
 def _report_last_round(on_run: Callable[[Recipe], Callable[[RoundRecord], None]] | None, recipe: Recipe) -> None:

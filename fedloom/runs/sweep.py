@@ -16,7 +16,6 @@ from typing import Any
 from pydantic import Field
 
 from fedloom.config.loading import raw_recipe, read_list
-from fedloom.config.local_objects import local_object
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
 from fedloom.core.checking import Section, checked
@@ -28,9 +27,9 @@ from fedloom.experiment.run_folder import RunFolder, write_json
 from fedloom.report.progress import showing
 from fedloom.report.sweep import Setting, best_setting, short_names
 from fedloom.runs.objects import named, read_with_objects
+from fedloom.runs.progress import on_run_of
 from fedloom.runs.result import Runs
-from fedloom.runs.series import Seeds, run_series, seed_list
-from fedloom.runs.watching import on_run_of
+from fedloom.runs.series import Seeds, refuse_resume_without, run_series, seed_list
 
 SWEEP, RESULTS = "sweep.yaml", "sweep.json"
 
@@ -119,8 +118,8 @@ def sweep(
     chosen = _sweep(values, {"over": over, "seeds": seed_list(seeds), "random": random, "parallel": parallel})
     values.pop("compare", None)  # a recipe may describe both a comparison and a sweep
     out = values.pop("out", None)
-    if resume and out is None:
-        raise UserError("--resume: out is missing; name the sweep's folder: --out FOLDER, or `fedloom resume FOLDER`")
+    if resume:
+        refuse_resume_without(out)
     folder = Path(out or RunFolder.fresh(Path("runs"), "sweep"))
     found = list(settings(chosen))
     recipes: list[Recipe] = []
@@ -130,12 +129,6 @@ def sweep(
             place = folder / f"{_folder_name(setting, found)}-s{seed}"
             recipes.append(Recipe.parse(raw_recipe(values, setting) | {"seed": seed, "out": str(place)}))
             ran.append(setting)
-
-    if chosen.parallel > 1 and (field := next(filter(None, map(local_object, recipes)), None)):
-        raise UserError(
-            f"sweep.parallel = {chosen.parallel}: each run is another process, which does not have the Python object "
-            f"{field}; leave parallel out (engine='processes' trains clients in parallel), or name a file of yours"
-        )
 
     def labelled(summaries: list[Summary]) -> list[Summary]:
         for summary, setting in zip(summaries, ran, strict=False):
@@ -221,10 +214,10 @@ def _sweep(values: dict[str, Any], given: Mapping[str, Any]) -> Sweep:
     own = {"seeds": [values["seed"]]} if "seed" in values else {}
     chosen = own | dict(section) | {name: what for name, what in given.items() if what is not None}
     if not chosen.get("over"):
-        raise UserError("sweep.over is missing: name a field and its values, for example --over method.mu=0.01,0.1,1")
+        raise UserError("sweep.over is missing: name a field and its values, such as method.mu=0.01,0.1,1")
     for path in ("seed", "out"):
         if path in chosen["over"]:
-            raise UserError(f"sweep.over.{path}: cannot be swept over; set seeds with --seeds 0,1,2 (sweep.seeds)")
+            raise UserError(f"sweep.over.{path}: cannot be swept over; set sweep.seeds, such as 0,1,2")
     return checked(Sweep, chosen, "sweep")
 
 
@@ -239,8 +232,8 @@ def _choices(path: str, values: Any, random: int | None) -> list[Any] | Range:
         raise UserError(f"sweep.over.{path} = {values!r}: must be a list of values or one range, not both")
     if random is None:
         raise UserError(
-            f"sweep.over.{path} = '{ranges[0]}': values of a range are drawn at random; set the number of settings "
-            "with --random 20 (sweep.random), or list the values"
+            f"sweep.over.{path} = '{ranges[0]}': values of a range are drawn at random; set the number of settings, "
+            "such as sweep.random = 20, or list the values"
         )
     return _range(path, ranges[0])
 

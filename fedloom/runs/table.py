@@ -74,11 +74,11 @@ def table(
         >>> print(fedloom.table("runs/compared", format="latex", test="clients"))   # doctest: +SKIP
     """
     sources: list[Source] = [runs] if isinstance(runs, str | Path | Mapping) else list(runs)
-    _refuse("--format", format, (*FORMATS, "frame"))
-    _refuse("--round", round, get_args(Which))
-    _refuse("--test", test or "clients", get_args(Test))
+    _refuse("format", format, (*FORMATS, "frame"))
+    _refuse("round", round, get_args(Which))
+    _refuse("test", test or "clients", get_args(Test))
     if not re.fullmatch(r"[\w:.+/-]+", label, re.ASCII):
-        raise UserError(f"--label {label}: must consist of letters, digits and : . - _ + /, for example tab:digits")
+        raise UserError(f"label = '{label}': must consist of letters, digits and : . - _ + /, for example tab:digits")
     asked = (format != "text", measures, columns, rows, seeds, round != "last", interval, test, against, digits)
     summaries: list[Any] = [source for source in sources if isinstance(source, Mapping)]
     if summaries and len(summaries) == len(sources) and all(value is None or value is False for value in asked):
@@ -109,7 +109,7 @@ def _folder(source: Source) -> Path:
     return Path(source["run_dir"])
 
 
-def _refuse(flag: str, value: str, choices: Iterable[str]) -> None:
+def _refuse(name: str, value: str, choices: Iterable[str]) -> None:
     choices = tuple(choices)
     if value not in choices:
-        raise UserError(f"{flag} {value}: must be one of {', '.join(choices)}")
+        raise UserError(f"{name} = '{value}': must be one of {', '.join(choices)}")

@@ -125,13 +125,8 @@ def standings(cells: Iterable[Cell], results: Sequence[CellResult]) -> list[Stan
             ranked = sorted((line for line in lines if line.here is not None), key=lambda line: -(line.here or 0))
             if ranked:
                 words = changes_in_words(alike[0].changes, column[0])
-                found.append(Standing(titled(column[0]), rounds, words, tuple(ranked)))
+                found.append(Standing(column[0].title, rounds, words, tuple(ranked)))
     return found
-
-
-def titled(cell: Cell) -> str:
-    """Return the title of a cell's column: `cifar100, dir0.1`."""
-    return ", ".join(str(value) for value in cell.column.at.values())
 
 
 def order_in_words(standing: Standing) -> list[str]:
@@ -177,7 +172,7 @@ def waiting(cells: Sequence[Cell], results: Sequence[CellResult]) -> dict[str, s
         column = list(group)
         left = [cell.name for cell in column if cell.key not in done]
         if left:
-            found[titled(column[0])] = f"all {len(left)} methods" if len(left) == len(column) else ", ".join(left)
+            found[column[0].title] = f"all {len(left)} methods" if len(left) == len(column) else ", ".join(left)
     return found
 
 

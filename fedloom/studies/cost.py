@@ -101,31 +101,33 @@ def _counted_size(recipe: Recipe, name: str) -> tuple[int, int]:
 
 SHAPES = {"mnist": (1, 28), "fashion-mnist": (1, 28), "emnist": (1, 28), "usps": (1, 16), "digits": (1, 8)}
 """Channels and side length of datasets whose images differ from CIFAR's 3×32×32."""
-ENOUGH = 0.5
+LEAST_SECONDS = 0.5
 """Seconds that a round must take for a reliable measurement."""
-MOST = 2048
+MOST_IMAGES = 2048
 """Largest number of images per client in a measurement, however short the round."""
 
 
-def measured(recipe: Recipe) -> float:
+def measured_speed(recipe: Recipe) -> float:
     """Measure image-steps per second; images are added until a round takes long enough."""
     gpu = engine_class(recipe.engine).gpu and torch.cuda.is_available() and recipe.engine.device != "cpu"
     clients = 8 if gpu else os.cpu_count() or 1
     each = 8
     while True:
-        seconds = _round(recipe, clients, each)
-        if seconds > ENOUGH or each >= MOST:
+        seconds = _seconds_of_a_round(recipe, clients, each)
+        if seconds > LEAST_SECONDS or each >= MOST_IMAGES:
             return clients * each / seconds
         each *= 4
 
 
-def _round(recipe: Recipe, clients: int, each: int) -> float:
+def _seconds_of_a_round(recipe: Recipe, clients: int, each: int) -> float:
     """Return the seconds of the second round; the first includes one-time work."""
     channels, side = SHAPES.get(recipe.data.name, (3, 32))
     side, channels = recipe.data.size or side, recipe.data.channels or channels
     images = torch.randint(256, (clients * each, channels, side, side), dtype=torch.uint8)
     labels = torch.arange(len(images)) % 10
-    dataset = Dataset("made up", images, labels, torch.zeros(len(images), dtype=torch.bool), tuple(map(str, range(10))))
+    dataset = Dataset(
+        "synthetic", images, labels, torch.zeros(len(images), dtype=torch.bool), tuple(map(str, range(10)))
+    )
     held = [np.sort(part) for part in np.split(np.arange(len(images)), clients)]
     federation = Federation(held, [part[:1] for part in held])
     task = Task(dataset, federation, Factory(recipe.model.name, recipe.model.options), objectives.get("labels"))

@@ -84,7 +84,7 @@ def _printed(line: Line) -> float:
     return line.cell.printed or 0.0
 
 
-def in_words(found: Sequence[Pair]) -> str:
+def verdicts_in_words(found: Sequence[Pair]) -> str:
     """Summarise the verdicts on a column's pairs; empty without pairs."""
     if not found:
         return ""

@@ -21,7 +21,7 @@ from fedloom.studies.table import BEST, Cell
 
 MACHINES = "machines.txt"
 CURVE_POINTS = 40
-PATTERN = ("_accuracy", "_std", "_weighted", "_worst", "distance")
+STORED = ("_accuracy", "_std", "_weighted", "_worst", "distance")
 """Endings of the names of the metrics that are stored."""
 
 
@@ -106,7 +106,7 @@ def _metrics(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in record.items():
         if isinstance(value, Mapping) and name.endswith("styles"):
             yield from ((f"{name}.{style}", share) for style, share in value.items())
-        elif isinstance(value, float) and name.endswith(PATTERN):
+        elif isinstance(value, float) and name.endswith(STORED):
             yield name, value
 
 

@@ -59,7 +59,7 @@ class Entry(Section):
 
     def runs(self, plan: StudyPlan) -> list["QueuedRun"]:
         """Return all runs: all cells with the first seed, then all cells with the next seed, and so on."""
-        selection = Selection(self.table, self.only, self.at, self.methods, self.first, dashes="")
+        selection = Selection(self.table, self.only, self.at, self.methods, self.first)
         runs = runs_of(selection.cells())
         return [QueuedRun(tuple(run), self._plan(plan, run[0], seed)) for seed in self.seeds for run in runs]
 

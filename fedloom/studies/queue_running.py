@@ -8,15 +8,15 @@ from time import monotonic
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.signals import Interrupted, Interrupts
-from fedloom.runs.parallel import Process, fedloom_process, keep_busy
+from fedloom.runs.parallel import Process, keep_busy
 from fedloom.studies.outcome import machine
 from fedloom.studies.plan import StudyPlan, values_of
 from fedloom.studies.queue import Entry, QueuedRun, State
 from fedloom.studies.report import command
-from fedloom.studies.results import BESIDE, stored
-from fedloom.studies.running import SAME
+from fedloom.studies.results import stored
+from fedloom.studies.running import SAME, next_in_time, start
 from fedloom.studies.table import BOARDS, PAPERS, Cell
-from fedloom.studies.workload import Cost, Workload, cost_of, in_words, speeds
+from fedloom.studies.workload import Cost, Workload, cost_of, duration_in_words, speeds
 
 LAST_LINES = 5
 """Number of lines of a failed run's log that are shown."""
@@ -31,7 +31,7 @@ class Failure:
     log: Path
 
     @property
-    def said(self) -> str:
+    def last_lines(self) -> str:
         """The last lines of the log."""
         lines = [line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         return "\n".join(lines[-LAST_LINES:])
@@ -45,16 +45,16 @@ def arguments_of(cells: Sequence[Cell], plan: StudyPlan) -> list[str]:
 
 
 def run_queue(
-    runs: Sequence[QueuedRun], many: int, plan: StudyPlan, interrupts: Interrupts, tell: Callable[[str], None]
+    runs: Sequence[QueuedRun], parallel: int, plan: StudyPlan, interrupts: Interrupts, tell: Callable[[str], None]
 ) -> list[Failure]:
-    """Run a queue: all runs without a stored result, in order, `many` at a time.
+    """Run a queue: all runs without a stored result, in order, `parallel` at a time.
 
     A run stores its result when it has finished. A failed run does not stop the others. No run is started after the
     plan's deadline.
 
     Args:
         runs: The queue's runs.
-        many: Number of concurrent processes.
+        parallel: Number of concurrent processes.
         plan: The plan with the deadline.
         interrupts: Received signals. They are forwarded to the runs, which stop with a checkpoint.
         tell: Called with a line of text for each run that has ended.
@@ -67,29 +67,25 @@ def run_queue(
     """
     waiting = deque(run for run in runs if run.state not in ("done", "running"))
     total, ended = len(waiting), 0
-    many = max(1, min(many, total))
+    parallel = max(1, min(parallel, total))
     busy: dict[int, tuple[QueuedRun, float]] = {}
     failures: list[Failure] = []
 
     def begin() -> Process | None:
-        if waiting and plan.left <= 0:
-            tell(f"time is up: {len(waiting)} of {total} runs were not started")
-            waiting.clear()
-        if not waiting:
+        run = next_in_time(waiting, plan, tell)
+        if run is None:
             return None
-        run = waiting.popleft()
         run.log.parent.mkdir(parents=True, exist_ok=True)
         run.failure.unlink(missing_ok=True)
-        limit = [] if plan.deadline is None else ["--limit-seconds", f"{plan.left:.0f}"]
         with run.log.open("wb") as log:
-            process = fedloom_process([*arguments_of(run.cells, run.plan), *limit], many, log, {BESIDE: str(many)})
+            process = start(arguments_of(run.cells, run.plan), parallel, plan, log)
         busy[process.pid] = run, monotonic()
         return process
 
     def end(process: Process) -> None:
         nonlocal ended
         run, began = busy.pop(process.pid)
-        words = f"{described(run)} after {in_words(monotonic() - began)}"
+        words = f"{described(run)} after {duration_in_words(monotonic() - began)}"
         ended += 1
         if process.returncode and interrupts.asked is None:
             run.log.replace(run.failure)
@@ -100,7 +96,7 @@ def run_queue(
         how = "done" if run.result.exists() else f"stopped after round {run.round} of {run.recipe.training.rounds}"
         tell(f"[{ended}/{total}] {how}: {words}")
 
-    keep_busy(begin, many, interrupts, end)
+    keep_busy(begin, parallel, interrupts, end)
     if interrupts.asked is not None:
         raise Interrupted(f"stopped with {len(waiting)} of {total} runs not started", SAME, interrupts.asked)
     return failures
@@ -179,5 +175,5 @@ def time_left(found: Sequence[EntryStatus], machine: str) -> str:
         return "all runs are done"
     if not known:
         return f"time left: unknown; no run of the networks of {unknown} runs is stored"
-    words = f"time left: {in_words(known)} on {machine}, kept busy with several runs"
+    words = f"time left: {duration_in_words(known)} on {machine}, kept busy with several runs"
     return words + (f", and {unknown} runs of unknown speed" if unknown else "")

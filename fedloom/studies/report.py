@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.studies.comparison import Count, Line, compared, count_in_words, setting_in_words, tally
-from fedloom.studies.order import in_words, pairs
+from fedloom.studies.order import pairs, verdicts_in_words
 from fedloom.studies.plan import StudyPlan
 from fedloom.studies.queue import load_queue
 from fedloom.studies.results import CellResult, find, stored
@@ -29,7 +29,7 @@ cell, add its method to the command of its column, such as `--methods fedavg`; t
 add `--again`.
 """
 
-NOT_AT_HAND = {"emnist": "EMNIST", "cinic10": "CINIC-10", "office-home": "Office-Home", "adaptiope": "Adaptiope"}
+UNAVAILABLE = {"emnist": "EMNIST", "cinic10": "CINIC-10", "office-home": "Office-Home", "adaptiope": "Adaptiope"}
 """Datasets that were not available for our runs, by their names in recipes."""
 
 COUNTING = """\
@@ -126,15 +126,15 @@ def _questions(folder: Path) -> Iterator[str]:
 
 
 def _missing_data(lines: dict[str, list[Line]]) -> Iterator[str]:
-    """Yield the cells that cannot be run for want of data, with the commands that run them."""
-    yield "## Data that were not at hand"
+    """Yield the cells whose data are missing, with the commands that run them."""
+    yield "## Data that were not available"
     yield ""
     yield "Not run because the data could not be downloaded; `fedloom datasets` says how to get them."
     yield ""
     yield "| data | cells | tables | command |"
     yield "|---|---|---|---|"
     every = [line.cell for of_table in lines.values() for line in of_table]
-    for data, name in NOT_AT_HAND.items():
+    for data, name in UNAVAILABLE.items():
         cells = [cell for cell in every if cell.values["data"]["name"] == data]
         tables = list(dict.fromkeys(cell.table for cell in cells))
         axis = next(axis for axis, value in cells[0].column.at.items() if value == data)
@@ -184,13 +184,13 @@ def _section(name: str, table: Table, lines: list[Line]) -> Iterator[str]:
 
 def _column(lines: list[Line]) -> Iterator[str]:
     cell = lines[0].cell
-    yield f"**{_titled(cell)}**: `{shlex.join(command(cell)[:-2])}`"
+    yield f"**{cell.title}**: `{shlex.join(command(cell)[:-2])}`"
     yield ""
     yield "| method | paper | here | difference | verdict | setting | seeds | seconds | machine |"
     yield "|---" * 9 + "|"
     for line in lines:
         yield _row(line)
-    if words := in_words(pairs(lines)):
+    if words := verdicts_in_words(pairs(lines)):
         yield ""
         yield words
 
@@ -226,7 +226,7 @@ def _not_run(columns: list[list[Line]]) -> Iterator[str]:
     yield "| | " + " | ".join(names) + " |"
     yield "|---" * (len(names) + 1) + "|"
     for column, figures in zip(columns, printed, strict=True):
-        yield f"| {_titled(column[0].cell)} | " + " | ".join(figures.get(name, "") for name in names) + " |"
+        yield f"| {column[0].cell.title} | " + " | ".join(figures.get(name, "") for name in names) + " |"
 
 
 def command(cell: Cell) -> list[str]:
@@ -241,10 +241,6 @@ def flags(changes: Mapping[str, Any], cell: Cell) -> list[str]:
         return []
     only_rounds = set(changes) == {"training.rounds"}
     return ["--scale", f"{changes['training.rounds'] / cell.rounds:g}"] if only_rounds else ["--reduced"]
-
-
-def _titled(cell: Cell) -> str:
-    return ", ".join(v if isinstance(v, str) else f"{axis} = {v:g}" for axis, v in cell.column.at.items())
 
 
 def _number(value: float | None) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from time import monotonic
+from typing import IO, TypeVar
 
 from fedloom.config.loading import is_free
 from fedloom.config.recipe import Recipe
@@ -24,6 +25,7 @@ from fedloom.studies.table import SUFFIX, Cell, cells_of, load_table, table_name
 SAME = "the same command"
 """How to resume a stopped run, for messages."""
 
+Work = TypeVar("Work")
 Watch = Callable[[Recipe], Callable[[RoundRecord], None]]
 
 
@@ -34,8 +36,6 @@ class Outcome:
     result: CellResult | None
     round: int
     rounds: int
-    is_trial: bool = False
-    stored_before: bool = False
 
 
 def run_cells(cells: list[Cell], plan: StudyPlan, watch: Watch | None = None) -> Outcome:
@@ -57,7 +57,7 @@ def run_cells(cells: list[Cell], plan: StudyPlan, watch: Watch | None = None) ->
     kept = result_path(cell, plan)
     if (known := find(kept)) is not None and not is_trial and not plan.again:
         result = read(known)
-        return Outcome(result, result.rounds, result.rounds, stored_before=True)
+        return Outcome(result, result.rounds, result.rounds)
     assert recipe.out is not None
     if plan.again and finished(recipe.out):
         _set_aside(recipe.out)
@@ -66,15 +66,15 @@ def run_cells(cells: list[Cell], plan: StudyPlan, watch: Watch | None = None) ->
     try:
         run(recipe, on_round=rounds, resume=True)
     except Interrupted as stopped:
-        if not rounds.is_up:
+        if not rounds.timed_out:
             raise Interrupted(stopped.when, SAME, stopped.signal) from None
-        return Outcome(None, rounds.round, recipe.training.rounds, is_trial)
+        return Outcome(None, rounds.round, recipe.training.rounds)
     result = result_of(recipe.out, _sharing(cell), recipe, plan.changes(cell))
     if is_trial:
         result = replace(result, changes=result.changes | {p: v for p, v in plan.trial.items() if not is_free(p)})
     else:
         store(result, kept)
-    return Outcome(result, result.rounds, result.rounds, is_trial)
+    return Outcome(result, result.rounds, result.rounds)
 
 
 def _set_aside(folder: Path) -> None:
@@ -87,7 +87,7 @@ class _Rounds:
 
     def __init__(self, plan: StudyPlan, recipe: Recipe, on_round: Callable[[RoundRecord], None] | None):
         self.plan, self.recipe, self.on_round = plan, recipe, on_round
-        self.round, self.is_up, self._last = 0, False, monotonic()
+        self.round, self.timed_out, self._last = 0, False, monotonic()
 
     def __call__(self, record: RoundRecord) -> None:
         """Handle a finished round."""
@@ -97,8 +97,8 @@ class _Rounds:
             self.on_round(record)
         took, self._last = monotonic() - self._last, monotonic()
         self.round = record["round"]
-        if self.plan.left < took and not self.is_up and self.round < self.recipe.training.rounds:
-            self.is_up = True
+        if self.plan.left < took and not self.timed_out and self.round < self.recipe.training.rounds:
+            self.timed_out = True
             signal.raise_signal(signal.SIGTERM)  # the run writes a checkpoint and stops
 
 
@@ -109,14 +109,29 @@ def _sharing(cell: Cell) -> list[Cell]:
     return [cell, *others]
 
 
+def next_in_time(waiting: deque[Work], plan: StudyPlan, tell: Callable[[str], None]) -> Work | None:
+    """Remove the next run from a queue and return it; None if none is left, or the plan's deadline has passed."""
+    if waiting and plan.left <= 0:
+        tell(f"time is up: {len(waiting)} runs were not started")
+        waiting.clear()
+    return waiting.popleft() if waiting else None
+
+
+def start(arguments: Sequence[str], parallel: int, plan: StudyPlan, log: IO[bytes] | None = None) -> Process:
+    """Start a `fedloom` command as one of `parallel` processes, with the time that is left until the deadline."""
+    limit = [] if plan.deadline is None else ["--limit-seconds", f"{plan.left:.0f}"]
+    return fedloom_process([*arguments, *limit], parallel, log, {BESIDE: str(parallel)})
+
+
 def run_side_by_side(
-    commands: Sequence[Sequence[str]], many: int, plan: StudyPlan, interrupts: Interrupts, tell: Callable[[str], None]
-) -> int:
-    """Run `fedloom` commands in separate processes, `many` at a time; none is started after the deadline.
+    commands: Sequence[Sequence[str]], parallel: int, plan: StudyPlan, interrupts: Interrupts,
+    tell: Callable[[str], None],
+) -> int:  # fmt: skip
+    """Run `fedloom` commands in separate processes, `parallel` at a time; none is started after the deadline.
 
     Args:
         commands: The arguments of each command.
-        many: Number of concurrent processes.
+        parallel: Number of concurrent processes.
         plan: The plan with the deadline.
         interrupts: Received signals, forwarded to the processes.
         tell: Called with each message.
@@ -128,23 +143,18 @@ def run_side_by_side(
         Interrupted: After a signal, when all processes have stopped.
     """
     waiting, ended = deque(commands), list[int]()
-    many = min(many, len(waiting))
+    parallel = min(parallel, len(waiting))
 
     def begin() -> Process | None:
-        if waiting and plan.left <= 0:
-            tell(f"time is up: {len(waiting)} runs were not started")
-            waiting.clear()
-        if not waiting:
-            return None
-        limit = [] if plan.deadline is None else ["--limit-seconds", f"{plan.left:.0f}"]
-        return fedloom_process([*waiting.popleft(), *limit], many, own={BESIDE: str(many)})
+        arguments = next_in_time(waiting, plan, tell)
+        return None if arguments is None else start(arguments, parallel, plan)
 
     def end(process: Process) -> None:
         ended.append(process.returncode)
         if process.returncode and interrupts.asked is None:
             tell(f"exit code {process.returncode}: {shlex.join(process.args)}")  # type: ignore[arg-type]
 
-    keep_busy(begin, many, interrupts, end)
+    keep_busy(begin, parallel, interrupts, end)
     if interrupts.asked is not None and (waiting or any(ended)):
         raise Interrupted("stopped", SAME, interrupts.asked)
     failed = next(filter(None, ended), 0)

@@ -21,8 +21,6 @@ class Selection:
     """Names of rows, such as methods."""
     first: bool = False
     """Whether to select only cells that are marked to be run first."""
-    dashes: str = "--"
-    """Prefix of field names in error messages."""
 
     def load(self) -> dict[str, Table]:
         """Load the tables.
@@ -49,12 +47,11 @@ class Selection:
         every = [cell for name, table in self.load().items() for cell in cells_of(name, table)]
         rows = {cell.row for cell in every}
         if unknown := [row for row in self.methods or () if row not in rows]:
-            raise UserError(f"{self.dashes}methods {unknown[0]}: {nearest(unknown[0], rows)}")
+            raise UserError(f"methods: there is no '{unknown[0]}'; {nearest(unknown[0], rows)}")
         if found := [cell for cell in every if self._has(cell)]:
             return found
         columns = "; ".join(dict.fromkeys(cell.place for cell in every[:200]))
-        fields = ", ".join(f"{self.dashes}{name}" for name in ("only", "at", "methods"))
-        raise UserError(f"{fields}: no cell meets all these conditions; columns are {columns}")
+        raise UserError(f"only, at, methods: no cell meets all these conditions; columns are {columns}")
 
     def _has(self, cell: Cell) -> bool:
         at = {axis: str(value) for axis, value in cell.column.at.items()}

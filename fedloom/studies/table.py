@@ -120,6 +120,11 @@ class Cell:
         """The column's name, such as `cifar10-beta0.5`."""
         return place(self.column)
 
+    @property
+    def title(self) -> str:
+        """The column's values for people: `cifar10, beta = 0.5`."""
+        return ", ".join(v if isinstance(v, str) else f"{axis} = {v:g}" for axis, v in self.column.at.items())
+
     @cached_property
     def key(self) -> str:
         """Key of the recipe; cells with the same key are figures of the same run, also across tables."""

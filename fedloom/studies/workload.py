@@ -76,7 +76,7 @@ def speeds(results: Iterable[CellResult], shared: bool = False) -> dict[Workload
     return {key: median(values) for key, values in found.items()}
 
 
-def in_words(seconds: float) -> str:
+def duration_in_words(seconds: float) -> str:
     """Format a duration: `40 s`, `12 min`, `3.5 h`, `21 days`."""
     for unit, length in (("days", 172_800), ("h", 7_200), ("min", 120)):
         if seconds >= length:

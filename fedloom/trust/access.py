@@ -10,23 +10,23 @@ from fedloom.core.method import Method
 from fedloom.core.state import as_paths
 
 
-class SealedMessages(Iterator[Message]):
-    """Messages that only `server.average` can read; any other code that reads one gets a UserError (`refusal`)."""
+class RestrictedMessages(Iterator[Message]):
+    """Messages that only `server.average` can read; any other code that reads one gets a UserError (`refusal`).
+
+    Attributes:
+        readable: The messages, for the rule that replaces the mean.
+    """
 
     def __init__(self, messages: Iterator[Message], refusal: str):
-        self._messages, self._refusal = messages, refusal
+        self.readable, self._refusal = messages, refusal
 
     def __next__(self) -> Message:
         raise UserError(self._refusal)
 
-    def open(self) -> Iterator[Message]:
-        """Return the messages, for the rule that replaces the mean."""
-        return self._messages
 
-
-def opened(messages: Iterable[Message]) -> Iterable[Message]:
-    """Return the messages inside `SealedMessages`; other messages are returned unchanged."""
-    return messages.open() if isinstance(messages, SealedMessages) else messages
+def readable(messages: Iterable[Message]) -> Iterable[Message]:
+    """Return the messages inside `RestrictedMessages`; other messages are returned unchanged."""
+    return messages.readable if isinstance(messages, RestrictedMessages) else messages
 
 
 Use = Literal["averages", "adds up", "reads", "unknown"]

@@ -1,4 +1,4 @@
-"""What the server remembers for robust rules: each client's momentum, and the last combined update.
+"""State of robust rules at the server: each client's momentum, and the last combined update.
 
 Both are in `server.clients`, and so in checkpoints. The server keeps one message per client.
 
@@ -17,13 +17,13 @@ from fedloom.core.state import State, under
 from fedloom.core.task import EVERYONE
 
 MOMENTUM, CENTRE = "momentum/", "centre/"
-"""Prefixes of the names of remembered tensors."""
+"""Prefixes of the names of these tensors."""
 
 
 def with_momentum(
     message: Message, server: Server, rows: Mapping[str, str], sums: tuple[str, ...], beta: float
 ) -> Message:
-    """Replace a client's update u by its momentum m ← (1 − β)·u + β·m, and remember m.
+    """Replace a client's update u by its momentum m ← (1 − β)·u + β·m, and store m.
 
     A client's first momentum is its update; likewise for each row with weights, whose momentum is NaN until the client
     holds the row.
@@ -63,7 +63,7 @@ def last_centre(server: Server) -> State:
 
 
 def store_centre(server: Server, combined: Mapping[str, torch.Tensor], sums: tuple[str, ...]) -> None:
-    """Remember this round's combined update, of the tensors that are not added up."""
+    """Store this round's combined update, of the tensors that are not added up."""
     centre = {
         CENTRE + name: value - server.state[name]
         for name, value in combined.items()

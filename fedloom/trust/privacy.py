@@ -6,8 +6,8 @@ clients have equal weight. m is the planned number of clients per round, known i
 numbers that are not finite, counts as an update of zero, so that the bound also holds for this client.
 
 Nothing else that a client sends may reach the server's state. Only the private average can read messages
-(`SealedMessages`), and integer buffers do not change. A method that reads messages directly, adds up (`sums`) or weighs
-by rows (`by`) is refused. docs/explanation/trust.md states what the guarantee covers and what it does not cover.
+(`RestrictedMessages`), and integer buffers do not change. A method that reads messages directly, adds up (`sums`) or
+weighs by rows (`by`) is refused. docs/explanation/trust.md states what the guarantee covers and what it does not cover.
 """
 
 import os
@@ -26,7 +26,7 @@ from fedloom.core.method import Method
 from fedloom.core.rng import key
 from fedloom.core.server import By, Server
 from fedloom.core.state import State, under
-from fedloom.trust.access import SealedMessages, use_of_messages
+from fedloom.trust.access import RestrictedMessages, use_of_messages
 from fedloom.trust.centres import clip_factor, joint_norm
 
 
@@ -75,7 +75,7 @@ class PrivateAverage:
         Raises:
             UserError: The method reads messages directly, adds up or weighs messages, or averages twice in a round.
         """
-        if not isinstance(messages, SealedMessages):
+        if not isinstance(messages, RestrictedMessages):
             raise UserError(self.refusal)
         if rows or sums:
             raise UserError(f"privacy: method.name = '{self.method.name}' {_ADDS_UP}; {_REMEDY}")
@@ -90,7 +90,7 @@ class PrivateAverage:
             if value.is_floating_point() and under(name, self.method.up) and (paths is None or under(name, paths))
         }
         total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in old.items()}
-        for message in messages.open():
+        for message in messages.readable:
             updates = {name: message[name].double() - value.double() for name, value in old.items() if name in message}
             factor = clip_factor(joint_norm(list(updates.values())), self.settings.clip)
             if factor > 0:
@@ -157,7 +157,7 @@ def uncovered(method: Method) -> str | None:
     """Return why a method cannot be private, or None if a trial call of its `combine` shows no reason.
 
     The trial call may miss a reason. During the run, `combine` therefore gets messages that only the private average
-    can read (`SealedMessages`).
+    can read (`RestrictedMessages`).
     """
     if method.pooled:
         return "pools all data in one place, so that there are no clients to protect"

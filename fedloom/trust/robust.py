@@ -28,7 +28,7 @@ from fedloom.core.message import Message
 from fedloom.core.method import Method
 from fedloom.core.server import Server, WeightedMean
 from fedloom.core.state import State, under
-from fedloom.trust.access import opened, use_of_messages
+from fedloom.trust.access import readable, use_of_messages
 from fedloom.trust.buckets import Orders, bucketed, system_orders
 from fedloom.trust.centres import (
     clip_factor,
@@ -151,7 +151,7 @@ class RobustAverage:
 
         Args:
             server: The server, with the state before this round.
-            messages: The clients' messages, possibly as `SealedMessages`.
+            messages: The clients' messages, possibly as `RestrictedMessages`.
             paths: Paths of the tensors to combine; None: all.
             rows: By tensor with row weights: the name of the tensor that holds its weights.
             sums: Paths of the tensors that are added up instead of averaged.
@@ -162,7 +162,7 @@ class RobustAverage:
         Raises:
             UserError: Too few messages are usable.
         """
-        sent = _levelled(opened(messages), paths, rows)
+        sent = _levelled(readable(messages), paths, rows)
         if self.settings.momentum:
             sent = (with_momentum(message, server, rows, sums, self.settings.momentum) for message in sent)
         mean = WeightedMean(server.state, paths, rows, sums)

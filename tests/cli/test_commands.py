@@ -93,6 +93,12 @@ def test_a_run_can_be_repeated_from_its_own_folder_with_the_same_numbers() -> No
     }
 
 
+def test_notes_on_frozen_parts_are_printed_once() -> None:
+    result = invoke("compare", *TINY, "--methods", "fedavg,fedper", "--set", "model.freeze=[extractor]")
+    assert result.stderr.count("stay fixed") == 1
+    assert result.stderr.count("fedper has nothing to send") == 1
+
+
 def test_compare_two_methods_and_two_seeds_as_a_table() -> None:
     result = invoke("compare", *TINY, "--methods", "local, fedavg+ft", "--seeds", "0,1", "--out", "both")
     rows = [line.split("│")[1:-1] for line in result.stdout.splitlines() if line.startswith("│")]
@@ -160,10 +166,12 @@ def test_methods_as_json_have_the_promised_shape() -> None:
 
 def test_the_paper_of_a_method_that_inherits_it_is_told_as_that_of_another() -> None:
     papers = {
-        name: last_line(invoke("methods", name, "--json"))["methods"][0]["paper"] for name in ("fedavg", "fedavg+ft")
+        name: last_line(invoke("methods", name, "--json"))["methods"][0]["paper"]
+        for name in ("fedavg", "fedavg+ft", "fedadam")
     }
     assert papers["fedavg"].startswith("McMahan")
     assert papers["fedavg+ft"] == f"built on FedAvg: {papers['fedavg']}"
+    assert papers["fedadam"].startswith("Reddi")  # inherited from an abstract class, not from a method
 
 
 def test_paragraphs_of_help_flow_to_the_width(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,8 +73,7 @@ def stranger(made):
     (made / "marker").unlink(missing_ok=True)
     code = f"from pathlib import Path\nPath({str(made / 'marker')!r}).touch()\n# {monotonic()}\n{CODE}"
     (made / "evil.py").write_text(code)
-    yield made
-    METHODS.pop("mine", None)
+    return made
 
 
 def sha256(stranger: Path) -> str:

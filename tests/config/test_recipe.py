@@ -158,6 +158,9 @@ def test_a_section_sets_its_fields_and_leaves_the_others() -> None:
     assert raw_recipe({"objective": objective}, {"objective": {"name": "simclr"}})["objective"] == {"name": "simclr"}
     clients = {"model": {"by_client": {"st. mary": "mlp"}}}
     assert raw_recipe(None, clients) == clients
+    lora = {"rank": 4}
+    for fields in ({"model": "vit", "model.lora": lora}, {"model.lora": lora, "model": "vit"}):
+        assert raw_recipe(None, fields)["model"] == {"name": "vit", "lora": lora}
 
 
 def test_another_method_takes_nothing_of_the_one_it_replaces() -> None:

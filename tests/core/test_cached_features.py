@@ -45,8 +45,6 @@ class Net(nn.Module):
 def _net():
     MODELS["features-net"] = Net
     Counting.samples = 0
-    yield
-    del MODELS["features-net"]
 
 
 def frozen(name="mlp", augment=(), **options):

@@ -317,17 +317,14 @@ def test_a_tensor_that_was_rebound_is_refused_or_sent(when):
             if when == "before":
                 client.fit("model.extractor", self.loss)
 
-    try:
-        setup = replace(convolutional(), method=Rebinding())
-        workspace = Workspace(setup)
-        job = Job("update", 1, Message(workspace.downward()), client=0)
-        result = handle(workspace, job)
-        if result.error is None:
-            assert (result.message["model.head.bias"] == 7).all()
-        else:
-            assert "was rebound" in result.error.why
-    finally:
-        REGISTRY.pop("rebinding")
+    setup = replace(convolutional(), method=Rebinding())
+    workspace = Workspace(setup)
+    job = Job("update", 1, Message(workspace.downward()), client=0)
+    result = handle(workspace, job)
+    if result.error is None:
+        assert (result.message["model.head.bias"] == 7).all()
+    else:
+        assert "was rebound" in result.error.why
 
 
 # means

@@ -294,7 +294,7 @@ def test_an_engine_of_ones_own_by_file(tmp_path: Path) -> None:
     )
     mine = tiny_run("fedavg", engine=f"{file}:Counting")
     assert same_state(mine.server.state, tiny_run("fedavg").server.state)
-    assert ENGINES.pop("counting").jobs > 0
+    assert ENGINES["counting"].jobs > 0
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_a_run_with_files_of_ones_own_can_be_read_from_another_folder(tmp_path: 
     recipe = recipe_of(tmp_path / "here" / "run", {})
     assert recipe.data.partition == f"{tmp_path}/here/mine.py:deal:2"
     assert fedloom.load(tmp_path / "here" / "run").task.clients == 3
-    assert ENGINES.pop("plain")
+    assert "plain" in ENGINES
 
 
 def test_additions_work_with_annotations_that_are_strings(tmp_path: Path) -> None:
@@ -339,4 +339,3 @@ def test_additions_work_with_annotations_that_are_strings(tmp_path: Path) -> Non
     )
     made = fedloom.method(f"{tmp_path}/mine.py:Late+ft", mode="b", ft_epochs=2)
     assert (made.mode, made.ft_epochs) == ("b", 2)
-    methods.METHODS.pop("late")

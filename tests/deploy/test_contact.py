@@ -5,10 +5,10 @@ import contextlib
 import json
 import threading
 from datetime import UTC, datetime, timedelta
-from time import monotonic, sleep
 
 import pytest
 import uvicorn
+from waiting import until
 
 from fedloom.deploy.certificates import (
     make_authority,
@@ -58,10 +58,7 @@ class Server:
 
     def __enter__(self):
         self.thread.start()
-        end = monotonic() + 30
-        while not self.server.started:
-            assert monotonic() < end
-            sleep(0.01)
+        until(lambda: self.server.started, 30)
         return self
 
     def __exit__(self, *_):

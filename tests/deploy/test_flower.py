@@ -14,6 +14,7 @@ from time import monotonic, sleep
 
 import httpx
 import pytest
+import waiting
 from cryptography.x509 import load_pem_x509_certificate
 from federated import NAMES, make_federation, small_recipe, without_losses
 from safetensors.torch import load_file
@@ -70,10 +71,7 @@ class Site:
         return len(states) == len(self.names) and set(states.values()) == {"online"}
 
     def until(self, happened) -> None:
-        limit = monotonic() + PATIENCE
-        while not happened():
-            assert monotonic() < limit, (self.folder / "server.out").read_text()
-            sleep(0.2)
+        waiting.until(happened, PATIENCE, (self.folder / "server.out").read_text)
 
     def rounds(self, name: str) -> list[dict]:
         path = self.server / "runs" / name / "metrics.jsonl"

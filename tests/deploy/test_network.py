@@ -7,9 +7,10 @@ import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 
 import pytest
+import waiting
 from federated import make_federation, small_recipe
 from safetensors.torch import load_file
 from tiny import same_state
@@ -133,10 +134,10 @@ def running(network: Network, folder: Path):
 
 
 def until(happened, folder: Path) -> None:
-    limit = monotonic() + PATIENCE
-    while not happened():
-        assert monotonic() < limit, "\n".join(f"{path.name}:\n{_text(path)[-3000:]}" for path in folder.glob("*.out"))
-        sleep(0.2)
+    waiting.until(
+        happened, PATIENCE,
+        lambda: "\n".join(f"{path.name}:\n{_text(path)[-3000:]}" for path in folder.glob("*.out")),
+    )  # fmt: skip
 
 
 def _text(path: Path) -> str:

@@ -1,7 +1,5 @@
 """When a client replaces its SuperNode, without Flower: the SuperNode is a process that does nothing."""
 
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from time import monotonic
@@ -12,6 +10,7 @@ from federated import LoopGrid, make_federation, make_fleet, member, small_recip
 from flwr.app import Error
 from flwr.app import Message as Parcel
 from flwr.common.constant import ErrorCode
+from waiting import idle_process, until
 
 from fedloom.deploy import reconnect, supernode
 from fedloom.deploy.certificates import make_authority, new_key, write_certificate
@@ -39,22 +38,12 @@ class Client:
 
     @contextmanager
     def _process(self, *_, **__):
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-        self.started.append(child)
-        try:
+        with idle_process() as child:
+            self.started.append(child)
             yield child
-        finally:
-            child.kill()
-            child.wait()
 
     def contact(self):
         (self.folder / ".supernode.contact").write_text(str(monotonic()))
-
-    def until(self, happened):
-        end = monotonic() + 20
-        while not happened():
-            assert monotonic() < end
-            threading.Event().wait(0.01)
 
     def events(self):
         return [(event["event"], event.get("reason")) for event in read_events(self.folder / "audit.jsonl")]
@@ -69,29 +58,29 @@ def client(tmp_path, monkeypatch):
 
 def test_a_supernode_that_ends_is_replaced(client):
     client.link.start()
-    client.until(lambda: len(client.started) == 1)
+    until(lambda: len(client.started) == 1)
     client.started[0].kill()
-    client.until(lambda: len(client.started) == 2)
+    until(lambda: len(client.started) == 2)
     assert client.events() == [("lost", None)]
 
 
 def test_a_supernode_without_contact_is_replaced_while_its_process_lives(client):
     client.link.start()
-    client.until(lambda: len(client.started) == 1)
+    until(lambda: len(client.started) == 1)
     client.contact()
-    client.until(lambda: len(client.started) == 2)
+    until(lambda: len(client.started) == 2)
     assert client.events()[:2] == [("connected", None), ("lost", None)]
 
 
 def test_a_contact_that_is_being_written_is_not_a_loss(client):
     client.link.start()
-    client.until(lambda: len(client.started) == 1)
+    until(lambda: len(client.started) == 1)
 
     def connected():
         client.contact()
         return client.events() == [("connected", None)]
 
-    client.until(connected)
+    until(connected)
     threading.Event().wait(0.1)  # longer than since the start would be too long without contact
     for _ in range(30):
         client.contact()
@@ -103,16 +92,16 @@ def test_a_contact_that_is_being_written_is_not_a_loss(client):
 
 def test_a_supernode_that_cannot_send_an_answer_is_replaced(client):
     client.link.start()
-    client.until(lambda: client.link.current is not None)
+    until(lambda: client.link.current is not None)
     client.link.replace(client.link.current)
-    client.until(lambda: len(client.started) == 2)
+    until(lambda: len(client.started) == 2)
 
 
 def test_reasons_are_logged_when_they_change_and_the_client_connects_as_soon_as_it_may(tmp_path, monkeypatch):
     gone, old = Contact("unreachable", "gone"), Contact("certificate", "expired")
     client = Client(tmp_path, monkeypatch, gone, gone, old, old, old, gone, Contact())
     client.link.start()
-    client.until(lambda: len(client.started) == 1)
+    until(lambda: len(client.started) == 1)
     client.link.stop()
     assert client.events() == [("refused", "unreachable"), ("refused", "certificate"), ("refused", "unreachable")]
 
@@ -127,7 +116,7 @@ def test_an_unexpected_error_does_not_end_the_thread(client, monkeypatch):
 
     monkeypatch.setattr(reconnect, "ask", ask)
     client.link.start()
-    client.until(lambda: len(client.started) == 1)
+    until(lambda: len(client.started) == 1)
 
 
 def test_flower_has_what_the_supernode_replaces():

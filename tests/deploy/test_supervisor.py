@@ -2,15 +2,13 @@
 
 import json
 import socket
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
-from time import monotonic
 
 import pytest
 from federated import NAMES, make_federation, small_recipe
 from test_deploy_commands import call
+from waiting import idle_process, until
 
 from fedloom.core.errors import RunError
 from fedloom.deploy import active, supervisor
@@ -73,19 +71,9 @@ class Server:
     @contextmanager
     def _process(self, *_, **__):
         self.flower.registered, self.flower.states = [], []
-        link = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-        self.links.append(link)
-        try:
+        with idle_process() as link:
+            self.links.append(link)
             yield link
-        finally:
-            link.kill()
-            link.wait()
-
-    def until(self, happened):
-        end = monotonic() + 20
-        while not happened():
-            assert monotonic() < end
-            threading.Event().wait(0.01)
 
     def events(self):
         return [(event["who"], event["event"]) for event in read_events(self.folder / "events.jsonl")]
@@ -121,7 +109,7 @@ def test_the_server_starts_without_a_key_file_and_says_who_cannot_connect(server
     (server.folder / "organisations" / "south.pub").unlink()
     (server.folder / "organisations" / "west.pub").write_text("nonsense")
     server.thread.start()
-    server.until(lambda: server.ready)
+    until(lambda: server.ready)
     assert server.nodes() == ["north"]
     assert [why.partition(":")[0] for why in server.warnings()] == ["south cannot connect", "west cannot connect"]
 
@@ -130,7 +118,7 @@ def test_two_organisations_with_one_key_are_named(server):
     keys = server.folder / "organisations"
     (keys / "west.pub").write_bytes((keys / "north.pub").read_bytes())
     server.thread.start()
-    server.until(lambda: server.ready)
+    until(lambda: server.ready)
     assert server.nodes() == ["north", "south"]
     assert server.warnings() == [
         "west cannot connect: it has the same key as north; each organisation needs its own"
@@ -139,30 +127,30 @@ def test_two_organisations_with_one_key_are_named(server):
 
 def test_organisations_are_added_and_revoked_while_the_server_runs(server):
     server.thread.start()
-    server.until(lambda: server.nodes() == sorted(NAMES))
+    until(lambda: server.nodes() == sorted(NAMES))
     call("deploy", "add", "east", "--folder", str(server.folder))
-    server.until(lambda: server.nodes() == ["east", *NAMES])
+    until(lambda: server.nodes() == ["east", *NAMES])
     call("deploy", "revoke", "south", "--folder", str(server.folder))
-    server.until(lambda: server.nodes() == ["east", "north", "west"])
+    until(lambda: server.nodes() == ["east", "north", "west"])
     call("deploy", "add", "south", "--folder", str(server.folder), "--to", str(server.folder / "again"))
-    server.until(lambda: server.nodes() == ["east", *NAMES])
+    until(lambda: server.nodes() == ["east", *NAMES])
     assert server.flower.registered == [*NAMES, "east", "south"]  # each key once: Flower refuses a second time
     assert ("east", "registered") in server.events() and len(server.links) == 1
 
 
 def test_a_superlink_that_ends_is_started_again_and_its_run_is_resumed(server):
     server.thread.start()
-    server.until(lambda: server.ready)
+    until(lambda: server.ready)
     number = server.flower.start("first")
     ActiveRun("first", 60.0, 600.0, number).save(server.folder)
     server.links[0].kill()
-    server.until(lambda: server.flower.begun == ["first", "first"])
-    server.until(lambda: ("server", "resumed") in server.events())
+    until(lambda: server.flower.begun == ["first", "first"])
+    until(lambda: ("server", "resumed") in server.events())
     now = ActiveRun.load(server.folder)
     assert (now.run, now.number, now.earlier) == ("first", 12, (11,))
     assert len(server.links) == 2 and len(server.ready) == 1
     server.flower.states = [RunState(12, "finished", "completed", "")]
-    server.until(lambda: ActiveRun.load(server.folder) is None)
+    until(lambda: ActiveRun.load(server.folder) is None)
     assert server.events()[-1] == ("server", "finished")
 
 
@@ -183,11 +171,11 @@ def test_an_expired_certificate_is_named_and_the_server_continues_when_it_is_ren
     (server.folder / "server.key").write_bytes(tls_key_bytes(key))
     write_certificate(server.folder / "server.pem", certificate)
     server.thread.start()
-    server.until(server.warnings)
+    until(server.warnings)
     assert "server.pem has expired on" in server.warnings()[0] and "fedloom deploy renew" in server.warnings()[0]
     assert not server.ready
     call("deploy", "renew", "--folder", str(server.folder))
-    server.until(lambda: server.ready)
+    until(lambda: server.ready)
     assert len(server.links) == 2  # Flower's own processes had refused the old one
 
 

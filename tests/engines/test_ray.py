@@ -32,7 +32,6 @@ from fedloom.engines import EngineSettings, Inline
 from fedloom.engines.pool import WorkerLostError
 from fedloom.engines.ray import START, Ray, _heartbeat, _token, _Worker, connected, import_ray
 from fedloom.experiment.loop import Experiment
-from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods import Method, get
 from fedloom.trust.faults import FaultInjector, Faults
 
@@ -60,8 +59,7 @@ def mine():
         def loss(self, client, batch):
             return super().loss(client, batch) * self.pull
 
-    yield Mine(pull=0.5)
-    del REGISTRY["mine"]
+    return Mine(pull=0.5)
 
 
 def jobs(count, round=1):

@@ -24,7 +24,6 @@ from fedloom.core.message import Message
 from fedloom.core.workspace import Workspace
 from fedloom.experiment.loop import Experiment
 from fedloom.experiment.rounds import ATTEMPTS, Rounds
-from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods import Method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedper import FedPer
@@ -39,8 +38,7 @@ def method():
         type("Troubled", (base,), {**body, "__module__": __name__})
         return "troubled"
 
-    yield register
-    REGISTRY.pop("troubled", None)
+    return register
 
 
 def everyone(**fields):

@@ -19,8 +19,7 @@ def picky():
             for message in islice(messages, 1):
                 server.move(dict(message))
 
-    yield "picky"
-    del METHODS["picky"]
+    return "picky"
 
 
 @pytest.mark.parametrize("needed", [1, 3])
@@ -43,11 +42,8 @@ def test_what_a_method_puts_on_the_server_itself_is_refused(picky):
             server.rounds = 1
 
     METHODS["counting"] = Counting
-    try:
-        with pytest.raises(AttributeError, match=r"server\.rounds = … would be lost when the run is resumed"):
-            tiny_experiment("counting").run()
-        (done := tiny_experiment("fedavg")).run()
-        with pytest.raises(AttributeError, match=r"server.model: there is no such attribute.*server\.parts"):
-            done.server.model  # noqa: B018
-    finally:
-        del METHODS["counting"]
+    with pytest.raises(AttributeError, match=r"server\.rounds = … would be lost when the run is resumed"):
+        tiny_experiment("counting").run()
+    (done := tiny_experiment("fedavg")).run()
+    with pytest.raises(AttributeError, match=r"server.model: there is no such attribute.*server\.parts"):
+        done.server.model  # noqa: B018

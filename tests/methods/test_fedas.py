@@ -10,7 +10,7 @@ from fedloom.core.message import Message
 from fedloom.core.server import Server
 from fedloom.losses.class_means import class_means
 from fedloom.methods import get
-from fedloom.trust.access import SealedMessages
+from fedloom.trust.access import RestrictedMessages
 from fedloom.trust.robust import RobustAverage, RobustSettings
 
 
@@ -43,9 +43,9 @@ def test_a_robust_rule_ignores_the_size_of_traces(rule):
     sent = list(run.round([0, 1, 2]).values())
     combination = RobustAverage(RobustSettings(**rule), run.method, 3)
     server = Server(run.lane, federation=6, combination=combination)
-    found = server.average(SealedMessages(iter(sent), ""), run.method.shares, by=run.method.by)
+    found = server.average(RestrictedMessages(iter(sent), ""), run.method.shares, by=run.method.by)
     large = [Message(dict(m.items()) | {"fisher": m["fisher"] * 1e6}, samples=m.samples) for m in sent[:1]] + sent[1:]
-    again = server.average(SealedMessages(iter(large), ""), run.method.shares, by=run.method.by)
+    again = server.average(RestrictedMessages(iter(large), ""), run.method.shares, by=run.method.by)
     assert same_state(found, again)
     if rule["rule"] == "median":
         name = "model.extractor.fc1.weight"

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from by_hand import ByHand, Fixed, perturb
+from by_hand import ByHand, Fixed, assert_close_runs, perturb
 from tiny import same_state, tiny_run, tiny_task
 from torch.nn.functional import cross_entropy, layer_norm
 
@@ -46,10 +46,7 @@ def test_a_policy_that_gives_everything_to_the_personal_head_is_fedper():
         give_all_to_the_personal_head(same)
         same.round()
         fedper.round()
-    for name, value in fedper.server.state.items():
-        torch.testing.assert_close(same.server.state[name], value)
-    for name, value in fedper.memories[1].items():
-        torch.testing.assert_close(same.memories[1][name], value)
+    assert_close_runs(same, fedper)
 
 
 def test_global_head_and_extractor_are_frozen_while_a_client_trains():

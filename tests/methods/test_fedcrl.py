@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from by_hand import update
 from tiny import tiny_run, tiny_task
 
 from fedloom.core.client import Client
-from fedloom.core.execution import perform
-from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.setup import Setup
 from fedloom.core.state import snapshot
@@ -20,10 +19,6 @@ def lane_of(epochs=1, task=None, **parameters):
     return Workspace(
         Setup(task or tiny_task(), get("fedcrl", **parameters), Training(batch_size=16, epochs=epochs), seed=0)
     )
-
-
-def update(lane, message, client=0, memory=None, round=1):
-    return perform(lane, Job("update", round, message, client=client, memory=memory))
 
 
 def test_the_class_means_that_travel_are_those_of_the_final_local_model():

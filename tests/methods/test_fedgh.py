@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from by_hand import assert_class_means, update
 from tiny import tiny_run, tiny_task
 
 from fedloom.core.execution import perform
@@ -20,10 +21,6 @@ from fedloom.methods import get
 def lane_of(epochs=2, **parameters):
     training = Training(batch_size=16, epochs=epochs, optimizer=OptimizerSettings(lr=0.1, momentum=0.9))
     return Workspace(Setup(tiny_task(norm=True), get("fedgh", **parameters), training, seed=0))
-
-
-def update(lane, down, client=0, memory=None, round=1):
-    return perform(lane, Job("update", round, Message(down), client=client, memory=memory))
 
 
 def server_in(lane):
@@ -48,13 +45,7 @@ def test_class_means_go_up_and_a_head_comes_down():
 def test_class_means_are_those_of_the_finished_model():
     lane = lane_of()
     sent = update(lane, lane.downward()).message
-    samples = torch.from_numpy(lane.setup.task.samples(0))
-    with torch.no_grad():
-        z = lane.parts.model.eval().extractor(lane.stored.plain(samples)).double().numpy()
-    y = lane.setup.task.dataset.labels[samples].numpy()
-    for c in range(4):
-        assert sent["counts"][c] == (y == c).sum()
-        np.testing.assert_allclose(sent["means"][c].numpy(), z[y == c].mean(0), rtol=1e-4, atol=1e-6)
+    assert_class_means(lane, sent)
 
 
 def test_the_servers_head_is_gradient_descent_from_its_own_last_head():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from by_hand import assert_class_means, assert_mean_by_samples, update
 from test_fedcrc import Watched
 from test_simplex import on_a_grid
 from tiny import same_state, tiny_run, tiny_task
@@ -27,10 +28,6 @@ HEAD = ("model.head.weight", "model.head.bias")
 def lane_of(epochs=2, **parameters):
     setup = Setup(tiny_task(norm=True), get("fedpac", **parameters), Training(batch_size=16, epochs=epochs), seed=0)
     return Workspace(setup)
-
-
-def update(lane, down, client=0, memory=None, round=1):
-    return perform(lane, Job("update", round, Message(down), client=client, memory=memory))
 
 
 def statistics(z, y, classes):
@@ -75,12 +72,7 @@ def test_statistics_are_those_of_the_received_extractor(client):
 def test_centroids_are_those_of_the_finished_model():
     lane = lane_of()
     sent = update(lane, lane.downward()).message
-    samples = torch.from_numpy(lane.setup.task.samples(0))
-    with torch.no_grad():
-        z = lane.parts.model.eval().extractor(lane.stored.plain(samples)).double().numpy()
-    y = lane.setup.task.dataset.labels[samples].numpy()
-    for c in range(4):
-        np.testing.assert_allclose(sent["means"][c].numpy(), z[y == c].mean(0), rtol=1e-4, atol=1e-6)
+    assert_class_means(lane, sent)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -237,9 +229,7 @@ def test_batch_norm_buffers_and_centroids_are_averaged():
     sent = [update(lane, lane.downward(), client=c).message for c in range(4)]
     server = Server(lane, federation=6)
     lane.setup.method.combine(server, iter(sent))
-    name = "model.extractor.bn1.running_mean"
-    expected = sum(m.samples * m[name].double() for m in sent) / sum(m.samples for m in sent)
-    torch.testing.assert_close(server.state[name].double(), expected, rtol=0, atol=1e-6)
+    assert_mean_by_samples(server, sent, "model.extractor.bn1.running_mean")
     weighted = sum(m["counts"][:, None] * m["means"] for m in sent) / sum(m["counts"] for m in sent)[:, None]
     torch.testing.assert_close(server.state["means"], weighted, rtol=1e-5, atol=1e-6)
     assert "moments" not in server.state and "variance" not in server.state

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from by_hand import assert_mean_by_samples
 from test_fedstyle import UNSUPERVISED, styled_task
-from tiny import same_state, tiny_run, tiny_task
+from tiny import same_state, tiny_run, tiny_task, without_labels
 from torch import nn
 
 from fedloom.core.errors import UserError
@@ -20,7 +21,7 @@ from fedloom.core.training import Training
 from fedloom.core.workspace import Workspace
 from fedloom.methods import get
 from fedloom.models import Factory, SplitModel
-from fedloom.models.base import MODELS, register
+from fedloom.models.base import register
 
 
 def lane_of(method="fedper", task=None, **parameters):
@@ -42,8 +43,7 @@ def headless():
             )
             self.head = nn.Identity()
 
-    yield replace(tiny_task(), network=Factory("headless"))
-    del MODELS["headless"]
+    return replace(tiny_task(), network=Factory("headless"))
 
 
 def test_with_an_empty_head_it_is_fedavg_bit_for_bit(headless):
@@ -71,10 +71,9 @@ def test_batch_norm_buffers_are_averaged_with_the_extractor():
     sent = [perform(lane, Job("update", 1, down, client=c)).message for c in range(4)]
     server = Server(lane, federation=6)
     lane.setup.method.combine(server, iter(sent))
-    for name in ("model.extractor.bn1.running_mean", "model.extractor.bn1.running_var"):
-        expected = sum(m.samples * m[name].double() for m in sent) / sum(m.samples for m in sent)
-        torch.testing.assert_close(server.state[name].double(), expected, rtol=0, atol=1e-6)
-        assert not torch.equal(server.state[name], lane.initial[name])
+    names = ("model.extractor.bn1.running_mean", "model.extractor.bn1.running_var")
+    assert_mean_by_samples(server, sent, *names)
+    assert not any(torch.equal(server.state[name], lane.initial[name]) for name in names)
 
 
 def test_a_client_takes_the_common_extractor_and_its_own_head():
@@ -118,8 +117,7 @@ def test_the_averaged_head_is_the_mean_by_samples():
     sent = [perform(lane, Job("update", 1, down, client=c)).message for c in range(3)]
     server = Server(lane, federation=6)
     lane.setup.method.combine(server, iter(sent))
-    expected = sum(m.samples * m["model.head.bias"].double() for m in sent) / sum(m.samples for m in sent)
-    torch.testing.assert_close(server.state["model.head.bias"].double(), expected, rtol=0, atol=1e-7)
+    assert_mean_by_samples(server, sent, "model.head.bias")
     assert not any(name.startswith("model.head") for name in lane.setup.method.message_for(server, 0))
 
 
@@ -145,15 +143,7 @@ def test_it_learns_without_labels_through_the_same_objective(method, objective):
 @pytest.mark.parametrize("method", ["fedper+probe", "fedrep+probe"])
 @pytest.mark.parametrize("objective", UNSUPERVISED)
 def test_without_labels_the_projector_stays_and_no_label_is_read(method, objective):
-    class Unreadable:
-        def __getitem__(self, index):
-            raise AssertionError("a label was read")
-
-        def to(self, device):
-            return self
-
-    task = styled_task(objective)
-    object.__setattr__(task, "__dict__", task.__dict__ | {"stored": replace(task.stored, labels=Unreadable())})
+    task = without_labels(styled_task(objective))
     lane = lane_of(method, task)
     result = perform(lane, Job("update", 1, Message(lane.downward()), client=0))
     assert all(name.startswith("model.extractor.") for name in result.message)

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from by_hand import assert_class_means, update
 from tiny import same_state, tiny_run, tiny_task
 
 from fedloom.core.client import Client
-from fedloom.core.execution import perform
-from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.server import Server
 from fedloom.core.setup import Setup
@@ -20,10 +19,6 @@ def lane_of(method="fedproto", epochs=3, **parameters):
     return Workspace(
         Setup(tiny_task(norm=True), get(method, **parameters), Training(batch_size=16, epochs=epochs), seed=0)
     )
-
-
-def update(lane, message, client=0, memory=None, round=1):
-    return perform(lane, Job("update", round, message, client=client, memory=memory))
 
 
 def some_prototypes(lane, counts=(5.0, 5.0, 0.0, 5.0)):
@@ -56,13 +51,7 @@ def test_no_weights_travel():
 def test_prototypes_are_class_means_of_the_finished_model_not_of_all_epochs():
     lane = lane_of(epochs=4)
     sent = update(lane, Message(some_prototypes(lane))).message
-    samples = torch.from_numpy(lane.setup.task.samples(0))
-    with torch.no_grad():
-        z = lane.parts.model.eval().extractor(lane.stored.plain(samples)).double().numpy()
-    y = lane.setup.task.dataset.labels[samples].numpy()
-    for c in range(4):
-        assert sent["counts"][c] == (y == c).sum()
-        np.testing.assert_allclose(sent["means"][c].numpy(), z[y == c].mean(0), rtol=1e-4, atol=1e-6)
+    assert_class_means(lane, sent)
 
 
 def test_the_server_weighs_by_counts_and_keeps_what_nobody_sent():

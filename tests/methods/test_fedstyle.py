@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import tiny_dataset, tiny_run, tiny_task
+from tiny import tiny_dataset, tiny_run, tiny_task, without_labels
 from torch.nn.functional import normalize
 
 from fedloom import objectives
@@ -48,15 +48,7 @@ def lane_of(objective="simclr", task=None, **parameters):
 
 @pytest.mark.parametrize("objective", UNSUPERVISED)
 def test_labels_are_never_read_in_training(objective):
-    class Unreadable:
-        def __getitem__(self, index):
-            raise AssertionError("a label was read")
-
-        def to(self, device):
-            return self
-
-    task = styled_task(objective)
-    object.__setattr__(task, "__dict__", task.__dict__ | {"stored": replace(task.stored, labels=Unreadable())})
+    task = without_labels(styled_task(objective))
     for method in ("fedstyle", "fedavg+probe", "fedprox+probe"):
         setup = Setup(task, get(method), Training(batch_size=16), seed=0)
         lane = Workspace(setup)

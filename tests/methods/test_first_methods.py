@@ -74,26 +74,20 @@ def test_fine_tuning_serves_what_was_fine_tuned():
 
 
 def test_a_method_can_be_redefined_but_not_one_of_ours():
-    try:
 
-        class Again(Method):
-            sign: float = 1.0
+    class Again(Method):
+        sign: float = 1.0
 
-        assert get("again").sign == 1.0
+    assert get("again").sign == 1.0
 
-        class Again(Method):  # noqa: F811
-            sign: float = -1.0
+    class Again(Method):  # noqa: F811
+        sign: float = -1.0
 
-        assert get("again").sign == -1.0
-        with pytest.raises(UserError, match="FedProx: method.name = 'fedprox' is already part of fedloom; choose"):
+    assert get("again").sign == -1.0
+    with pytest.raises(UserError, match="FedProx: method.name = 'fedprox' is already part of fedloom; choose"):
 
-            class FedProx(Method):
-                pass
-
-    finally:
-        from fedloom.methods import METHODS as REGISTRY
-
-        del REGISTRY["again"]
+        class FedProx(Method):
+            pass
 
 
 def test_one_of_ours_cannot_be_redefined_before_it_is_imported():
@@ -145,14 +139,9 @@ def test_a_method_takes_ten_lines():
             norm = torch.stack([p.square().sum() for p in client.model.parameters()]).sum()
             return super().loss(client, batch) + self.shrink / 2 * norm
 
-    try:
-        assert hyperparameters(method_class("shrunk")) == {"shrink": 0.5}
-        small = tiny_run({"name": "shrunk", "shrink": 5.0}).server.state["model.head.weight"].norm()
-        assert small < 0.5 * tiny_run("fedavg").server.state["model.head.weight"].norm()
-    finally:
-        from fedloom.methods import METHODS as REGISTRY
-
-        del REGISTRY["shrunk"]
+    assert hyperparameters(method_class("shrunk")) == {"shrink": 0.5}
+    small = tiny_run({"name": "shrunk", "shrink": 5.0}).server.state["model.head.weight"].norm()
+    assert small < 0.5 * tiny_run("fedavg").server.state["model.head.weight"].norm()
 
 
 def test_newcomers_never_train_and_are_reported_apart():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from by_hand import ByHand, Fixed, parameters
+from by_hand import ByHand, Fixed, assert_close_runs, parameters
 from tiny import tiny_task
 from torch.nn.functional import cosine_similarity, cross_entropy, layer_norm
 
@@ -59,10 +59,7 @@ def test_with_an_open_valve_and_no_guidance_it_is_fedper():
     for _ in range(2):
         same.round()
         fedper.round()
-    for name, value in fedper.server.state.items():
-        torch.testing.assert_close(same.server.state[name], value)
-    for name, value in fedper.memories[1].items():
-        torch.testing.assert_close(same.memories[1][name], value)
+    assert_close_runs(same, fedper)
 
 
 def test_extractor_valve_and_embeddings_travel_head_and_frequencies_stay():

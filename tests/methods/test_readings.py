@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from by_hand import ByHand
+from by_hand import ByHand, assert_mean_by_samples
 from tiny import same_state, tiny_run, tiny_task
 from torch.nn.functional import cosine_similarity, logsigmoid
 
@@ -126,9 +126,7 @@ def test_fedper_averages_the_last_heads_of_all_clients():
     for name in ("model.head.weight", "model.head.bias"):
         expected = sum(message.samples * message[name].double() for message in last.values()) / whole
         torch.testing.assert_close(server.state[name].double(), expected, rtol=0, atol=1e-6)
-    extractor = "model.extractor.fc1.bias"
-    expected = sum(m.samples * m[extractor].double() for m in sent) / sum(m.samples for m in sent)
-    torch.testing.assert_close(server.state[extractor].double(), expected, rtol=0, atol=1e-6)
+    assert_mean_by_samples(server, sent, "model.extractor.fc1.bias")
 
 
 @pytest.mark.parametrize("method", ["fedavg+ft", "repper"])

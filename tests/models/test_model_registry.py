@@ -113,9 +113,6 @@ def numbers():
         ):  # fmt: skip
             super().__init__()
 
-    yield
-    del MODELS["numbers"]
-
 
 @pytest.mark.parametrize(
     "options",

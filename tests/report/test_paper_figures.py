@@ -128,9 +128,9 @@ def test_labels_are_moved_apart_around_their_lines():
         (["curves", "runs", "--width", "3.3"], "--width 3.3: must be a length between 1in and 40in with a unit"),
         (["curves", "runs", "--band", "methods"], "--band methods: must be one of seeds, clients, none"),
         (["curves", "runs", "--band", "clients", "--measure", "personal_worst"], "personal_worst is not a mean over"),
-        (["curves", "runs", "--measure", "foo"], "--measure foo: no run has recorded it"),
-        (["clients", "runs", "--measure", "auc"], "--measure auc: clients.jsonl has no values of it"),
-        (["clients", "runs", "--measure", "foo"], "--measure foo: must be a figure of single clients"),
+        (["curves", "runs", "--measure", "foo"], "measure = 'foo': no run has recorded it"),
+        (["clients", "runs", "--measure", "auc"], "measure = 'auc': clients.jsonl has no values of it"),
+        (["clients", "runs", "--measure", "foo"], "measure = 'foo': must be a figure of single clients"),
         (["clients", "nowhere"], "'nowhere' holds no run"),
     ],
 )

@@ -161,7 +161,7 @@ def test_settings_that_differ_are_rows_and_settings_chosen_for_a_column_are_not(
     assert {(row["row"], row["column"]) for row in records("runs")} == {
         ("fedprox mu=0.1", "digits"), ("fedprox mu=1", "mnist"), ("fedprox mu=1", "digits"),
     }  # fmt: skip
-    with pytest.raises(UserError, match="--rows method: 'fedprox, digits' mixes runs that differ in method.mu"):
+    with pytest.raises(UserError, match="rows = method: 'fedprox, digits' mixes runs that differ in method.mu"):
         fedloom.table("runs", rows=["method"])
 
 
@@ -227,7 +227,7 @@ def test_a_client_counts_once_if_it_is_the_same_with_every_seed(sizes, pairs, sa
 def test_other_clients_are_not_paired():
     paired("local", 0, [0.5, 0.6])
     paired("fedavg", 0, [0.5, 0.6], sizes=20)
-    with pytest.raises(UserError, match="--test clients: .* have different clients"):
+    with pytest.raises(UserError, match="test = 'clients': .* have different clients"):
         fedloom.table("runs", test="clients")
 
 
@@ -283,7 +283,7 @@ def test_summaries_give_the_overview_or_the_table_of_their_folders(runs):
     summaries = [
         json.loads((path / "summary.json").read_text()) | {"global_accuracy": None} for path in sorted(runs.iterdir())
     ]
-    assert "worst 10%" in fedloom.table(summaries) and "±: sample std over seeds" in fedloom.table(summaries)
+    assert "worst tenth" in fedloom.table(summaries) and "±: sample std over seeds" in fedloom.table(summaries)
     assert fedloom.table(summaries, format="markdown") == fedloom.table(runs, format="markdown")
     assert "| fedcrl | **92.0 ± 2.6** |" in fedloom.table(runs, format="markdown")
 
@@ -291,19 +291,19 @@ def test_summaries_give_the_overview_or_the_table_of_their_folders(runs):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--format", "word"], "--format word: must be one of text, markdown"),
+        (["--format", "word"], "format = 'word': must be one of text, markdown"),
         (["--measure", "personal_acuracy"], "no run has recorded it; choose among personal_accuracy"),
-        (["--columns", "data.nme"], "no run's recipe has this field; fields that differ between the runs: method.name"),
-        (["--seeds", "7"], "--seeds 7: no run has this seed; choose among 0, 1, 2"),
+        (["--columns", "data.nme"], "columns: no run's recipe has a field 'data.nme'; fields that differ between"),
+        (["--seeds", "7"], "seeds: no run has the seed 7; choose among 0, 1, 2"),
         (["--against", "fedfoo", "--test", "clients"], "the table has no such row; choose among local, fedavg, fedcrl"),
-        (["--against", "local"], "--against local: names the reference of a test; add --test"),
-        (["--test", "clients", "--round", "best"], "--test clients: run folders have the results"),
+        (["--against", "local"], "against = 'local': is the reference of a test; set test"),
+        (["--test", "clients", "--round", "best"], "test = 'clients': run folders have the results"),
         (["--test", "clients"], "has no results of single clients"),
-        (["--label", "a}b"], "--label a}b: must consist of letters"),
+        (["--label", "a}b"], "label = 'a}b': must consist of letters"),
         (["--to", "missing/a.tex"], "--to missing/a.tex: cannot be written"),
     ],
 )  # fmt: skip
-def test_mistakes_name_the_flag_and_the_remedy(runs, arguments, error):
+def test_mistakes_name_the_argument_and_the_remedy(runs, arguments, error):
     with pytest.raises(UserError, match=re.escape(error)):
         CliRunner().invoke(app, ["table", str(runs), *arguments], catch_exceptions=False)
 

@@ -13,7 +13,6 @@ import fedloom
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.deploy.deployable import deployable
-from fedloom.methods import METHODS
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models import MODELS
 
@@ -55,8 +54,7 @@ def own_objects():
 
 @pytest.fixture
 def objects():
-    yield own_objects()
-    METHODS.pop("half", None)
+    return own_objects()
 
 
 def trained(**fields):

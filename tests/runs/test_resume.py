@@ -429,7 +429,7 @@ def test_from_python(tmp_path, caplog) -> None:
 def test_mistakes_are_named(tmp_path) -> None:
     with pytest.raises(UserError, match="nowhere' holds no run .*no recipe.yaml"):
         fedloom.resume(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="--resume: out is missing; name the run's folder: --out FOLDER"):
+    with pytest.raises(UserError, match="resume: out is missing; set it to the folder to resume"):
         fedloom.run(method="fedavg", resume=True)
     fedloom.run(**FROM_PYTHON, out=tmp_path / "run")
     with pytest.raises(UserError, match="training.rounds = 9: .* was started with 3.*to change it: `fedloom resume"):

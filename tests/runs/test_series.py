@@ -99,7 +99,7 @@ def test_a_finished_comparison_says_so_and_is_told_from_another(whole, tmp_path,
         fedloom.compare(**COMPARED, out=out)
     with pytest.raises(UserError, match="holds a single run: choose another folder"):
         fedloom.compare(**COMPARED, out=out / RUNS[0], resume=True)
-    with pytest.raises(UserError, match="name the comparison's folder: --out FOLDER"):
+    with pytest.raises(UserError, match="out is missing; set it to the folder to resume"):
         fedloom.compare(**COMPARED, resume=True)
     with pytest.raises(UserError, match="holds a comparison: .*resume_comparison"):
         fedloom.resume(out)

@@ -72,11 +72,11 @@ def test_labels_have_the_last_part_of_a_field_or_all_of_it():
         ({"over": {"lr": "0..1"}, "random": 2}, "a range is sampled log-uniformly and needs 0 < low < high"),
         ({"over": {"lr": "a..b"}, "random": 2}, "a range needs two numbers"),
         ({"over": {"lr": []}}, "sweep.over.lr = []: must have at least one value"),
-        ({"over": {"seed": [1, 2]}}, "set seeds with --seeds"),
+        ({"over": {"seed": [1, 2]}}, "set sweep.seeds, such as 0,1,2"),
         ({"over": {"method.strat": [1]}}, "did you mean 'start'"),
         ({"over": {"method.mu": ["much"]}}, "method.mu = 'much': must be a number"),
         ({"over": {"lr": [0.1]}, "random": 0}, "sweep.random = 0: must be at least 1"),
-        ({"over": {"lr": [0.1]}, "resume": True}, "name the sweep's folder: --out FOLDER"),
+        ({"over": {"lr": [0.1]}, "resume": True}, "out is missing; set it to the folder"),
     ],
 )
 def test_what_cannot_be_swept_is_named_before_anything_runs(given, words):
@@ -109,7 +109,7 @@ def test_the_command_runs_the_grid_and_reports_without_choosing():
         CliRunner().invoke(commands.app, ["resume", "s"], catch_exceptions=False).stdout
     )  # nothing is left: the table
     assert {path: path.stat().st_mtime_ns for path in Path("s").rglob("metrics.jsonl")} == before
-    assert "worst 10%" in again and "picture: s/sweep.png" in again
+    assert "worst tenth" in again and "picture: s/sweep.png" in again
     assert Image.open("s/sweep.png").size[0] > 1000  # two heat maps: clients and global
     with pytest.raises(UserError, match="already holds runs"):
         CliRunner().invoke(commands.app, command, catch_exceptions=False)

@@ -4,7 +4,7 @@ import pytest
 from scipy import stats
 
 from fedloom.studies.comparison import Count, Line, tally
-from fedloom.studies.order import Pair, in_words, pairs, welch
+from fedloom.studies.order import Pair, pairs, verdicts_in_words, welch
 from fedloom.studies.results import CellResult
 from fedloom.studies.table import Cell, cells_of, load_table
 
@@ -98,14 +98,14 @@ def test_only_intervals_over_seeds_decide_over_a_pair(fedavg: list[float], fedin
 def test_the_order_in_words() -> None:
     alone = pairs(column(fedavg=[60.0], fedprox=[60.0], moon=[61.0], fedintr=[59.0]))
     words = "Order of methods: 6 pairs open (one seed). Our means have the paper's order in 2 of 6."
-    assert in_words(alone) == words  # a tie is not the paper's order
+    assert verdicts_in_words(alone) == words  # a tie is not the paper's order
     some = pairs(column(fedavg=[55.0, 55.2], fedprox=[54.0, 54.2], moon=[58.0, 58.2], fedintr=[58.1]))
-    assert in_words(some) == (
+    assert verdicts_in_words(some) == (
         "Order of methods, by 95% intervals over seeds: 2 of 6 pairs confirmed, 1 contradicted, 3 open (3 with one "
         "seed). Our means have the paper's order in 4 of 6. Contradicted: FedProx is 0.93 above FedAvg in the paper, "
         "here 1.00 below (between 0.39 and 1.61)."
     )
-    assert in_words([]) == ""
+    assert verdicts_in_words([]) == ""
 
 
 def test_pairs_have_the_same_changes_and_differ_in_the_paper() -> None:

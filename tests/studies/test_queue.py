@@ -78,7 +78,7 @@ def test_an_entry_has_all_cells_with_the_first_seed_then_with_the_next() -> None
         ("- {name: a, table: fedcrc/table1, method: fedavg}", "there is no such field; did you mean 'methods'"),
         ("- {name: a, table: fedcrc/table1, scale: 2}", "entry 1.scale = 2: must be at most 1"),
         ("- {name: a, table: fedcrc/table9}", r"entry 1 \(a\): table 'fedcrc/table9' is unknown"),
-        ("- {name: a, table: fedcrc/table1, methods: fedavgg}", "methods fedavgg: did you mean 'fedavg'"),
+        ("- {name: a, table: fedcrc/table1, methods: fedavgg}", "methods: there is no 'fedavgg'; did you mean"),
         ("- {name: a, table: fedcrc/table1, only: cinic10}", "only, at, methods: no cell meets all these conditions"),
         ("- fedcrc", "entry 1 = 'fedcrc': must be a name or a section with the fields name, what, verdict, table"),
         ("- {a", "is not YAML"),

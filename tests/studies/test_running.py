@@ -21,7 +21,7 @@ from fedloom.core.signals import Interrupts
 from fedloom.studies import running
 from fedloom.studies.cost import image_steps
 from fedloom.studies.results import CellResult
-from fedloom.studies.workload import in_words, speeds
+from fedloom.studies.workload import duration_in_words, speeds
 
 pytestmark = pytest.mark.usefixtures("no_results")
 CELLS = ["fedcrl/table2", "--at", "dataset=cifar10,kind=practical", "--methods", "local,fedavg"]
@@ -164,7 +164,7 @@ def test_a_run_that_is_killed_gives_the_exit_code_that_a_shell_gives(monkeypatch
 def test_the_list_tells_what_tables_would_take_here(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = ["fedintr/table5", "--only", "cifar10", "--list", "--engine", "inline"]
     assert "time here" not in reproduce(*narrow).stdout
-    monkeypatch.setattr("fedloom.studies.cost.ENOUGH", 0.0)
+    monkeypatch.setattr("fedloom.studies.cost.LEAST_SECONDS", 0.0)
     said = " ".join(reproduce(*narrow, "--measure").stdout.split())
     assert re.search(r"fedintr/table5 │ 2 │ [\d,]+ │ [\d.]+ (h|days) │ 0 of 2", said)
 
@@ -174,7 +174,7 @@ def test_the_list_tells_what_tables_would_take_here(data: Path, monkeypatch: pyt
     [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2.0 h"), (172800, "2 days")],
 )
 def test_times_in_words(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words
+    assert duration_in_words(seconds) == words
 
 
 def test_runs_that_shared_the_machine_say_nothing_of_its_speed() -> None:
@@ -199,7 +199,7 @@ def test_the_plan_of_a_cell_is_its_command_and_its_recipe() -> None:
     ("arguments", "words"),
     [
         (["repper/table9"], "table 'repper/table9' is unknown"),
-        (["repper/table2", "--methods", "repperr"], "--methods repperr: did you mean 'repper'"),
+        (["repper/table2", "--methods", "repperr"], "methods: there is no 'repperr'; did you mean 'repper'"),
         (["repper/table2", "--only", "mnist"], "no cell meets all these conditions"),
         (["repper/table2", "--at", "alpha"], "--at alpha: write axis=value"),
         (["repper/table2", "--scale", "2"], "--scale 2: must be above 0 and at most 1"),

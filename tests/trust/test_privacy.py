@@ -20,7 +20,7 @@ from fedloom.core.workspace import Workspace
 from fedloom.methods import METHODS as REGISTRY
 from fedloom.methods import get
 from fedloom.methods.fedavg import FedAvg
-from fedloom.trust.access import SealedMessages
+from fedloom.trust.access import RestrictedMessages
 from fedloom.trust.privacy import PrivacySettings, PrivateAverage, Spending, seeded_normals, system_normals, uncovered
 
 SILENT = 1e-12
@@ -39,15 +39,15 @@ def server(participants: float = 4, seed: int = 0, normals=None, **settings) -> 
     return made
 
 
-def sealed(*states, samples=1) -> SealedMessages:
+def restricted(*states, samples=1) -> RestrictedMessages:
     messages = [Message(state, client=i, samples=samples) for i, state in enumerate(states)]
-    return SealedMessages(iter(messages), "reads single clients' messages")
+    return RestrictedMessages(iter(messages), "reads single clients' messages")
 
 
 def test_without_noise_it_is_the_uniform_mean_of_clipped_updates_divided_by_the_number_meant_to_take_part():
     made = server(participants=4, clip=1.0, noise=SILENT)
     made.state.update({"model.a": torch.tensor([10.0]), "model.b": torch.tensor([0.0])})
-    got = made.average(sealed(
+    got = made.average(restricted(
         {"model.a": torch.tensor([10.3]), "model.b": torch.tensor([0.4])},  # norm 0.5: as it is
         {"model.a": torch.tensor([13.0]), "model.b": torch.tensor([4.0])},  # norm 5: to (0.6, 0.8)
         {"model.a": torch.tensor([torch.nan]), "model.b": torch.tensor([9.0])},  # nothing; and a fourth failed
@@ -66,7 +66,7 @@ def test_one_client_moves_the_sum_by_no_more_than_the_clip_whatever_it_sends():
         for crowd in (others, [*others, guest]):
             made = server(participants=1, clip=0.7, noise=0.9)  # the same noise in both: it is keyed
             made.state["model.w"] = torch.zeros(30, dtype=torch.float64)
-            results.append(made.average(sealed(*crowd))["model.w"])
+            results.append(made.average(restricted(*crowd))["model.w"])
         assert (results[0] - results[1]).norm().item() <= 0.7 * (1 + 1e-9)
 
 
@@ -76,7 +76,7 @@ def test_the_noise_on_the_mean_has_the_std_noise_times_clip_over_participants(cl
     n = 200_000
     made = server(participants, normals=normals, clip=clip, noise=noise)
     made.state["model.w"] = torch.zeros(n)
-    got = made.average(sealed({"model.w": torch.zeros(n)}))["model.w"]
+    got = made.average(restricted({"model.w": torch.zeros(n)}))["model.w"]
     std = noise * clip / participants
     assert got.std().item() == pytest.approx(std, rel=0.01)  # its own standard error is 0.16 %
     assert abs(got.mean().item()) < 5 * std / n**0.5
@@ -89,7 +89,7 @@ def test_noise_is_keyed_by_seed_and_round_and_differs_between_tensors():
         made = server(seed=seed)
         made.state.update({"model.a": torch.zeros(50), "model.b": torch.zeros(50)})
         made.begin(round)
-        return made.average(sealed())
+        return made.average(restricted())
 
     first = noise(0, 1)
     assert same_state(first, noise(0, 1))
@@ -102,7 +102,7 @@ def test_integers_stay_as_they_were_and_a_noisy_variance_never_goes_negative():
     made = server(clip=1.0, noise=100.0)
     made.state.update({"model.n": torch.tensor(3), "model.running_var": torch.ones(1000)})
     sent = {"model.n": torch.tensor(99), "model.running_var": torch.full((1000,), 0.5)}
-    got = made.average(sealed(sent))
+    got = made.average(restricted(sent))
     assert "model.n" not in got
     assert (got["model.running_var"] > 0).all()
 
@@ -162,7 +162,7 @@ def test_poisson_sampling_lets_each_client_join_by_itself_perhaps_nobody():
 def test_an_empty_round_releases_noise_all_the_same():
     made = server()
     made.state["model.w"] = torch.zeros(100)
-    assert made.average(sealed())["model.w"].std() > 0
+    assert made.average(restricted())["model.w"].std() > 0
 
 
 @pytest.mark.parametrize("method", sorted(REGISTRY))
@@ -192,13 +192,13 @@ class Twice(FedAvg, abstract=True):
         server.average(messages)
 
 
-def test_messages_are_sealed_against_a_method_that_reads_them_and_a_second_average_is_refused():
+def test_messages_are_hidden_from_a_method_that_reads_them_and_a_second_average_is_refused():
     made = server()
     made.state["model.w"] = torch.zeros(1)
     with pytest.raises(UserError, match="reads single clients' messages"):
-        Peeking().combine(made, sealed({"model.w": torch.ones(1)}))
+        Peeking().combine(made, restricted({"model.w": torch.ones(1)}))
     with pytest.raises(UserError, match="averages twice in a round"):
-        Twice().combine(made, sealed({"model.w": torch.ones(1)}))
+        Twice().combine(made, restricted({"model.w": torch.ones(1)}))
     with pytest.raises(UserError, match="reads single clients' messages"):
         made.average(iter([Message({"model.w": torch.ones(1)})]))
 

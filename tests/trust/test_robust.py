@@ -237,7 +237,7 @@ def test_without_the_sections_nothing_stands_between_messages_and_the_mean():
     run = tiny_run("fedavg")
     assert (run.trust.combination, run.trust.attack, run.trust.spending) == (None, None, None)
     messages = iter(())
-    assert run.trust.sealed(messages) is messages
+    assert run.trust.restricted(messages) is messages
     assert run.history[0].keys().isdisjoint({"epsilon", "hostile"})
 
 

@@ -43,6 +43,19 @@ def _dots(number: int, entry: Entry, held: Holdings, names: list[str], several: 
     shown = np.unique(np.linspace(0, len(counts) - 1, min(len(counts), SHOWN)).round().astype(int)).tolist()
     height = min(620, 90 + 26 * counts.shape[1])
     room = min(WIDTH / len(shown), (height - 90) / counts.shape[1], 30)
+    ticks = [held.names[c] if held.names else str(c) for c in shown]
+    title = held.name + (f" ({entry.label})" if several else "")
+    key = [Key("dot", "client"), Key("ring", "newcomer (held out of training)")] if held.newcomers else []
+    note = f"{_note(held, len(shown))} Seed {entry.first.seed}."
+    return Figure(
+        f"holdings-{number}", title, Axis("client", labels=ticks), Axis(labels=held.classes),
+        _marks(held, shown, names, room), note, height, wide=True, key=key,
+    )  # fmt: skip
+
+
+def _marks(held: Holdings, shown: list[int], names: list[str], room: float) -> list[Marks]:
+    """Return the dots of each group; those of newcomers are hollow."""
+    counts = np.array(held.counts)
     largest = counts.max()
     marks = []
     groups = held.groups or [""] * len(counts)
@@ -71,22 +84,20 @@ def _dots(number: int, entry: Entry, held: Holdings, names: list[str], several: 
                     hollow=new,
                 )
             )
-    sizes_of = np.array([held.size_of(c) for c in held.members])
-    some = f"{len(shown)} of {len(counts)} shown; " if len(shown) < len(counts) else ""
+    return marks
+
+
+def _note(held: Holdings, shown: int) -> str:
+    """Say how many samples the clients hold, and what the largest dot stands for."""
+    sizes = np.array([held.size_of(c) for c in held.members])
+    some = f"{shown} of {len(held.counts)} shown; " if shown < len(held.counts) else ""
     held_out = sum(held.size_of(c) for c in held.newcomers)
     who = f"{len(held.newcomers):,} newcomer{'s' if held.newcomers[1:] else ''}"
     besides = f" Besides, {held_out:,} training samples of {who}." if held.newcomers else ""
-    key = [Key("dot", "client"), Key("ring", "newcomer (held out of training)")] if held.newcomers else []
-    spread = f"smallest {sizes_of.min():,}, median {np.median(sizes_of):,.0f}, largest {sizes_of.max():,}"
-    if sizes_of.min() == sizes_of.max():
-        spread = f"{sizes_of.max():,} each"
-    note = (
-        f"{sizes_of.sum():,} training samples of {len(held.members):,} clients ({some}{spread}); the largest dot "
-        f"stands for {largest:,} samples.{besides} Seed {entry.first.seed}."
+    spread = f"smallest {sizes.min():,}, median {np.median(sizes):,.0f}, largest {sizes.max():,}"
+    if sizes.min() == sizes.max():
+        spread = f"{sizes.max():,} each"
+    return (
+        f"{sizes.sum():,} training samples of {len(held.members):,} clients ({some}{spread}); the largest dot stands "
+        f"for {np.max(held.counts):,} samples.{besides}"
     )
-    ticks = [held.names[c] if held.names else str(c) for c in shown]
-    title = held.name + (f" ({entry.label})" if several else "")
-    return Figure(
-        f"holdings-{number}", title, Axis("client", labels=ticks), Axis(labels=held.classes), marks, note,
-        height, wide=True, key=key,
-    )  # fmt: skip

@@ -36,8 +36,8 @@ def client_pairs(one: Sequence[Run], other: Sequence[Run], figure: Measure) -> P
         if _who(first[seed]) != _who(second[seed]):
             paths = [next(run.path for run in group if run.seed == seed) for group in (one, other)]
             raise UserError(
-                f"--test clients: '{paths[0]}' and '{paths[1]}' have different clients (other numbers of training or "
-                "test samples), so their results cannot be paired; leave out --test, or compare runs on the same "
+                f"test = 'clients': '{paths[0]}' and '{paths[1]}' have different clients (other numbers of training or "
+                "test samples), so their results cannot be paired; leave out test, or compare runs on the same "
                 "federation"
             )
     pairs = {
@@ -67,15 +67,15 @@ def _common_seeds(one: Sequence[Run], other: Sequence[Run]) -> list[int]:
     seeds = [run.seed for run in one if run.seed in {run.seed for run in other}]
     if not seeds:
         raise UserError(
-            f"--test clients: '{one[0].path}' and '{other[0].path}' have no seed in common; run both methods with the "
-            "same seeds, or leave out --test"
+            f"test = 'clients': '{one[0].path}' and '{other[0].path}' have no seed in common; run both methods with "
+            "the same seeds, or leave out test"
         )
     return seeds
 
 
 def _rows(run: Run) -> list[ClientRow]:
     if not run.clients:
-        raise UserError(f"--test clients: '{run.path}' has no results of single clients; leave out --test")
+        raise UserError(f"test = 'clients': '{run.path}' has no results of single clients; leave out test")
     return sorted(run.clients, key=lambda row: row["client"])
 
 

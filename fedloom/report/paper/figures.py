@@ -95,9 +95,9 @@ def draw_curves(
         if found:
             lines.append((entry.label, list(means), [shown.scale * value for value in means.values()]))
     if not records:
-        raise UserError(f"--measure {name}: metrics.jsonl has no values of it; choose another measure")
+        raise UserError(f"measure = '{name}': metrics.jsonl has no values of it; choose another measure")
     if band == "clients" and all(record["low"] is None for record in records):
-        raise UserError(f"--band clients: no run has recorded {spread}, the deviation over clients; use --band seeds")
+        raise UserError(f"band = 'clients': no run has recorded {spread}, the deviation over clients; use 'seeds'")
     for number, (label, x, y) in enumerate(lines):
         look = style(number)
         canvas.axes.plot(x, y, label=label, markevery=_marked(len(x), number), clip_on=False, **look)
@@ -123,7 +123,7 @@ def draw_clients(entries: Sequence[Entry], canvas: Canvas, name: str = "accuracy
         UserError: No client has the figure.
     """
     if name.removeprefix("personal_") not in FIGURES:
-        raise UserError(f"--measure {name}: must be a figure of single clients: {', '.join(FIGURES)}")
+        raise UserError(f"measure = '{name}': must be a figure of single clients: {', '.join(FIGURES)}")
     figure = Measure(name.removeprefix("personal_"))
     records: list[Record] = [
         {
@@ -136,7 +136,7 @@ def draw_clients(entries: Sequence[Entry], canvas: Canvas, name: str = "accuracy
         if (value := figure.of(row)) is not None
     ]  # fmt: skip
     if not records:
-        raise UserError(f"--measure {name}: clients.jsonl has no values of it; choose another measure")
+        raise UserError(f"measure = '{name}': clients.jsonl has no values of it; choose another measure")
     labels = list(dict.fromkeys(record["method"] for record in records))
     for number, label in enumerate(labels):
         own = [record for record in records if record["method"] == label]
@@ -180,7 +180,7 @@ def _deviation_over_clients(shown: Quantity) -> str:
     """Return the field of a measure's standard deviation over clients."""
     if shown.clients is None:
         raise UserError(
-            f"--band clients: {shown.name} is not a mean over clients; use --band seeds, or --measure personal_accuracy"
+            f"band = 'clients': {shown.name} is not a mean over clients; use 'seeds', or the measure personal_accuracy"
         )
     return shown.clients.field("std")
 

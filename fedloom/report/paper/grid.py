@@ -40,7 +40,7 @@ def finished_runs(paths: Iterable[Path], seeds: Sequence[int] | None = None) -> 
     for seed in seeds or ():
         if all(run.seed != seed for run in runs):
             known = ", ".join(map(str, sorted({run.seed for run in runs})))
-            raise UserError(f"--seeds {seed}: no run has this seed; choose among {known}")
+            raise UserError(f"seeds: no run has the seed {seed}; choose among {known}")
     runs = [run for run in runs if not seeds or run.seed in seeds]
     for run in runs:
         if run.done is None:
@@ -66,8 +66,8 @@ def arrange(runs: Sequence[Run], rows: Sequence[str] = (), columns: Sequence[str
     settings = {run.path: _settings(run) for run in runs}
     if columns is None:
         columns = [DATA] if len({repr(found.get(DATA)) for found in settings.values()}) > 1 else []
-    columns = [_field("--columns", name, settings.values()) for name in columns]
-    down = [_field("--rows", name, settings.values()) for name in rows]
+    columns = [_field("columns", name, settings.values()) for name in columns]
+    down = [_field("rows", name, settings.values()) for name in rows]
     place = {run.path: _key(settings[run.path], columns) for run in runs}
     fields = {run.path: down or [METHOD] for run in runs}
     if not down:
@@ -93,13 +93,13 @@ def _settings(run: Run) -> Settings:
     return {name: value for name, value in flat(run.recipe) if name != "seed" and not is_free(name)}
 
 
-def _field(flag: str, name: str, settings: Iterable[Settings]) -> str:
+def _field(where: str, name: str, settings: Iterable[Settings]) -> str:
     settings = list(settings)
     for path in (name, SHORT.get(name, name), f"{name}.name"):
         if any(path in found for found in settings):
             return path
     differing = ", ".join(_differing(settings)) or "none"
-    raise UserError(f"{flag} {name}: no run's recipe has this field; fields that differ between the runs: {differing}")
+    raise UserError(f"{where}: no run's recipe has a field '{name}'; fields that differ between the runs: {differing}")
 
 
 def _differing(settings: Sequence[Settings]) -> list[str]:
@@ -148,8 +148,8 @@ def _refuse_mixed(
     title = ", ".join(filter(None, where))
     if differing := _differing([settings[run.path] for run in cell]):
         raise UserError(
-            f"--rows {','.join(rows)}: '{title}' mixes runs that differ in {', '.join(differing)}; add it to --rows or "
-            "--columns, or give fewer run folders"
+            f"rows = {', '.join(rows)}: '{title}' mixes runs that differ in {', '.join(differing)}; add it to rows or "
+            "columns, or give fewer run folders"
         )
     seen: dict[int, Path] = {}
     for run in cell:

@@ -96,8 +96,8 @@ def quantities(names: Sequence[str], runs: Iterable[Run]) -> list[Quantity]:
         if field not in known:
             near = get_close_matches(field, known, n=3) or known
             raise UserError(
-                f"--measure {name}: no run has recorded it; choose among {', '.join(near)}, or record further figures "
-                "with evaluation.metrics"
+                f"measure = '{name}': no run has recorded it; choose among {', '.join(near)}, or record further "
+                "figures with evaluation.metrics"
             )
         found.append(quantity(field))
     return found
@@ -160,8 +160,8 @@ def rounds_shown(runs: Sequence[Run], which: Which, by: Quantity) -> str:
         if len(kinds) > 1:
             one = next(run for run in runs if not validates(run))
             raise UserError(
-                f"--round best: some runs have validation samples, but '{one.path}' has none; use --round last, or "
-                "give runs of one kind"
+                f"round = 'best': some runs have validation samples, but '{one.path}' has none; use 'last', or give "
+                "runs of one kind"
             )
         if kinds == {False}:
             return f"Best round on test data, by {by.title.removesuffix(' (%)')}: optimistic, not a result."

@@ -99,13 +99,13 @@ def paper_table(
         shown = [replace(measure, digits=digits) for measure in shown]
     rounds = rounds_shown(grid.runs, which, shown[0])
     if against is not None and against not in grid.rows:
-        raise UserError(f"--against {against}: the table has no such row; choose among {', '.join(grid.rows)}")
+        raise UserError(f"against = '{against}': the table has no such row; choose among {', '.join(grid.rows)}")
     if against is not None and test is None:
-        raise UserError(f"--against {against}: names the reference of a test; add --test clients or --test seeds")
+        raise UserError(f"against = '{against}': is the reference of a test; set test to clients or seeds")
     if test == "clients" and which == "best":
         raise UserError(
-            "--test clients: run folders have the results of single clients at the last evaluation only; use --round "
-            "last, or --test seeds"
+            "test = 'clients': run folders have the results of single clients at the last evaluation only; set round "
+            "to last, or test to seeds"
         )
     cells, left_out = {}, []
     for (row, column), runs in grid.cells.items():
@@ -116,7 +116,7 @@ def paper_table(
                 left_out += [f"{row} (seed {seed})" for seed in without]
     if not cells:
         raise UserError(
-            f"--measure {','.join(measures)}: the {which} rounds have no value of it; choose another measure"
+            f"measure = {', '.join(measures)}: the {which} rounds have no value of it; choose another measure"
         )
     table = PaperTable(grid.rows, grid.columns, shown, cells, interval)
     few = test == "seeds" and _fewest_common_seeds(table) < FEWEST_SEEDS

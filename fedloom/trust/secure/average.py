@@ -7,7 +7,7 @@ from fedloom.core.message import Message, Signature
 from fedloom.core.method import Method
 from fedloom.core.server import By, Server
 from fedloom.core.state import State
-from fedloom.trust.access import SealedMessages
+from fedloom.trust.access import RestrictedMessages
 from fedloom.trust.privacy import PrivacySettings
 from fedloom.trust.secure.contribution import MASKED, Contribution, as_ring
 from fedloom.trust.secure.coordinator import SecureSum
@@ -83,7 +83,7 @@ class SecureAverage:
             UserError: The method reads messages directly, averages twice in a round, or otherwise than in advance.
             RoundError: Too few clients responded to unmask the sum.
         """
-        if not isinstance(messages, SealedMessages):
+        if not isinstance(messages, RestrictedMessages):
             raise UserError(self.refusal)
         if (paths, sums) != (self._averaging.parts, self._averaging.sums) or bool(rows) != bool(self._averaging.rows):
             raise UserError(
@@ -97,7 +97,7 @@ class SecureAverage:
                 "remove the secure section"
             )
         weight, members = 0.0, 0
-        for message in messages.open():
+        for message in messages.readable:
             assert message.client is not None
             total.add(message.client, as_ring(message[MASKED]))
             weight += 1.0 if self._averaging.uniform else message.samples / total.largest

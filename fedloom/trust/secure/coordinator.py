@@ -68,7 +68,7 @@ class SecureSum:
     @property
     def fixed_point(self) -> FixedPoint:
         """Representation of numbers in this round."""
-        return FixedPoint(self.terms.settings.bits, self.terms.settings.limit, max(1, len(self._roster)))
+        return self.terms.settings.fixed_point(max(1, len(self._roster)))
 
     def _share(self) -> None:
         request: SharesRequest = {"roster": self._roster, "largest": self.largest}

@@ -144,7 +144,7 @@ class Party:
     @property
     def fixed_point(self) -> FixedPoint:
         """Representation of numbers in this round."""
-        return FixedPoint(self.terms.settings.bits, self.terms.settings.limit, self.members)
+        return self.terms.settings.fixed_point(self.members)
 
     def mask(self, vector: Ring) -> None:
         """Add this client's masks to a vector, in place: one from its seed, and one per other member."""

@@ -10,6 +10,7 @@ from fedloom.core.checking import Section
 from fedloom.core.errors import UserError
 from fedloom.core.method import Method
 from fedloom.trust.access import Averaging, averaging_of, use_of_messages
+from fedloom.trust.secure.ring import FixedPoint
 
 LEAST_MEMBERS = 3
 """Smallest number of clients in a sum. Of two clients, each could subtract its own message."""
@@ -50,6 +51,10 @@ class SecureSettings(Section):
         """
         share = math.ceil(Fraction(self.threshold).limit_denominator(10**6) * members)
         return max(LEAST_MEMBERS, share, members // 2 + 1)
+
+    def fixed_point(self, members: int) -> FixedPoint:
+        """Return the representation of numbers in a sum over `members`."""
+        return FixedPoint(self.bits, self.limit, members)
 
 
 def unsummable(method: Method) -> str | None:

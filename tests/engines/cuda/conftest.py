@@ -1,5 +1,6 @@
-"""Tracing without the Python stack, which torch reads for every tensor of a trace."""
+"""Fixtures of lanes and cohorts."""
 
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -10,3 +11,11 @@ from torch._subclasses import fake_tensor
 def _no_stacks_in_traces(monkeypatch):
     """Halves the time of a trace: below pytest a stack has about 60 more frames. Only torch's messages show it."""
     monkeypatch.setattr(fake_tensor, "traceback", SimpleNamespace(extract_stack=list))
+
+
+@pytest.fixture
+def _no_fallback():
+    """Nothing is taken one by one or eagerly unless a test says so."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="a training step|training steps|engine.co")
+        yield

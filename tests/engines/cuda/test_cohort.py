@@ -1,7 +1,6 @@
 """Clients that take their steps together end where each of them ends alone: every method, on any machine."""
 
 import gc
-import warnings
 import weakref
 from dataclasses import replace
 
@@ -23,20 +22,7 @@ from fedloom.methods import METHODS as REGISTRY
 FedAvg = REGISTRY["fedavg"]
 
 
-@pytest.fixture(autouse=True)
-def _registry():
-    before = dict(REGISTRY)
-    yield
-    REGISTRY.clear()
-    REGISTRY.update(before)
-
-
-@pytest.fixture(autouse=True)
-def _no_fallback():
-    """Nothing is taken one by one or eagerly unless a test says so."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="a training step|training steps|engine.co")
-        yield
+pytestmark = pytest.mark.usefixtures("_no_fallback")
 
 
 def few_sizes(task):

@@ -1,6 +1,5 @@
 """Binary and multilabel steps are recorded and batched: clients together end where each of them ends alone."""
 
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -10,13 +9,7 @@ from tiny import task_of_kind, tiny_run_with_memory
 from fedloom.data import Federation
 from fedloom.models import Factory
 
-
-@pytest.fixture(autouse=True)
-def _no_fallback():
-    """Nothing is taken one by one or eagerly."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="a training step|training steps|engine.co")
-        yield
+pytestmark = pytest.mark.usefixtures("_no_fallback")
 
 
 @pytest.mark.parametrize("slots", [1, 3])

@@ -1,7 +1,6 @@
 """A lane of one client at a time gives what inline gives, to the bit; its steps are captured once, and replayed."""
 
 import math
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -23,20 +22,7 @@ from fedloom.methods import METHODS as REGISTRY
 FedAvg = REGISTRY["fedavg"]
 
 
-@pytest.fixture(autouse=True)
-def _registry():
-    before = dict(REGISTRY)
-    yield
-    REGISTRY.clear()
-    REGISTRY.update(before)
-
-
-@pytest.fixture(autouse=True)
-def _no_fallback():
-    """Nothing falls back to anything slower unless a test says so."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="a training step|training steps|engine.co")
-        yield
+pytestmark = pytest.mark.usefixtures("_no_fallback")
 
 
 def setup_of(method=None, **fields):

@@ -13,7 +13,6 @@ import torch
 from cohorts import Recorder, close, updates
 from tiny import same_state, tiny_dataset, tiny_experiment, tiny_run, tiny_task, without_times
 
-from fedloom import methods
 from fedloom.core.errors import UserError
 from fedloom.core.execution import perform
 from fedloom.core.failures import Failure
@@ -163,15 +162,12 @@ def test_a_step_that_cannot_be_captured_is_named_once_and_runs_eagerly():
             value = super().loss(client, batch)
             return value * 2 if value.item() > 1e6 else value
 
-    try:
-        with pytest.warns(UserWarning, match="cannot be captured") as noticed:
-            got = on_gpu("peeking", workers=3, engine__deterministic=True)
-        named = [str(w.message) for w in noticed if "captured" in str(w.message)]
-        assert len(named) == 1
-        assert "value.item() > 1e6" in named[0]
-        assert same_state(got.server.state, on_gpu("fedavg", "inline", engine__deterministic=True).server.state)
-    finally:
-        methods.METHODS.pop("peeking")
+    with pytest.warns(UserWarning, match="cannot be captured") as noticed:
+        got = on_gpu("peeking", workers=3, engine__deterministic=True)
+    named = [str(w.message) for w in noticed if "captured" in str(w.message)]
+    assert len(named) == 1
+    assert "value.item() > 1e6" in named[0]
+    assert same_state(got.server.state, on_gpu("fedavg", "inline", engine__deterministic=True).server.state)
 
 
 @needs_gpu
@@ -207,12 +203,9 @@ def test_an_error_in_a_client_ends_the_run_with_its_name():
         def update(self, client):
             raise ValueError("no such thing")
 
-    try:
-        with pytest.raises(ValueError, match="no such thing") as error:
-            on_gpu("failing", workers=3)
-        assert "in a job of client" in error.value.__notes__[0]
-    finally:
-        methods.METHODS.pop("failing")
+    with pytest.raises(ValueError, match="no such thing") as error:
+        on_gpu("failing", workers=3)
+    assert "in a job of client" in error.value.__notes__[0]
 
 
 def test_no_more_lanes_than_the_longest_job_leaves_work_for():
@@ -409,15 +402,12 @@ def test_a_client_that_fails_is_a_result_and_the_others_are_theirs():
             if client.id == 1:
                 raise ValueError("no more")
 
-    try:
-        setup = replace(small_setup(), method=Failing())
-        for settings in ({"workers": 2, "deterministic": True}, {"workers": 1, "cohort": 3}):
-            with engine_of(setup, **settings) as engine:
-                results = list(engine.run(iter(updates(setup, [0, 1, 2, 3]))))
-            assert [r.error is not None for r in results] == [False, True, False, False]
-            assert all(isinstance(r.loss, float) for r in results if r.error is None)
-    finally:
-        methods.METHODS.pop("failing")
+    setup = replace(small_setup(), method=Failing())
+    for settings in ({"workers": 2, "deterministic": True}, {"workers": 1, "cohort": 3}):
+        with engine_of(setup, **settings) as engine:
+            results = list(engine.run(iter(updates(setup, [0, 1, 2, 3]))))
+        assert [r.error is not None for r in results] == [False, True, False, False]
+        assert all(isinstance(r.loss, float) for r in results if r.error is None)
 
 
 def sent(client, value, loss=1.0):
@@ -513,14 +503,11 @@ def test_with_less_memory_no_message_that_is_not_finite_passes_for_one_that_is(m
             return super().launch(jobs)
 
     monkeypatch.setattr(module, "Cohort", Scarce)
-    try:
-        setup = replace(small_setup(), method=Diverging())
-        with engine_of(setup, workers=1, cohort=4) as engine, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            results = list(engine.run(iter(updates(setup, [0, 1, 2, 3]))))
-        assert [r.message.not_finite() for r in results] == ["model.head.bias", None, None, None]
-    finally:
-        methods.METHODS.pop("diverging")
+    setup = replace(small_setup(), method=Diverging())
+    with engine_of(setup, workers=1, cohort=4) as engine, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = list(engine.run(iter(updates(setup, [0, 1, 2, 3]))))
+    assert [r.message.not_finite() for r in results] == ["model.head.bias", None, None, None]
 
 
 @pytest.mark.usefixtures("cpu")

@@ -1,13 +1,16 @@
 """Measures besides accuracy on the page: a table of their statistics, and figures of one measure at a time."""
 
+from io import StringIO
+
 import pytest
+from rich.console import Console
 from test_page import rows
 from written import a_client, evaluated, figures, write_run
 
 from fedloom.report.page.figure import Page
 from fedloom.report.page.page import page_of
 from fedloom.report.page.runs import entries_of, read_runs
-from fedloom.report.table import FIGURES, field_of, figures_table
+from fedloom.report.table import field_of, figures_table
 
 
 def statistics(name: str, mean: float, models: str = "personal") -> dict[str, float]:
@@ -68,9 +71,17 @@ def test_without_further_measures_there_is_nothing_to_choose(tmp_path):
     assert [table.name for table in found.sections[0].tables] == ["results"]
 
 
-def test_the_terminals_table_has_accuracy_and_the_figures():
+def test_the_terminals_table_has_accuracy_and_the_figures_in_percent():
     summary = {"method": "fedavg", "personal_accuracy": 0.5, "personal_weighted": 0.6} | statistics("auc", 0.7)
-    table = figures_table([summary])
-    assert list(table.columns[2].cells) == [FIGURES["accuracy"], "AUC"]
-    assert list(table.columns[4].cells) == ["0.6000", "0.7100"]
+    table = figures_table([summary | {"personal_loss_weighted": 2.25, "personal_loss_clients": 2}])
+    assert list(table.columns[0].cells) == ["clients: accuracy", "clients: AUC", "clients: loss"]
+    assert list(table.columns[2].cells) == ["60.0", "71.0", "2.25"]
     assert figures_table([{"method": "fedavg", "personal_accuracy": 0.5}]) is None
+
+
+def test_the_terminals_table_shows_methods_in_80_columns():
+    summaries = [{"method": name} | statistics("balanced_accuracy", 0.7) for name in ("fedavg", "repper+logreg")]
+    console = Console(width=80, file=StringIO())
+    console.print(figures_table(summaries))
+    text = console.file.getvalue()
+    assert "fedavg" in text and "repper+logreg" in text and "…" not in text
