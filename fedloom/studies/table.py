@@ -33,6 +33,8 @@ BEST = "@best"
 """Ending of a metric that is taken at its best evaluated round, by test accuracy, as leaderboards do."""
 NO_CELL = "-"
 """Placeholder in a row's figures for a cell that the paper's table does not have."""
+RUNS = Path("runs") / "reproduce"
+"""Folder of run folders, with a folder for each paper."""
 
 SUFFIX = ".yaml"
 Axis = str | list[str] | dict[str, dict[str, Any]]
@@ -71,6 +73,9 @@ class Table(Section):
     recipe: dict[str, Any] = Field({}, description="fields that override the paper's setting.yaml, by path")
     ours: bool = Field(False, description="the setting differs from the paper's; figures are still compared with it")
     reduced: dict[str, Any] = Field({}, description="a smaller, faster setting, by path; named in the report")
+    pretrain: dict[str, Any] = Field(
+        {}, description="fields of another run, by path, whose final model is the initial model of all cells"
+    )
     axes: dict[str, Axis] = Field(description="what a value on an axis sets: a template, or fields for each value")
     measure: str = Field("global_accuracy", description=f"the metric to compare; with {BEST}, at its best round")
     unit: Literal["percent", "share"] = "percent"
@@ -109,6 +114,8 @@ class Cell:
     first: bool
     ours: bool
     """Whether the setting differs from the paper's."""
+    start: Mapping[str, Any] | None = None
+    """The recipe of the run whose final model is the initial model (`Table.pretrain`); it has seed 0."""
 
     @property
     def paper(self) -> str:
@@ -159,6 +166,11 @@ def recipe_key(values: Mapping[str, Any]) -> str:
     """
     settings = {path: value for path, value in sorted(flat(values)) if not is_free(path) and path != "seed"}
     return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def final_model(paper: str, start: Mapping[str, Any]) -> Path:
+    """Return the file of the model that cells start from. Its path has the key of the pre-training's recipe."""
+    return RUNS / paper / run_name(start, 0) / "models" / "server.safetensors"
 
 
 def run_name(values: Mapping[str, Any], seed: int) -> str:
@@ -250,22 +262,30 @@ def _with_rows(values: dict[str, Any]) -> dict[str, Any]:
 def cells_of(name: str, table: Table) -> list[Cell]:
     """Return the cells of a table, column by column."""
     setting = {} if name.endswith(SUFFIX) else _setting(study_of(name))
-    return [
-        Cell(
-            table=name,
-            column=column,
-            row=key,
-            name=row.name,
-            values=_values(setting, table, column, row, index),
-            measure=row.measure or column.measure or table.measure,
-            printed=_percent(row.figures[index], table.unit),
-            first=column.first and row.first,
-            ours=table.ours or row.ours,
-        )
-        for index, column in enumerate(table.columns)
-        for key, row in table.rows.items()
-        if row.figures[index] != NO_CELL
-    ]
+    found = []
+    for index, column in enumerate(table.columns):
+        start = _start(setting, table, column)
+        for key, row in table.rows.items():
+            if row.figures[index] == NO_CELL:
+                continue
+            values = _values(setting, table, column, row, index)
+            if start is not None:
+                values["model"]["weights"] = final_model(study_of(name), start).as_posix()
+            found.append(
+                Cell(
+                    table=name,
+                    column=column,
+                    row=key,
+                    name=row.name,
+                    values=values,
+                    measure=row.measure or column.measure or table.measure,
+                    printed=_percent(row.figures[index], table.unit),
+                    first=column.first and row.first,
+                    ours=table.ours or row.ours,
+                    start=start,
+                )
+            )
+    return found
 
 
 @cache
@@ -274,13 +294,30 @@ def _setting(paper: str) -> dict[str, Any]:
 
 
 def _values(setting: Mapping[str, Any], table: Table, column: Column, row: Row, index: int) -> dict[str, Any]:
-    values: dict[str, Any] = deepcopy(dict(setting))
-    values["method"] = {"name": row.method} if isinstance(row.method, str) else deepcopy(row.method)
+    each = {f"method.{name}": values[index] for name, values in row.each.items()}
+    return _assigned(setting, row.method, _column_fields(table, column) | each | row.recipe)
+
+
+def _start(setting: Mapping[str, Any], table: Table, column: Column) -> dict[str, Any] | None:
+    """Return the recipe of the run whose final model a column's runs start from; None without."""
+    if not table.pretrain:
+        return None
+    fields = _column_fields(table, column) | table.pretrain
+    return _assigned(setting, fields.pop("method"), fields)
+
+
+def _column_fields(table: Table, column: Column) -> dict[str, Any]:
     fields = dict(table.recipe)
     for axis, at in column.at.items():
         fields |= _fields(axis, table.axes[axis], at)
-    fields |= {f"method.{name}": each[index] for name, each in row.each.items()}
-    for path, value in (fields | row.recipe).items():
+    return fields
+
+
+def _assigned(setting: Mapping[str, Any], method: str | Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's values: a setting with a method, and with fields assigned by path."""
+    values: dict[str, Any] = deepcopy(dict(setting))
+    values["method"] = {"name": method} if isinstance(method, str) else deepcopy(dict(method))
+    for path, value in fields.items():
         assign(values, path, deepcopy(value))
     for section in ("model", "objective"):  # the short form, `model: cnn4`, must give the same key
         if isinstance(values.get(section), str):
