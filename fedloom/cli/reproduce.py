@@ -70,8 +70,11 @@ def reproduce(
         bool, typer.Option("--measure", help="With --list: measure training speed here to estimate the time of runs.")
     ] = False,
     report_: Annotated[bool, typer.Option("--report", help="Write the report of all stored results.")] = False,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Draw figures from stored results; default: all of the papers' figures.")
+    ] = False,
     to: Annotated[
-        Path, typer.Option("--to", help="Report file; pages of papers go to a folder of the same name.")
+        Path, typer.Option("--to", help="Report file; pages and figures go to a folder of the same name.")
     ] = Path("docs/reproduction.md"),
     as_json: flags.Json = False,
 ) -> None:  # fmt: skip
@@ -98,6 +101,8 @@ def reproduce(
       fedloom reproduce --queue decisive --status
 
       fedloom reproduce --report
+
+      fedloom reproduce fedcrl --figures             # draws what is stored in docs/reproduction/figures
     """
     from fedloom.studies.plan import StudyPlan, runs_of
     from fedloom.studies.results import default_folder
@@ -110,6 +115,9 @@ def reproduce(
 
         for path in write(results, to):
             say(f"written: {path}")
+        return
+    if figures:
+        study_output.draw_figures(Selection(tables or ["all"]), bool(tables), results, to)
         return
     fields = flags.fields_of(set_, **{"engine.name": engine, "data.dir": None if data_dir is None else str(data_dir)})
     plan = StudyPlan(

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table as Grid
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from fedloom.studies.comparison import Line
     from fedloom.studies.order import Pair
     from fedloom.studies.plan import StudyPlan
-    from fedloom.studies.table import Cell, Table
+    from fedloom.studies.schema import Table
+    from fedloom.studies.selection import Selection
+    from fedloom.studies.table import Cell
     from fedloom.studies.workload import Workload
 
 
@@ -158,6 +161,28 @@ def show_list(tables: Mapping[str, Table], cells: Sequence[Cell], plan: StudyPla
     )
     steps_are = "M steps: million images forward and backward through the network; evaluation is not counted."
     out.print(f"{steps_are} {time}", highlight=False)
+
+
+def draw_figures(selection: Selection, is_named: bool, results: Path, report: Path) -> None:
+    """Draw the pictures of some tables from stored results; print the files, and what lacks results.
+
+    Args:
+        selection: The tables.
+        is_named: Whether the user named them: then tables that declare no picture are drawn too, as curves by round.
+        results: Folder of new results; those of the package are always read.
+        report: File of the report, which the folder of the pictures belongs to.
+    """
+    from fedloom.studies.pictures import FOLDER, write_pictures
+    from fedloom.studies.report import chosen_lines
+    from fedloom.studies.table import cells_of
+
+    tables = {name: table for name, table in selection.load().items() if is_named or table.pictures}
+    cells = [cell for name, table in tables.items() for cell in cells_of(name, table)]
+    written, lacking = write_pictures(tables, chosen_lines(cells, results), report.with_suffix("") / FOLDER)
+    for path in written:
+        say(f"written: {path}")
+    for text in lacking:
+        say(f"not drawn, no stored results: {text}", err)
 
 
 def _measured(cells: Sequence[Cell], plan: StudyPlan, here: str) -> dict[Workload, float]:

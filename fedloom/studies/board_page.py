@@ -18,7 +18,8 @@ from fedloom.studies.board import (
 )
 from fedloom.studies.comparison import Line
 from fedloom.studies.results import CellResult
-from fedloom.studies.table import Cell, Table
+from fedloom.studies.schema import Table
+from fedloom.studies.table import Cell
 from fedloom.studies.workload import in_words
 
 HEAD = """\

@@ -8,10 +8,13 @@ from typing import Any
 
 from fedloom.studies.comparison import Count, Line, compared, count_in_words, setting_in_words, tally
 from fedloom.studies.order import in_words, pairs
+from fedloom.studies.pictures import FOLDER, caption, shown, write_pictures
+from fedloom.studies.pictures import SUFFIX as PICTURE
 from fedloom.studies.plan import StudyPlan
 from fedloom.studies.queue import load_queue
 from fedloom.studies.results import CellResult, find, stored
-from fedloom.studies.table import PAPERS, Cell, Table, cells_of, load_table, table_names
+from fedloom.studies.schema import Picture, Table
+from fedloom.studies.table import PAPERS, Cell, cells_of, load_table, table_names
 
 HEAD = """\
 # Reproduction of the papers' tables
@@ -76,12 +79,15 @@ def report(folder: Path, file: Path) -> dict[Path, str]:
 
 
 def write(folder: Path, file: Path) -> list[Path]:
-    """Write the report, and return the paths of its files."""
+    """Write the report with its pictures, and return the paths of its files."""
     found = report(folder, file)
     for path, text in found.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    return list(found)
+    tables = {name: load_table(name) for name in table_names() if load_table(name).pictures}
+    cells = [cell for name, table in tables.items() for cell in cells_of(name, table)]
+    pictures, _ = write_pictures(tables, chosen_lines(cells, folder), file.with_suffix("") / FOLDER)
+    return [*found, *pictures]
 
 
 def _paper(table: Table) -> str:
@@ -173,6 +179,9 @@ def _section(name: str, table: Table, lines: list[Line]) -> Iterator[str]:
     for note in table.notes:
         yield ""
         yield f"**Note.** {note}"
+    for picture in table.pictures:
+        yield ""
+        yield from _picture(picture, name, lines)
     columns = by_column(lines)
     for column in (c for c in columns if any(line.results for line in c)):
         yield ""
@@ -180,6 +189,17 @@ def _section(name: str, table: Table, lines: list[Line]) -> Iterator[str]:
     if waiting := [c for c in columns if not any(line.results for line in c)]:
         yield ""
         yield from _not_run(waiting)
+
+
+def _picture(picture: Picture, name: str, lines: list[Line]) -> Iterator[str]:
+    """Yield a picture with its caption and command, or say that it was not drawn."""
+    if not shown(picture, lines):
+        run = f"fedloom reproduce {name}"
+        yield f"**{picture.title}**: not drawn, its runs are not stored. `{run}`, then `{run} --figures`"
+        return
+    yield f"![{picture.title}]({FOLDER}/{picture.name}{PICTURE})"
+    yield ""
+    yield f"{caption(picture, lines)} `fedloom reproduce {name} --figures`"
 
 
 def _column(lines: list[Line]) -> Iterator[str]:
