@@ -59,6 +59,10 @@ def reproduce(
     queue: Annotated[
         str | None, typer.Option("--queue", help="Run a queue: a YAML file, or a shipped one (decisive, tables).")
     ] = None,
+    carry: Annotated[
+        Path | None,
+        typer.Option("--carry", help="With --queue: archive of results and unfinished runs; read first, then written."),
+    ] = None,
     status: Annotated[
         bool, typer.Option("--status", help="With --queue: print what is done and what is left.")
     ] = False,
@@ -96,7 +100,7 @@ def reproduce(
 
       fedloom reproduce fedcrc fedintr/table3 --first --parallel 4 --limit-seconds 500 --data-dir ~/data
 
-      fedloom reproduce --queue decisive --parallel 6 --limit-seconds 1500 --results ~/results
+      fedloom reproduce --queue decisive --parallel 6 --limit-seconds 1500 --carry back.tar
 
       fedloom reproduce --queue decisive --status
 
@@ -130,8 +134,10 @@ def reproduce(
             "--first": first, "--scale": scale != 1, "--reduced": reduced, "--seed": seed, "--again": again,
             "--list": list_,
         })  # fmt: skip
-        study_queue.run(queue, plan, parallel, only_status=status, dry_run=dry_run, as_json=as_json)
+        study_queue.run(queue, plan, parallel, only_status=status, dry_run=dry_run, as_json=as_json, carry=carry)
         return
+    if carry is not None:
+        raise UserError(f"--carry {carry}: only affects queues; add --queue, for example --queue decisive")
     if status:
         raise UserError("--status: name a queue: fedloom reproduce --queue decisive --status")
     list_ = list_ or not (tables or first or dry_run)
