@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 def show_lines(tables: Mapping[str, Table], lines: Sequence[Line]) -> None:
     """Print each column as a table with the order of its methods, then the number of cells that agree."""
-    from fedloom.studies.comparison import setting_in_words
+    from fedloom.studies.comparison import by_column, setting_in_words
     from fedloom.studies.order import in_words, pairs
-    from fedloom.studies.report import by_column, command
+    from fedloom.studies.report import command
 
     for name, of_table in groupby(lines, key=lambda line: line.cell.table):
         out.print(f"\n[bold]{tables[name].title}[/bold]", highlight=False)
@@ -65,9 +65,8 @@ def _counted(lines: Sequence[Line]) -> str:
 
 def lines_as_json(lines: Sequence[Line]) -> dict[str, Any]:
     """Return cells, agreement counts and the order of methods in each column, for JSON."""
-    from fedloom.studies.comparison import tally
+    from fedloom.studies.comparison import by_column, tally
     from fedloom.studies.order import pairs
-    from fedloom.studies.report import by_column
 
     return {
         "cells": [_line_as_json(line) for line in lines],

@@ -80,7 +80,9 @@ def unpack(file: Path, results: Path) -> tuple[int, int]:
                 place.write_bytes(data.read())
                 restored.add(folder or place)
     except tarfile.TarError as error:
-        raise UserError(f"--carry {file}: is no archive of a queue ({error}); name a file that --carry wrote") from None
+        raise UserError(
+            f"--carry {file}: is not an archive of a queue ({error}); name a file that --carry wrote"
+        ) from None
     except OSError as error:
         raise UserError(f"--carry {file}: cannot be unpacked: {error.strerror}") from None
     return len(restored - later), len(restored & later)
@@ -124,7 +126,9 @@ def _place(file: Path, name: str, results: Path) -> Path:
     """Return where a file of the archive belongs."""
     top, *rest = PurePosixPath(name).parts
     if top not in (RESULTS, UNFINISHED) or ".." in rest or not rest:
-        raise UserError(f"--carry {file}: is no archive of a queue (it has '{name}'); name a file that --carry wrote")
+        raise UserError(
+            f"--carry {file}: is not an archive of a queue (it has '{name}'); name a file that --carry wrote"
+        )
     return (results if top == RESULTS else RUNS).joinpath(*rest)
 
 

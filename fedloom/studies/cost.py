@@ -123,7 +123,7 @@ def message_bytes(recipe: Recipe) -> tuple[int, int]:
     """Return the bytes that a client sends and receives in a round, counted in a round with a few made-up images."""
     source = SOURCES.find(recipe.data.name)
     assert isinstance(source, Source)
-    task = _made_up(recipe, clients=2, each=SAMPLE, classes=len(source.classes) or source.count)
+    task = made_up(recipe, clients=2, each=SAMPLE, classes=len(source.classes) or source.count)
     with tempfile.TemporaryDirectory(prefix="fedloom-bytes-") as folder:
         short = recipe.with_(**{
             "training.rounds": 1, "training.fraction": 1.0, "training.epochs": 1, "training.batch_size": SAMPLE,
@@ -135,7 +135,7 @@ def message_bytes(recipe: Recipe) -> tuple[int, int]:
         return experiment.history[0]["up_bytes"], experiment.history[0]["down_bytes"]
 
 
-def _made_up(recipe: Recipe, clients: int, each: int, classes: int) -> Task:
+def made_up(recipe: Recipe, clients: int, each: int, classes: int) -> Task:
     """Return a federation of random images with the shape of the recipe's data."""
     channels, side = SHAPES.get(recipe.data.name, (3, 32))
     side, channels = recipe.data.size or side, recipe.data.channels or channels
@@ -150,7 +150,7 @@ def _made_up(recipe: Recipe, clients: int, each: int, classes: int) -> Task:
 
 def _round(recipe: Recipe, clients: int, each: int) -> float:
     """Return the seconds of the second round; the first includes one-time work."""
-    task = _made_up(recipe, clients, each, classes=10)
+    task = made_up(recipe, clients, each, classes=10)
     with tempfile.TemporaryDirectory(prefix="fedloom-speed-") as folder:
         short = Recipe.parse(
             {

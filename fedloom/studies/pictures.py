@@ -51,8 +51,11 @@ def caption(picture: Picture, lines: Iterable[Line]) -> str:
     words = [f"**{picture.title}.** {count} seed{'s' * (seeds[-1] > 1)}."]
     if seeds[-1] > 1:
         words.append("Bands and bars: ± one sample standard deviation over seeds.")
-    changed = dict.fromkeys(changes_in_words(line.changes, line.cell) for line in drawn if line.changes)
-    words += [f"Shortened: {'; '.join(changed)}."] * bool(changed)
+    changed: dict[str, list[str]] = {}
+    for line in drawn:
+        if line.changes:
+            changed.setdefault(changes_in_words(line.changes, line.cell), []).append(line.cell.name)
+    words += [f"Shortened: {', '.join(dict.fromkeys(names))} ({how})." for how, names in changed.items()]
     return " ".join([*words, *[picture.note] * bool(picture.note)])
 
 

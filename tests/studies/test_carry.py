@@ -92,7 +92,7 @@ def test_what_is_further_here_is_kept(machines: tuple[Path, Path], tmp_path: Pat
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no archive")
-    with pytest.raises(UserError, match="is no archive of a queue"):
+    with pytest.raises(UserError, match="is not an archive of a queue"):
         unpack(tmp_path / "text", Path("kept"))
     with tarfile.open(tmp_path / "other.tar", "w") as archive:
         archive.add(tmp_path / "text", "results/../../evil")

@@ -117,7 +117,7 @@ def test_a_caption_says_how_many_seeds_and_what_was_shortened() -> None:
     short = [Line(line.cell, tuple(replace(r, changes={"data.limit": 6000}) for r in line.results)) for line in lines]
     assert caption(picture("fedcrc/fig1"), short) == (
         "**FedCRC, Fig. 1: distance between two clients' predictors.** 2 seeds. Bands and bars: ± one sample standard "
-        "deviation over seeds. Shortened: data.limit 6000."
+        "deviation over seeds. Shortened: Output layer only, Whole network (data.limit 6000)."
     )
 
 

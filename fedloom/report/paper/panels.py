@@ -45,7 +45,7 @@ class Panel:
 def draw(panels: Sequence[Panel], path: Path) -> None:
     """Draw panels, at most two in a row, with a common legend below.
 
-    Lines differ in colour, dashes and markers, so that they can be told apart in grey. Bands are deviations; hollow
+    Lines differ in colour, dashes and markers, which distinguishes them in grey. Bands are deviations; hollow
     markers are published figures.
 
     Args:
