@@ -145,7 +145,10 @@ def _computer(result: CellResult) -> str:
 
 
 def _not_run(columns: list[list[Line]]) -> Iterator[str]:
-    """Yield a table of the paper's figures only."""
+    """Yield a table of the paper's figures only, or the names of the columns if the paper prints none."""
+    if all(line.cell.printed is None for column in columns for line in column):
+        yield f"Not run yet: {'; '.join(_titled(column[0].cell) for column in columns)}."
+        return
     yield "Not run yet (the paper's figures):"
     yield ""
     columns = [[line for line in column if not (line.cell.ours and line.cell.printed is None)] for column in columns]

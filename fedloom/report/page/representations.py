@@ -59,8 +59,8 @@ def layers(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> PageSe
         "whose clients all have the same network are not shown."
     )
     figure = Figure("layers-cka", "Clients' layers", Axis("layer", labels=names), Axis("linear CKA"), marks, note)
-    text = "Similarity of clients' personal networks on the same test samples, by linear CKA. For the first seed."
-    return PageSection("layers", "Layers", text, figures=[figure])
+    about = "Similarity of clients' personal networks on the same test samples, by linear CKA. For the first seed."
+    return PageSection("layers", "Layers", about, figures=[figure])
 
 
 def styles(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> PageSection | None:
