@@ -89,4 +89,9 @@ class Table(Section):
         for column in self.columns:
             if stray := set(column.at) - set(self.axes):
                 raise refusal(f"columns.at: the axis '{min(stray)}' is not defined in axes")
+        for picture in self.pictures:
+            if stray := {*picture.at, *([picture.axis] if picture.axis else [])} - set(self.axes):
+                raise refusal(f"pictures.{picture.name}: the axis '{min(stray)}' is not defined in axes")
+            if (picture.kind == "axis") != (picture.axis is not None):
+                raise refusal(f"pictures.{picture.name}.axis: must be given for kind axis, and only for it")
         return self

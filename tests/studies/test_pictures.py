@@ -11,14 +11,16 @@ from typer.testing import CliRunner
 import fedloom
 from fedloom.cli import commands
 from fedloom.config.recipe import Recipe
+from fedloom.core.checking import checked
+from fedloom.core.errors import UserError
 from fedloom.studies import pictures, report, results
 from fedloom.studies.comparison import Line
 from fedloom.studies.cost import message_bytes
 from fedloom.studies.outcome import result_of
 from fedloom.studies.pictures import caption, panels_of, pictures_of, write_pictures
 from fedloom.studies.results import CellResult, store
-from fedloom.studies.schema import Picture
-from fedloom.studies.table import Cell, cells_of, load_table
+from fedloom.studies.schema import Picture, Table
+from fedloom.studies.table import Cell, cells_of, load_table, table_names
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,6 +79,27 @@ def test_final_figures_along_an_axis_need_two_of_its_values() -> None:
     assert panel.x == "local epochs E"
     assert panel.series[0].x == [1, 10]
     assert panel.series[0].published == [(10, 65.82)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"at": {"dataste": "cifar10"}}, "pictures.p: the axis 'dataste' is not defined in axes"),
+        ({"kind": "axis"}, "pictures.p.axis: must be given for kind axis, and only for it"),
+    ],
+)
+def test_mistakes_in_a_picture_are_named(wrong: dict, words: str) -> None:
+    values = load_table("fedcrc/fig3").model_dump()
+    with pytest.raises(UserError, match=words):
+        checked(Table, values | {"pictures": [{"name": "p", "title": "P"} | wrong]})
+
+
+@pytest.mark.parametrize("table", [name for name in table_names() if load_table(name).pictures])
+def test_rows_of_a_table_with_pictures_have_different_names_and_pictures_select_columns(table: str) -> None:
+    names = [row.name for row in load_table(table).rows.values()]
+    assert len(set(names)) == len(names)
+    for one in load_table(table).pictures:
+        assert any(all(c.at.get(axis) == v for axis, v in one.at.items()) for c in load_table(table).columns)
 
 
 def test_columns_can_be_the_lines() -> None:
