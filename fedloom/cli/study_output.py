@@ -181,7 +181,7 @@ def draw_figures(selection: Selection, is_named: bool, results: Path, report: Pa
     for path in written:
         say(f"written: {path}")
     for text in lacking:
-        say(f"not drawn, no stored results: {text}", err)
+        say(f"not drawn: {text}", err)
 
 
 def _measured(cells: Sequence[Cell], plan: StudyPlan, here: str) -> dict[Workload, float]:

@@ -36,6 +36,13 @@ def shown(picture: Picture, lines: Iterable[Line]) -> list[Line]:
     return found if len(values) > 1 else []
 
 
+def lacks(picture: Picture, lines: Iterable[Line]) -> str:
+    """Return why a picture cannot be drawn: no run is stored, or those of a single value of its axis."""
+    found = [line for line in lines if line.here is not None and _is_at(line, picture)]
+    values = sorted({line.cell.column.at[picture.axis] for line in found}, key=str) if picture.axis else []
+    return f"only {picture.axis} = {values[0]} was run" if values else "not run yet"
+
+
 def panels_of(picture: Picture, lines: Iterable[Line]) -> list[Panel]:
     """Return what a picture shows of the stored results; empty if there is nothing to draw."""
     drawn = shown(picture, lines)
@@ -68,7 +75,7 @@ def write_pictures(tables: dict[str, Table], lines: Sequence[Line], folder: Path
         folder: Folder of the pictures.
 
     Returns:
-        The written files, and the titles of pictures without stored results.
+        The written files, and the titles of the other pictures, with the reason and the command.
 
     Raises:
         UserError: A file cannot be written.
@@ -82,7 +89,7 @@ def write_pictures(tables: dict[str, Table], lines: Sequence[Line], folder: Path
                 draw(panels, folder / (picture.name + SUFFIX))
                 written.append(folder / (picture.name + SUFFIX))
             else:
-                lacking.append(f"{picture.title} (fedloom reproduce {name})")
+                lacking.append(f"{picture.title}: {lacks(picture, own)} (fedloom reproduce {name})")
     return written, lacking
 
 

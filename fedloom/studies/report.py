@@ -8,7 +8,7 @@ from typing import Any
 from fedloom.studies.comparison import Line, by_column, compared, setting_in_words
 from fedloom.studies.findings import FINDINGS
 from fedloom.studies.order import in_words, pairs
-from fedloom.studies.pictures import FOLDER, caption, shown, write_pictures
+from fedloom.studies.pictures import FOLDER, caption, lacks, shown, write_pictures
 from fedloom.studies.pictures import SUFFIX as PICTURE
 from fedloom.studies.results import CellResult, stored
 from fedloom.studies.schema import Picture, Table
@@ -87,7 +87,7 @@ def _picture(picture: Picture, name: str, lines: list[Line]) -> Iterator[str]:
     """Yield a picture with its caption and command, or say that it was not drawn."""
     if not shown(picture, lines):
         run = f"fedloom reproduce {name}"
-        yield f"**{picture.title}**: not drawn, its runs are not stored. `{run}`, then `{run} --figures`"
+        yield f"**{picture.title}**: not drawn ({lacks(picture, lines)}). `{run}`, then `{run} --figures`"
         return
     yield f"![{picture.title}]({FOLDER}/{picture.name}{PICTURE})"
     yield ""

@@ -8,7 +8,7 @@ from textwrap import wrap
 from fedloom.studies.comparison import Count, Line, by_column, count_in_words, tally
 from fedloom.studies.findings import CORE_SPEEDS, FINDINGS, FROM_RUN_FOLDERS, GPU, NOT_AT_HAND
 from fedloom.studies.order import pairs
-from fedloom.studies.pictures import FOLDER, SUFFIX, shown
+from fedloom.studies.pictures import FOLDER, SUFFIX, lacks, shown
 from fedloom.studies.plan import StudyPlan, runs_of
 from fedloom.studies.queue import load_queue
 from fedloom.studies.results import CellResult, find
@@ -211,7 +211,7 @@ def _figures(tables: Tables, lines: Lines, pages: str) -> Iterator[str]:
     for name, table in tables.items():
         for picture in table.pictures:
             is_drawn = bool(shown(picture, lines[name]))
-            state = f"[drawn]({pages}/{FOLDER}/{picture.name}{SUFFIX})" if is_drawn else "not run yet"
+            state = f"[drawn]({pages}/{FOLDER}/{picture.name}{SUFFIX})" if is_drawn else lacks(picture, lines[name])
             run = f"fedloom reproduce {name}"
             yield f"| {picture.title} | {state} | `{run}`, then `{run} --figures` |"
     yield ""

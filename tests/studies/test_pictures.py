@@ -17,7 +17,7 @@ from fedloom.studies import pictures, report, results
 from fedloom.studies.comparison import Line
 from fedloom.studies.cost import message_bytes
 from fedloom.studies.outcome import result_of
-from fedloom.studies.pictures import caption, panels_of, pictures_of, write_pictures
+from fedloom.studies.pictures import caption, lacks, panels_of, pictures_of, write_pictures
 from fedloom.studies.results import CellResult, store
 from fedloom.studies.schema import Picture, Table
 from fedloom.studies.table import Cell, cells_of, load_table, table_names
@@ -74,6 +74,7 @@ def test_lines_are_means_over_seeds_with_sample_deviations_and_the_papers_figure
 def test_final_figures_along_an_axis_need_two_of_its_values() -> None:
     one = lines_of("fedintr/fig5", 0, E=10)
     assert panels_of(picture("fedintr/fig5"), one) == []
+    assert lacks(picture("fedintr/fig5"), one) == "only E = 10 was run"
     two = [Line(line.cell, line.results or (result(line.cell),) * (line.cell.column.at["E"] == 1)) for line in one]
     (panel,) = panels_of(picture("fedintr/fig5"), two)
     assert panel.x == "local epochs E"
@@ -150,7 +151,7 @@ def test_pictures_are_small_files_without_dates_and_the_rest_is_named(tmp_path: 
     written, lacking = write_pictures(tables, lines, tmp_path / "one")
     write_pictures(tables, lines, tmp_path / "two")
     assert [path.name for path in written] == ["fedintr-fig5.svg"]
-    assert lacking == ["FedCRC, Fig. 3: convergence (fedloom reproduce fedcrc/fig3)"]
+    assert lacking == ["FedCRC, Fig. 3: convergence: not run yet (fedloom reproduce fedcrc/fig3)"]
     assert written[0].read_bytes() == (tmp_path / "two" / "fedintr-fig5.svg").read_bytes()
     assert written[0].stat().st_size < 100_000
     text = written[0].read_text()
@@ -167,7 +168,7 @@ def test_the_command_draws_stored_results_of_a_folder(tmp_path: Path) -> None:
     said = CliRunner().invoke(commands.app, ask, env={"COLUMNS": "200"})
     assert said.exit_code == 0, said.output
     assert (tmp_path / "rep/figures/fedcrc-fig3.svg").exists()
-    assert "not drawn, no stored results: FedCRC, Fig. 1" in said.output
+    assert "not drawn: FedCRC, Fig. 1" in said.output
 
 
 def test_a_finished_run_stores_the_curves_of_accuracy_and_loss_and_its_bytes(tmp_path: Path) -> None:
