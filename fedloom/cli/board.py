@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from fedloom.studies.board import Standing
     from fedloom.studies.plan import StudyPlan
     from fedloom.studies.results import CellResult
-    from fedloom.studies.table import Cell, Table
+    from fedloom.studies.schema import Table
+    from fedloom.studies.table import Cell
 
 PFLLIB = "pfllib/board"
 SHOWN = ("best, all samples", "last, all samples", "last, mean", "spread", "worst tenth", "MB up", "s/round")

@@ -57,6 +57,10 @@ def reproduce(
     queue: Annotated[
         str | None, typer.Option("--queue", help="Run a queue: a YAML file, or a shipped one (decisive, tables).")
     ] = None,
+    carry: Annotated[
+        Path | None,
+        typer.Option("--carry", help="With --queue: archive of results and unfinished runs; read first, then written."),
+    ] = None,
     status: Annotated[
         bool, typer.Option("--status", help="With --queue: print what is done and what is left.")
     ] = False,
@@ -68,8 +72,11 @@ def reproduce(
         bool, typer.Option("--measure", help="With --list: measure training speed here to estimate the time of runs.")
     ] = False,
     report_: Annotated[bool, typer.Option("--report", help="Write the report of all stored results.")] = False,
+    figures: Annotated[
+        bool, typer.Option("--figures", help="Draw figures from stored results; default: all of the papers' figures.")
+    ] = False,
     to: Annotated[
-        Path, typer.Option("--to", help="Report file; pages of papers go to a folder of the same name.")
+        Path, typer.Option("--to", help="Report file; pages and figures go to a folder of the same name.")
     ] = Path("docs/reproduction.md"),
     as_json: flags.Json = False,
 ) -> None:  # fmt: skip
@@ -91,11 +98,13 @@ def reproduce(
 
       fedloom reproduce fedcrc fedintr/table3 --first --parallel 4 --limit-seconds 500 --data-dir ~/data
 
-      fedloom reproduce --queue decisive --parallel 6 --limit-seconds 1500 --results ~/results
+      fedloom reproduce --queue decisive --parallel 6 --limit-seconds 1500 --carry back.tar
 
       fedloom reproduce --queue decisive --status
 
       fedloom reproduce --report
+
+      fedloom reproduce fedcrl --figures             # draws what is stored in docs/reproduction/figures
     """
     from fedloom.studies.plan import StudyPlan, runs_of
     from fedloom.studies.results import default_folder
@@ -109,6 +118,9 @@ def reproduce(
         for path in write(results, to):
             say(f"written: {path}")
         return
+    if figures:
+        study_output.draw_figures(Selection(tables or ["all"]), bool(tables), results, to)
+        return
     fields = flags.fields_of(set_, **{"engine.name": engine, "data.dir": None if data_dir is None else str(data_dir)})
     plan = StudyPlan(
         seed=seed, scale=_share(scale), trial=fields, results=results, again=again,
@@ -120,8 +132,10 @@ def reproduce(
             "--first": first, "--scale": scale != 1, "--reduced": reduced, "--seed": seed, "--again": again,
             "--list": list_,
         })  # fmt: skip
-        study_queue.run(queue, plan, parallel, only_status=status, dry_run=dry_run, as_json=as_json)
+        study_queue.run(queue, plan, parallel, only_status=status, dry_run=dry_run, as_json=as_json, carry=carry)
         return
+    if carry is not None:
+        raise UserError(f"--carry {carry}: only affects queues; add --queue, for example --queue decisive")
     if status:
         raise UserError("--status: name a queue: fedloom reproduce --queue decisive --status")
     list_ = list_ or not (tables or first or dry_run)

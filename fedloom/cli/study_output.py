@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table as Grid
@@ -16,15 +17,17 @@ if TYPE_CHECKING:
     from fedloom.studies.comparison import Line
     from fedloom.studies.order import Pair
     from fedloom.studies.plan import StudyPlan
-    from fedloom.studies.table import Cell, Table
+    from fedloom.studies.schema import Table
+    from fedloom.studies.selection import Selection
+    from fedloom.studies.table import Cell
     from fedloom.studies.workload import Workload
 
 
 def show_lines(tables: Mapping[str, Table], lines: Sequence[Line]) -> None:
     """Print each column as a table with the order of its methods, then the number of cells that agree."""
-    from fedloom.studies.comparison import setting_in_words
+    from fedloom.studies.comparison import by_column, setting_in_words
     from fedloom.studies.order import pairs, verdicts_in_words
-    from fedloom.studies.report import by_column, command
+    from fedloom.studies.report import command
 
     for name, of_table in groupby(lines, key=lambda line: line.cell.table):
         out.print(f"\n[bold]{tables[name].title}[/bold]", highlight=False)
@@ -62,9 +65,8 @@ def _counted(lines: Sequence[Line]) -> str:
 
 def lines_as_json(lines: Sequence[Line]) -> dict[str, Any]:
     """Return cells, agreement counts and the order of methods in each column, for JSON."""
-    from fedloom.studies.comparison import tally
+    from fedloom.studies.comparison import by_column, tally
     from fedloom.studies.order import pairs
-    from fedloom.studies.report import by_column
 
     return {
         "cells": [_line_as_json(line) for line in lines],
@@ -158,6 +160,28 @@ def show_list(tables: Mapping[str, Table], cells: Sequence[Cell], plan: StudyPla
     )
     steps_are = "M steps: million images forward and backward through the network; evaluation is not counted."
     out.print(f"{steps_are} {time}", highlight=False)
+
+
+def draw_figures(selection: Selection, is_named: bool, results: Path, report: Path) -> None:
+    """Draw the pictures of some tables from stored results; print the files, and what lacks results.
+
+    Args:
+        selection: The tables.
+        is_named: Whether the user named them: then tables that declare no picture are drawn too, as curves by round.
+        results: Folder of new results; those of the package are always read.
+        report: File of the report, which the folder of the pictures belongs to.
+    """
+    from fedloom.studies.pictures import FOLDER, write_pictures
+    from fedloom.studies.report import chosen_lines
+    from fedloom.studies.table import cells_of
+
+    tables = {name: table for name, table in selection.load().items() if is_named or table.pictures}
+    cells = [cell for name, table in tables.items() for cell in cells_of(name, table)]
+    written, lacking = write_pictures(tables, chosen_lines(cells, results), report.with_suffix("") / FOLDER)
+    for path in written:
+        say(f"written: {path}")
+    for text in lacking:
+        say(f"not drawn: {text}", err)
 
 
 def _measured(cells: Sequence[Cell], plan: StudyPlan, here: str) -> dict[Workload, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -34,7 +35,7 @@ def refuse_selection(given: Mapping[str, object]) -> None:
 
 def run(
     source: Source, plan: StudyPlan, parallel: int, *, only_status: bool, dry_run: bool, as_json: bool,
-    otherwise: str = "run it without --queue",
+    carry: Path | None = None, otherwise: str = "run it without --queue",
 ) -> None:  # fmt: skip
     """Run a queue and print its status.
 
@@ -45,9 +46,11 @@ def run(
         only_status: Print the status without running anything.
         dry_run: Print each run's command and recipe without running anything.
         as_json: Print JSON instead of a table.
+        carry: Archive of results and unfinished runs: read before the queue if it exists, written whenever a run ends.
         otherwise: What to do instead of setting a field that changes the figures.
     """
     from fedloom.config.loading import is_free
+    from fedloom.studies.carry import pack
     from fedloom.studies.queue import distinct, load_queue
     from fedloom.studies.queue_running import run_queue, status
 
@@ -67,8 +70,20 @@ def run(
         study_data.show(missing)
         plans = {id(plan) for plan, _ in ready}
         runs = [one for one in runs if id(one.plan) in plans]
+        if carry is not None and carry.exists():
+            _unpack(carry, plan)
+
+        def tell(text: str) -> None:
+            say(text, err)
+            if carry is not None:
+                pack(carry, runs)
+
         with showing_progress(), Interrupts() as interrupts:
-            failures = run_queue(runs, parallel, plan, interrupts, lambda text: say(text, err))
+            try:
+                failures = run_queue(runs, parallel, plan, interrupts, tell)
+            finally:
+                if carry is not None:
+                    say(f"carry: {carry}, {pack(carry, runs) / 1e6:.1f} MB", err)
     found, machine = status(entries, plan.results)
     if as_json:
         show_json({"queue": waiting.name, "machine": machine, "entries": [_as_json(one) for one in found]})
@@ -82,6 +97,13 @@ def run(
         raise typer.Exit(code if code > 0 else 128 - code)  # killed by a signal: the shell's convention
     if missing:
         raise typer.Exit(2)
+
+
+def _unpack(file: Path, plan: StudyPlan) -> None:
+    from fedloom.studies.carry import unpack
+
+    results, unfinished = unpack(file, plan.results)
+    say(f"carry: {file}: restored {results} results and {unfinished} unfinished runs", err)
 
 
 def _show(source: str, found: Sequence[EntryStatus], machine: str) -> None:

@@ -8,7 +8,8 @@ from statistics import mean
 from fedloom.studies.comparison import Line, changes_in_words
 from fedloom.studies.order import Pair, pairs
 from fedloom.studies.results import CellResult
-from fedloom.studies.table import BEST, Cell, Table
+from fedloom.studies.schema import BEST, Table
+from fedloom.studies.table import Cell
 
 WEIGHTED, MEAN = "personal_weighted", "personal_accuracy"
 """Accuracy over all test samples, that is, weighted by clients' sizes; and the plain mean over clients."""

@@ -9,7 +9,8 @@ from fedloom.report.page.figure import Table as PageTable
 from fedloom.studies.board import Measure, Standing, best_rounds, order_in_words, published_name, standings, waiting
 from fedloom.studies.comparison import Line
 from fedloom.studies.results import CellResult
-from fedloom.studies.table import Cell, Table
+from fedloom.studies.schema import Table
+from fedloom.studies.table import Cell
 from fedloom.studies.workload import duration_in_words
 
 HEAD = """\
@@ -20,6 +21,19 @@ seeds. **All samples**: accuracy over the test samples of all clients, that is, 
 mean over clients of their accuracies. **Best** is the best round by this very figure, on test data; **last** is the
 last round, for which nothing is chosen on test data.
 """
+
+EMPTY = """\
+**This page has no figures of fedloom yet**: no run of this board is stored, on any machine. These commands run it, show
+what remains, and write this page:
+
+```sh
+{board} --run --parallel 6 --limit-seconds 1500 --data-dir ~/data
+{board} --status
+{board} --page
+```
+
+The first stops after 25 minutes with checkpoints; repeat it until all runs are done. [Below](#not-run-yet) is
+how long that takes."""
 
 REST = """\
 `{status}`: {rest}. The time is estimated from the speed of stored runs of the
@@ -39,20 +53,20 @@ def markdown(name: str, table: Table, cells: Sequence[Cell], results: Sequence[C
     own = "" if name == "pfllib/board" else f" {name}"
     source = f"fedloom/studies/recipes/{name}.yaml" if not own else name
     head = HEAD.format(command=f"fedloom board{own} --page", source=source, run=f"fedloom board{own} --run")
-    text = ["# Leaderboard", "", head, table.setting]
+    found = standings(cells, results)
+    text = ["# Leaderboard", ""]
+    if not found:
+        text += [*EMPTY.format(board=f"fedloom board{own}").splitlines(), ""]
+    text += [head, table.setting]
     if table.source:
         text += ["", f"Published figures: {table.source}."]
     text += ["", *(f"- {line}" for line in table.deviations)] if table.deviations else []
-    found = standings(cells, results)
     if found:
         text += ["", "## Time", "", *_times(found)]
     for standing in found:
         text += ["", f"## {standing.title}", "", *_standing(standing, published_name(table))]
     if left := waiting(cells, results):
-        text += ["", "## Not run yet", ""]
-        if not found:
-            text += ["No run of this board is stored yet, on any machine: this page has no figures of fedloom.", ""]
-        text += [f"- {column}: {names}" for column, names in left.items()]
+        text += ["", "## Not run yet", "", *(f"- {column}: {names}" for column, names in left.items())]
     if rest:
         text += ["", REST.format(rest=rest, status=f"fedloom board{own} --status")]
     text += _published(table, cells)

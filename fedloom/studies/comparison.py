@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from statistics import mean, stdev
 from typing import Any, Literal
 
@@ -167,3 +168,8 @@ def setting_in_words(line: Line) -> str:
     if line.cell.ours:
         return f"ours, {words}" if words else "ours"
     return words or "the paper's"
+
+
+def by_column(lines: Iterable[Line]) -> list[list[Line]]:
+    """Group consecutive lines of the same column of the same table."""
+    return [list(group) for _, group in groupby(lines, key=lambda line: (line.cell.table, line.cell.place))]

@@ -17,6 +17,7 @@ from fedloom.core.task import Task
 from fedloom.core.workspace import Workspace
 from fedloom.data import Dataset, Federation
 from fedloom.data.federation import parse_split
+from fedloom.data.sources import SOURCES, Source
 from fedloom.engines import engine_class
 from fedloom.experiment.build import load_dataset
 from fedloom.experiment.loop import Experiment
@@ -119,18 +120,38 @@ def measured_speed(recipe: Recipe) -> float:
         each *= 4
 
 
-def _seconds_of_a_round(recipe: Recipe, clients: int, each: int) -> float:
-    """Return the seconds of the second round; the first includes one-time work."""
+def message_bytes(recipe: Recipe) -> tuple[int, int]:
+    """Return the bytes that a client sends and receives in a round, counted in a round with a few made-up images."""
+    source = SOURCES.find(recipe.data.name)
+    assert isinstance(source, Source)
+    task = made_up(recipe, clients=2, each=SAMPLE, classes=len(source.classes) or source.count)
+    with tempfile.TemporaryDirectory(prefix="fedloom-bytes-") as folder:
+        short = recipe.with_(**{
+            "training.rounds": 1, "training.fraction": 1.0, "training.epochs": 1, "training.batch_size": SAMPLE,
+            "evaluation.every": 10**6, "storage.personal_models": False, "engine.name": "inline",
+            "out": f"{folder}/run",
+        })  # fmt: skip
+        experiment = Experiment(short, task=task)
+        experiment.run()
+        return experiment.history[0]["up_bytes"], experiment.history[0]["down_bytes"]
+
+
+def made_up(recipe: Recipe, clients: int, each: int, classes: int) -> Task:
+    """Return a federation of random images with the shape of the recipe's data."""
     channels, side = SHAPES.get(recipe.data.name, (3, 32))
     side, channels = recipe.data.size or side, recipe.data.channels or channels
     images = torch.randint(256, (clients * each, channels, side, side), dtype=torch.uint8)
-    labels = torch.arange(len(images)) % 10
-    dataset = Dataset(
-        "synthetic", images, labels, torch.zeros(len(images), dtype=torch.bool), tuple(map(str, range(10)))
-    )
+    labels = torch.arange(len(images)) % classes
+    names = tuple(map(str, range(classes)))
+    dataset = Dataset("made up", images, labels, torch.zeros(len(images), dtype=torch.bool), names)
     held = [np.sort(part) for part in np.split(np.arange(len(images)), clients)]
     federation = Federation(held, [part[:1] for part in held])
-    task = Task(dataset, federation, Factory(recipe.model.name, recipe.model.options), objectives.get("labels"))
+    return Task(dataset, federation, Factory(recipe.model.name, recipe.model.options), objectives.get("labels"))
+
+
+def _seconds_of_a_round(recipe: Recipe, clients: int, each: int) -> float:
+    """Return the seconds of the second round; the first includes one-time work."""
+    task = made_up(recipe, clients, each, classes=10)
     with tempfile.TemporaryDirectory(prefix="fedloom-speed-") as folder:
         short = Recipe.parse(
             {

@@ -17,12 +17,15 @@ from fedloom.experiment.records import RoundRecord
 from fedloom.experiment.run_folder import finished, read_rounds, versions
 from fedloom.experiment.summary import summarise
 from fedloom.studies.results import BESIDE, CellResult, processors
-from fedloom.studies.table import BEST, Cell
+from fedloom.studies.schema import BEST
+from fedloom.studies.table import Cell
 
 MACHINES = "machines.txt"
 CURVE_POINTS = 40
-STORED = ("_accuracy", "_std", "_weighted", "_worst", "distance")
+STORED = ("_accuracy", "_std", "_weighted", "_worst", "loss", "distance")
 """Endings of the names of the metrics that are stored."""
+CURVES = ("personal_accuracy", "global_accuracy", "loss", "personal_loss")
+"""Metrics whose curves are stored in addition to the measures of the cells."""
 
 
 def result_of(folder: Path, cells: Sequence[Cell], recipe: Recipe, changes: Mapping[str, Any]) -> CellResult:
@@ -52,7 +55,7 @@ def result_of(folder: Path, cells: Sequence[Cell], recipe: Recipe, changes: Mapp
         rounds=len(records),
         figures={name: round(value, 5) for name, value in sorted(figures.items())},
         changes=dict(changes),
-        curve={name: thinned(curve) for name, curve in sorted(curves.items()) if name in shown},
+        curve={name: thinned(curve) for name, curve in sorted(curves.items()) if name in {*shown, *CURVES}},
         best={name + BEST: at for name, (at, _) in sorted(peaks.items())},
         costs=costs_of(records),
         seconds=round(summary["seconds"], 1),

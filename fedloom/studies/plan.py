@@ -1,19 +1,19 @@
 """How cells of the papers' tables are run: seed, shortening, deadline, run folder and results."""
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from fedloom.config.loading import assign
+from fedloom.config.loading import assign, is_free
 from fedloom.studies.results import default_folder
-from fedloom.studies.table import Cell, recipe_key, run_name
+from fedloom.studies.table import RUNS, Cell, final_model, recipe_key, run_name
 
 if TYPE_CHECKING:
     from fedloom.config.recipe import Recipe
 
-RUNS = Path("runs") / "reproduce"
 KEPT: dict[str, Any] = {
     "storage.personal_models": False, "storage.checkpoint_every": 25, "storage.final_checkpoint": False,
 }  # fmt: skip
@@ -85,6 +85,21 @@ def recipe_of(cell: Cell, plan: StudyPlan) -> tuple["Recipe", bool]:
     is_trial = recipe_key(values) != recipe_key(cell.changed(plan.changes(cell)))
     folder = RUNS / cell.paper / ("trial" if is_trial else "") / run_name(values, plan.seed)
     return Recipe.parse(values | {"seed": plan.seed, "out": str(folder)}), is_trial
+
+
+def start_recipe(cell: Cell, plan: StudyPlan) -> "Recipe | None":
+    """Return the recipe of the run whose final model a cell starts from, with its run folder; None without.
+
+    It is the same for all seeds and shortenings. Of a trial's fields it has those that do not affect figures.
+    """
+    from fedloom.config.recipe import Recipe
+
+    if cell.start is None:
+        return None
+    values: dict[str, Any] = deepcopy(dict(cell.start))
+    for path, value in (KEPT | {path: value for path, value in plan.trial.items() if is_free(path)}).items():
+        assign(values, path, value)
+    return Recipe.parse(values | {"seed": 0, "out": str(final_model(cell.paper, cell.start).parents[1])})
 
 
 def _field(values: Mapping[str, Any], path: str) -> Any:

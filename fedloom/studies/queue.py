@@ -19,10 +19,10 @@ from fedloom.core.checking import Section, checked
 from fedloom.core.errors import UserError, nearest, shown
 from fedloom.experiment.lock import NAME as LOCK
 from fedloom.experiment.lock import alive
-from fedloom.studies.plan import RUNS, StudyPlan, recipe_of, result_path, runs_of
+from fedloom.studies.plan import StudyPlan, recipe_of, result_path, runs_of
 from fedloom.studies.results import find
 from fedloom.studies.selection import Selection
-from fedloom.studies.table import Cell, load_table
+from fedloom.studies.table import RUNS, Cell, load_table
 
 State = Literal["done", "running", "stopped", "failed", "waiting"]
 LOGS = RUNS / "logs"

@@ -29,7 +29,7 @@ class CellResult:
     seed: int
     rounds: int
     figures: dict[str, float]
-    """Figures by `measure`, `measure@round` or `measure@best`, as fractions."""
+    """Figures by `measure`, `measure@round` or `measure@best`; accuracies are fractions."""
     changes: dict[str, Any] = field(default_factory=dict)
     curve: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     best: dict[str, int] = field(default_factory=dict)

@@ -7,18 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import IO, TypeVar
 
 from fedloom.config.loading import is_free
 from fedloom.config.recipe import Recipe
+from fedloom.core.errors import UserError
 from fedloom.core.signals import Interrupted, Interrupts
+from fedloom.experiment.lock import holder
 from fedloom.experiment.records import RoundRecord
 from fedloom.experiment.run_folder import finished
 from fedloom.runs.parallel import Process, fedloom_process, keep_busy
 from fedloom.runs.run import run
 from fedloom.studies.outcome import note_machine, reset_gpu_memory, result_of
-from fedloom.studies.plan import StudyPlan, recipe_of, result_path
+from fedloom.studies.plan import StudyPlan, recipe_of, result_path, start_recipe
 from fedloom.studies.results import BESIDE, CellResult, find, read, store
 from fedloom.studies.table import SUFFIX, Cell, cells_of, load_table, table_names
 
@@ -61,6 +63,8 @@ def run_cells(cells: list[Cell], plan: StudyPlan, watch: Watch | None = None) ->
     assert recipe.out is not None
     if plan.again and finished(recipe.out):
         _set_aside(recipe.out)
+    if (start := start_recipe(cell, plan)) is not None:
+        _pretrain(start)
     reset_gpu_memory()
     rounds = _Rounds(plan, recipe, watch(recipe) if watch else None)
     try:
@@ -75,6 +79,18 @@ def run_cells(cells: list[Cell], plan: StudyPlan, watch: Watch | None = None) ->
     else:
         store(result, kept)
     return Outcome(result, result.rounds, result.rounds)
+
+
+def _pretrain(recipe: Recipe) -> None:
+    """Train the model that cells start from, unless it is there; wait if another process trains it."""
+    assert recipe.out is not None
+    while finished(recipe.out) is None:
+        try:
+            run(recipe, resume=True)
+        except UserError:
+            if holder(recipe.out) != "alive" and finished(recipe.out) is None:
+                raise
+            sleep(1)
 
 
 def _set_aside(folder: Path) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedloom.core.errors import UserError, nearest
-from fedloom.studies.table import BOARDS, PAPERS, SUFFIX, Cell, Table, cells_of, load_table, table_names
+from fedloom.studies.schema import Table
+from fedloom.studies.table import BOARDS, PAPERS, SUFFIX, Cell, cells_of, load_table, table_names
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,12 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import Field, model_validator
+from typing import TYPE_CHECKING, Any
 
 from fedloom.config.loading import assign, flat, is_free, parse_yaml, read_assignment, read_yaml, section_name
-from fedloom.core.checking import Section, checked, refusal
+from fedloom.core.checking import checked
 from fedloom.core.errors import UserError, nearest
+from fedloom.studies.schema import BEST, NO_CELL, Axis, Column, Figure, Row, Table
 
 if TYPE_CHECKING:
     from fedloom.config.recipe import Recipe
@@ -29,68 +28,10 @@ PAPERS = ("fedintr", "fedcrc", "fedcrl", "repper", "fedstyle")
 """The papers in the order in which they are run: the cheapest first."""
 BOARDS = ("pfllib",)
 """Leaderboards, which `fedloom board` shows."""
-BEST = "@best"
-"""Ending of a metric that is taken at its best evaluated round, by test accuracy, as leaderboards do."""
-NO_CELL = "-"
-"""Placeholder in a row's figures for a cell that the paper's table does not have."""
+RUNS = Path("runs") / "reproduce"
+"""Folder of run folders, with a folder for each paper."""
 
 SUFFIX = ".yaml"
-Axis = str | list[str] | dict[str, dict[str, Any]]
-Figure = float | Literal["-"] | None
-
-
-class Column(Section):
-    """A column of the paper's table."""
-
-    at: dict[str, str | int | float] = Field(
-        description="the column's value on each axis: {dataset: cifar10, beta: 0.5}"
-    )
-    measure: str | None = Field(None, description="the metric to compare; by default the table's")
-    round: int | None = Field(None, ge=1, description="the round of the figure; by default the last")
-    first: bool = Field(False, description="whether to run this column before the others")
-
-
-class Row(Section):
-    """A row of the paper's table: a method with its figures in the order of the columns (null: not printed)."""
-
-    name: str
-    method: str | dict[str, Any]
-    each: dict[str, list[Any]] = Field({}, description="hyperparameters that differ from column to column")
-    recipe: dict[str, Any] = Field({}, description="fields that differ for this method, by path")
-    measure: str | None = Field(None, description="the metric to compare; by default the column's")
-    first: bool = Field(True, description="whether to run this row first, in columns that are run first")
-    ours: bool = Field(False, description="a variant that is not in the paper, to show the effect of a choice")
-    figures: list[Figure]
-
-
-class Table(Section):
-    """A table or figure of a paper."""
-
-    title: str
-    setting: str = Field(description="the setting in words")
-    recipe: dict[str, Any] = Field({}, description="fields that override the paper's setting.yaml, by path")
-    ours: bool = Field(False, description="the setting differs from the paper's; figures are still compared with it")
-    reduced: dict[str, Any] = Field({}, description="a smaller, faster setting, by path; named in the report")
-    axes: dict[str, Axis] = Field(description="what a value on an axis sets: a template, or fields for each value")
-    measure: str = Field("global_accuracy", description=f"the metric to compare; with {BEST}, at its best round")
-    unit: Literal["percent", "share"] = "percent"
-    columns: list[Column] = Field(min_length=1)
-    rows: dict[str, Row] = Field(min_length=1, description="rows by key, or the name of a table with the same rows")
-    deviations: list[str] = Field([], description="what the paper does not state or is not available, and what is done")
-    notes: list[str] = Field([], description="findings, shown in the report")
-    source: str = Field("", description="address of the page that the published figures come from")
-    seeds: tuple[int, ...] = Field((0,), min_length=1, description="seeds of a board that is run without a queue")
-
-    @model_validator(mode="after")
-    def _whole(self) -> "Table":
-        for key, row in self.rows.items():
-            for name, values in {"figures": row.figures, **row.each}.items():
-                if len(values) != len(self.columns):
-                    raise refusal(f"rows.{key}.{name}: {len(values)} values for {len(self.columns)} columns")
-        for column in self.columns:
-            if stray := set(column.at) - set(self.axes):
-                raise refusal(f"columns.at: the axis '{min(stray)}' is not defined in axes")
-        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +50,8 @@ class Cell:
     first: bool
     ours: bool
     """Whether the setting differs from the paper's."""
+    start: Mapping[str, Any] | None = None
+    """The recipe of the run whose final model is the initial model (`Table.pretrain`); it has seed 0."""
 
     @property
     def paper(self) -> str:
@@ -164,6 +107,11 @@ def recipe_key(values: Mapping[str, Any]) -> str:
     """
     settings = {path: value for path, value in sorted(flat(values)) if not is_free(path) and path != "seed"}
     return sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def final_model(paper: str, start: Mapping[str, Any]) -> Path:
+    """Return the file of the model that cells start from. Its path has the key of the pre-training's recipe."""
+    return RUNS / paper / run_name(start, 0) / "models" / "server.safetensors"
 
 
 def run_name(values: Mapping[str, Any], seed: int) -> str:
@@ -255,22 +203,30 @@ def _with_rows(values: dict[str, Any]) -> dict[str, Any]:
 def cells_of(name: str, table: Table) -> list[Cell]:
     """Return the cells of a table, column by column."""
     setting = {} if name.endswith(SUFFIX) else _setting(study_of(name))
-    return [
-        Cell(
-            table=name,
-            column=column,
-            row=key,
-            name=row.name,
-            values=_values(setting, table, column, row, index),
-            measure=row.measure or column.measure or table.measure,
-            printed=_percent(row.figures[index], table.unit),
-            first=column.first and row.first,
-            ours=table.ours or row.ours,
-        )
-        for index, column in enumerate(table.columns)
-        for key, row in table.rows.items()
-        if row.figures[index] != NO_CELL
-    ]
+    found = []
+    for index, column in enumerate(table.columns):
+        start = _start(setting, table, column)
+        for key, row in table.rows.items():
+            if row.figures[index] == NO_CELL:
+                continue
+            values = _values(setting, table, column, row, index)
+            if start is not None:
+                values["model"]["weights"] = final_model(study_of(name), start).as_posix()
+            found.append(
+                Cell(
+                    table=name,
+                    column=column,
+                    row=key,
+                    name=row.name,
+                    values=values,
+                    measure=row.measure or column.measure or table.measure,
+                    printed=_percent(row.figures[index], table.unit),
+                    first=column.first and row.first,
+                    ours=table.ours or row.ours,
+                    start=start,
+                )
+            )
+    return found
 
 
 @cache
@@ -279,13 +235,30 @@ def _setting(paper: str) -> dict[str, Any]:
 
 
 def _values(setting: Mapping[str, Any], table: Table, column: Column, row: Row, index: int) -> dict[str, Any]:
-    values: dict[str, Any] = deepcopy(dict(setting))
-    values["method"] = {"name": row.method} if isinstance(row.method, str) else deepcopy(row.method)
+    each = {f"method.{name}": values[index] for name, values in row.each.items()}
+    return _assigned(setting, row.method, _column_fields(table, column) | each | row.recipe)
+
+
+def _start(setting: Mapping[str, Any], table: Table, column: Column) -> dict[str, Any] | None:
+    """Return the recipe of the run whose final model a column's runs start from; None without."""
+    if not table.pretrain:
+        return None
+    fields = _column_fields(table, column) | table.pretrain
+    return _assigned(setting, fields.pop("method"), fields)
+
+
+def _column_fields(table: Table, column: Column) -> dict[str, Any]:
     fields = dict(table.recipe)
     for axis, at in column.at.items():
         fields |= _fields(axis, table.axes[axis], at)
-    fields |= {f"method.{name}": each[index] for name, each in row.each.items()}
-    for path, value in (fields | row.recipe).items():
+    return fields
+
+
+def _assigned(setting: Mapping[str, Any], method: str | Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's values: a setting with a method, and with fields assigned by path."""
+    values: dict[str, Any] = deepcopy(dict(setting))
+    values["method"] = {"name": method} if isinstance(method, str) else deepcopy(dict(method))
+    for path, value in fields.items():
         assign(values, path, deepcopy(value))
     for section in ("model", "objective"):  # the short form, `model: cnn4`, must give the same key
         if isinstance(values.get(section), str):

@@ -127,7 +127,7 @@ def test_options_without_an_effect_are_refused(mine: str, given: list[str], word
 def test_the_page_of_a_board_of_ones_own_is_named_after_it_and_says_what_remains(mine: str) -> None:
     board(mine, "--page")
     page = Path("mine.md").read_text()
-    assert "No run of this board is stored yet, on any machine" in page
+    assert "**This page has no figures of fedloom yet**" in page
     assert "`fedloom board mine.yaml --status`: 8 runs of the queue remain; time left: unknown" in page
     assert not Path("docs").exists()
 

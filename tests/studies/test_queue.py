@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,7 @@ def test_mistakes_in_a_queue_are_named(text: str, words: str) -> None:
         (["--queue", "decisive", "--methods", "fedavg"], "--methods: cannot be combined with --queue"),
         (["--queue", "decisive", "--set", "model.features=8"], "--set model.features: changes the figures"),
         (["--status"], "--status: name a queue"),
+        (["fedcrc/fig3", "--carry", "back.tar"], "--carry back.tar: only affects queues; add --queue"),
     ],
 )
 def test_mistakes_on_the_command_line_are_named(arguments: list[str], words: str) -> None:
@@ -152,6 +154,23 @@ def test_what_is_out_of_time_stops_with_a_checkpoint_and_is_resumed(data: Path) 
     assert (entry["done"], entry["image_steps_left"], entry["left"]) == (2, 0, [])
     assert steps == pytest.approx(45_000 * (8 - reached + 8))  # 75% of 60,000 images, and the rounds that were left
     assert not list(Path("runs/reproduce/logs").iterdir())
+
+
+@pytest.mark.slow
+def test_a_queue_is_continued_from_the_carried_file(data: Path, tmp_path: Path) -> None:
+    options = ["--queue", queue(f"{LOCAL}, scale: 0.04}}"), "--data-dir", str(data), "--engine", "inline"]
+    options += ["--carry", str(tmp_path / "back.tar"), "--results", "kept"]
+    said = reproduce(*options, "--limit-seconds", "1").stderr
+    reached = re.search(r"stopped after round (\d+) of 8", said)
+    assert reached and re.search(r"carry: .*back\.tar, \d+\.\d MB", said)
+    shutil.rmtree("runs")
+    said = reproduce(*options).stderr
+    assert "restored 0 results and 1 unfinished runs" in said and "[1/1] done" in said
+    (result,) = Path("kept/fedcrl").iterdir()
+    (metrics,) = Path("runs").glob("**/metrics.jsonl")
+    assert len(metrics.read_text().splitlines()) == json.loads(result.read_text())["rounds"] == 8
+    shutil.rmtree("kept")
+    assert "restored 1 results and 0 unfinished runs" in reproduce(*options).stderr
 
 
 def test_a_run_that_a_process_works_on_is_running() -> None:

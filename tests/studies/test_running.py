@@ -72,7 +72,7 @@ def test_a_shortened_run_is_stopped_resumed_stored_and_reported(data: Path) -> N
     text = Path("report/fedcrl.md").read_text(encoding="utf-8")
     figures = f"{local['here']:.2f} | {local['difference']:+.2f} | below | 2 of 200 rounds (`--scale 0.01`)"
     assert f"| Local | 69.90 | {figures} |" in text
-    assert "| FedCRL | 91.28 | not run yet |" in text
+    assert "FedCRL 91.28" in text.partition("Not run yet (the paper's figures): ")[2].partition("\n")[0]
     assert "Order of methods: 1 pair open (one seed)." in text
 
 

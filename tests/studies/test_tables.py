@@ -10,7 +10,8 @@ from fedloom.studies.comparison import Line, setting_in_words
 from fedloom.studies.cost import image_steps, passes
 from fedloom.studies.plan import runs_of
 from fedloom.studies.results import CellResult
-from fedloom.studies.table import PAPERS, Cell, Table, cells_of, load_table, table_names
+from fedloom.studies.schema import Table
+from fedloom.studies.table import PAPERS, Cell, cells_of, load_table, table_names
 
 
 def cell(table: str, row: str, **at: str | float) -> Cell:

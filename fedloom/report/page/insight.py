@@ -14,6 +14,7 @@ from fedloom.data import Dataset
 from fedloom.data.federation import counts
 from fedloom.experiment.build import load_dataset, make_task
 from fedloom.inference.trained_run import TrainedRun
+from fedloom.report.page.layers import Layers
 from fedloom.report.page.maps import Map, Viewer
 from fedloom.report.page.runs import Entry, Run
 
@@ -64,6 +65,7 @@ class Insight:
     holdings: Holdings | None = None
     maps: list[Map] = field(default_factory=list)
     styles: list[Map] = field(default_factory=list)
+    layers: Layers | None = None
     problem: str = ""
 
 
@@ -135,6 +137,7 @@ class Insights:
             for found in viewer.together():  # one by one, so that an error keeps the maps computed before it
                 insight.maps.append(found)
             insight.styles = viewer.styles()
+            insight.layers = viewer.layers()
             if alone:
                 insight.maps += viewer.one_by_one()
         except UserError as error:

@@ -13,6 +13,7 @@ from fedloom.core.task import group_of_clients
 from fedloom.inference.image_model import chunks
 from fedloom.inference.trained_model import TrainedModel
 from fedloom.inference.trained_run import TrainedRun
+from fedloom.report.page.layers import Layers, compare_layers
 
 CLASSES = 10
 """Largest number of classes in a map: more cannot be distinguished by colour."""
@@ -107,8 +108,17 @@ class Viewer:
             maps += self._map(federation.name(client), z, self._labels[positions], np.arange(len(positions)))
         return maps
 
+    def layers(self) -> Layers | None:
+        """Compare the layers of some clients' networks on the same samples; None if their networks are equal."""
+        positions = np.concatenate([np.empty(0, int), *self.samples.values()])
+        if len(positions) < LEAST:
+            return None
+        shown = np.sort(self._some(positions, EACH))
+        images = self.task.dataset.inputs[torch.from_numpy(shown)]
+        return compare_layers([self._own(client) for client in self.clients[:CHOSEN]], images)
+
     def styles(self) -> list[Map]:
-        """Return a map of style features, if the method has style networks (FedStyle's Fig. 4).
+        """Return maps of style features and of stylised features, if the method has style networks (FedStyle's Fig. 4).
 
         Labels are styles if the dataset has several, otherwise clients.
         """
@@ -119,11 +129,15 @@ class Viewer:
         by_style = len(names) > 1
         name = self.task.federation.name
         chosen = self.clients if by_style else self.clients[:CLASSES]
-        z = np.concatenate([self._features(self._style(self._own(c)), self.samples[c]) for c in chosen])
+        kinds = {"styles": lambda model: self._style(model), "stylised": lambda model: model.features}
         labels = np.concatenate([np.full(len(self.samples[c]), groups[c] if by_style else c) for c in chosen])
         titles = {int(v): names[v] if by_style else name(int(v)) for v in np.unique(labels)}
-        shown = np.sort(self._some(np.arange(len(z)), self.points))
-        return list(self._map("styles", z, labels, shown, names=titles))
+        shown = np.sort(self._some(np.arange(len(labels)), self.points))
+        maps: list[Map] = []
+        for what, represent in kinds.items():
+            z = np.concatenate([self._features(represent(self._own(c)), self.samples[c]) for c in chosen])
+            maps += self._map(what, z, labels, shown, names=titles)
+        return maps
 
     def _style(self, model: TrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
         def of(images: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from fedloom.report.page.holdings import holdings
 from fedloom.report.page.insight import Insight
 from fedloom.report.page.measures import best_first
 from fedloom.report.page.newcomers import newcomers
-from fedloom.report.page.representations import representations, styles
+from fedloom.report.page.representations import layers, representations, styles
 from fedloom.report.page.results import results
 from fedloom.report.page.runs import Entry, Run
 
@@ -55,7 +55,8 @@ def page_of(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> Page:
         entries = best_first(entries)
     sections = [
         results(entries), curves(entries), clients(entries), newcomers(entries), classes(entries, insights),
-        holdings(entries, insights), representations(entries, insights), styles(entries, insights), costs(entries),
+        holdings(entries, insights), representations(entries, insights), layers(entries, insights),
+        styles(entries, insights), costs(entries),
         failures(entries), recipes(entries),
     ]  # fmt: skip
     return Page(

@@ -40,12 +40,37 @@ def representations(entries: Sequence[Entry], insights: Mapping[Path, Insight]) 
     return section
 
 
+def layers(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> PageSection | None:
+    """Return the section "Layers": similarity of clients' networks by layer; None without such networks."""
+    known = [(i, entry, found) for i, entry in enumerate(entries) if (found := _of(entry, insights).layers)]
+    if not known:
+        return None
+    names = list(dict.fromkeys(name for *_, found in known for name in found.names))
+    marks = []
+    for i, entry, found in known:
+        at = [float(names.index(name)) for name in found.names]
+        text = [
+            f"{entry.label}<br>{name}: {mean:.3f} ± {std:.3f}"
+            for name, mean, std in zip(found.names, found.mean, found.std, strict=True)
+        ]
+        marks.append(Marks("line", entry.label, at, found.mean, colour(i), [entry.group], text=text))
+    note = (
+        f"Mean over {known[0][2].pairs} pairs of clients. 1: equal up to rotation and scale; 0: unrelated. Methods "
+        "whose clients all have the same network are not shown."
+    )
+    figure = Figure("layers-cka", "Clients' layers", Axis("layer", labels=names), Axis("linear CKA"), marks, note)
+    about = "Similarity of clients' personal networks on the same test samples, by linear CKA. For the first seed."
+    return PageSection("layers", "Layers", about, figures=[figure])
+
+
 def styles(entries: Sequence[Entry], insights: Mapping[Path, Insight]) -> PageSection | None:
-    """Return the section "Styles": maps of style features, coloured by style or client; None without any."""
+    """Return the section "Styles": maps of style and stylised features, coloured by style or client; None without."""
     maps = [(i, entry, found) for i, entry in enumerate(entries) for found in _of(entry, insights).styles]
     if not maps:
         return None
-    section = PageSection("styles", "Styles", "t-SNE of the style features of test samples.")
+    section = PageSection(
+        "styles", "Styles", "t-SNE of the style features of test samples, and of the features with style."
+    )
     order = sorted({label for _, _, found in maps for label in found.labels})
     names = {label: name for _, _, found in maps for label, name in found.names.items()}
     section.legend = [Switch(f"style:{label}", names[label], colour(n)) for n, label in enumerate(order)]
@@ -68,9 +93,14 @@ def _figure(i: int, entry: Entry, found: Map, order: Sequence[int], kind: str) -
             marks.append(Marks("dots", found.names[label], x, y, colour(n), groups, sizes=[6]))
     plain = Axis(bare=True)
     name = slug("representations" if kind == "class" else "styles", str(i), entry.label, found.what)
-    title = found.what if found.what not in ("global", "clients' own", "styles") else entry.label
+    title = found.what if found.what not in ("global", "clients' own", "styles", "stylised") else entry.label
     note = f"separation {_separation(found.separation)}"
-    families = {"global": "Global network", "clients' own": "Personal networks", "styles": "Style networks"}
+    families = {
+        "global": "Global network",
+        "clients' own": "Personal networks",
+        "styles": "Style networks",
+        "stylised": "Stylised features",
+    }
     family = families.get(found.what, "Networks of single clients")
     return Figure(name, title, plain, plain, marks, note, square=True, family=family)
 

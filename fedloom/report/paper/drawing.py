@@ -47,12 +47,21 @@ class Canvas:
         Raises:
             UserError: The file cannot be written.
         """
-        data = BytesIO()
-        self.figure.savefig(data, format=path.suffix[1:].lower(), metadata=NO_DATES[path.suffix.lower()])
-        try:
-            path.write_bytes(data.getvalue())
-        except OSError as error:
-            raise UserError(f"--to {path}: cannot be written: {error.strerror}; choose another file") from None
+        write(self.figure, path)
+
+
+def write(figure: Any, path: Path) -> None:
+    """Write a matplotlib figure, without dates, in the format of the path's suffix.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    data = BytesIO()
+    figure.savefig(data, format=path.suffix[1:].lower(), metadata=NO_DATES[path.suffix.lower()])
+    try:
+        path.write_bytes(data.getvalue())
+    except OSError as error:
+        raise UserError(f"--to {path}: cannot be written: {error.strerror}; choose another file") from None
 
 
 def refuse_suffix(path: Path) -> None:
@@ -70,17 +79,24 @@ def canvas(width: float, height: float | None, rows: int) -> Iterator[Canvas]:
         height: Height in inches. Default: 0.65 of the width, more if labels of all rows need it.
         rows: Number of methods.
     """
+    font = FONT if width >= SMALL else FONT - 1
+    height = height or max(0.65 * width, 0.6 + rows * 1.35 * font / 72)
+    with print_figure(width, height, font) as figure:
+        yield Canvas(figure, figure.subplots(), font, height)
+
+
+@contextmanager
+def print_figure(width: float, height: float, font: float = FONT) -> Iterator[Any]:
+    """Yield an empty matplotlib figure, in inches, with settings for print."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    font = FONT if width >= SMALL else FONT - 1
-    height = height or max(0.65 * width, 0.6 + rows * 1.35 * font / 72)
-    sizes = dict.fromkeys(("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"), font)
-    with rc_context(SETTINGS | sizes):
+    texts = ("font.size", "axes.labelsize", "axes.titlesize", "legend.fontsize", "xtick.labelsize", "ytick.labelsize")
+    with rc_context(SETTINGS | dict.fromkeys(texts, font)):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
-        yield Canvas(figure, figure.subplots(), font, height)
+        yield figure
 
 
 def style(number: int) -> dict[str, Any]:

@@ -7,8 +7,12 @@ import pytest
 from tiny import tiny_run
 
 import fedloom
+from fedloom.inference.trained_run import TrainedRun
 from fedloom.report.page.insight import Insights
+from fedloom.report.page.layers import compare_layers
 from fedloom.report.page.maps import _within, in_the_plane, silhouette
+from fedloom.report.page.png import write_pngs
+from fedloom.report.page.report import write_report
 from fedloom.report.page.runs import entries_of, read_runs
 
 
@@ -67,6 +71,41 @@ def test_styles_are_seen_where_there_are_style_networks():
     found = insight({"name": "fedstyle", "style_epochs": 1, "head_epochs": 1, "head_steps": 1})
     assert set(found.styles[0].names.values()) == {f"client {c}" for c in range(4)}
     assert {m.what for m in found.maps} >= {"global", "clients' own"}
+    assert [one.what for one in found.styles] == ["styles", "stylised"]
+    assert found.styles[0].labels == found.styles[1].labels
+    assert found.styles[0].x != found.styles[1].x
+
+
+def cka(a, b):
+    """Linear CKA from the Gram matrices (Kornblith et al., Eq. 3)."""
+    h = np.eye(len(a)) - 1 / len(a)
+    k, other = h @ (a @ a.T) @ h, h @ (b @ b.T) @ h
+    return np.sum(k * other) / np.sqrt(np.sum(k * k) * np.sum(other * other))
+
+
+def test_layers_of_clients_networks_are_compared_pair_by_pair_on_the_same_samples():
+    fedloom.run(method="local", out="run", **FIELDS)
+    trained = TrainedRun(Path("run"))
+    images = trained.task.dataset.inputs[:50]
+    models = [trained.personal(client) for client in (0, 1, 2)]
+    found = compare_layers(models, images)
+    assert found.names == ["relu1", "relu2", "representation"]
+    z = [model.features(images).numpy().astype(float) for model in models]
+    each = [cka(z[a], z[b]) for a, b in ((0, 1), (0, 2), (1, 2))]
+    assert found.pairs == 3
+    assert found.mean[-1] == pytest.approx(np.mean(each), abs=1e-5)
+    assert found.std[-1] == pytest.approx(np.std(each), abs=1e-5)
+    assert found.mean[1] == pytest.approx(found.mean[-1]), "the last layer is the representation"
+    assert compare_layers([models[0]] * 2, images) is None
+
+
+def test_the_report_has_layers_only_of_methods_whose_clients_have_networks_of_their_own(tmp_path):
+    fedloom.compare(methods=["fedavg", "local", "fedper"], out="both", **FIELDS)
+    page = write_report([Path("both")], tmp_path / "report.html", points=20)
+    (section,) = (section for section in page.sections if section.name == "layers")
+    (figure,) = section.figures
+    assert [marks.name for marks in figure.marks] == ["local"]
+    assert [path.name for path in write_pngs(page, tmp_path) if "layers" in path.name] == ["layers-cka.png"]
 
 
 def test_what_was_not_kept_is_told_and_the_rest_shown():
