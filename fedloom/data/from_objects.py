@@ -62,7 +62,7 @@ def as_dataset(thing: Any) -> Dataset:
         return thing
     if isinstance(thing, Mapping):
         return from_splits(thing) if is_split(thing) else from_clients(thing)
-    if isinstance(thing, tuple) and len(thing) == 2 and not all(isinstance(part, tuple) for part in thing):
+    if isinstance(thing, tuple) and len(thing) == 2 and not all(map(_is_pair, thing)):
         return from_arrays(*thing)
     if isinstance(thing, list) and thing and all(map(_is_sample, thing)):
         return from_torch(thing, name="samples")
@@ -100,7 +100,7 @@ def _is_array(thing: Any) -> bool:
 
 
 def _described(thing: Any) -> str:
-    """Return why an object is no data, and what to give instead."""
+    """Return why an object cannot be used as data, and what to give instead."""
     if isinstance(thing, tuple) and len(thing) == 2:
         return 'a pair of tuples is not clear; give {"train": (x, y), "test": (x, y)}, or a list with (x, y) per client'
     kind = f"an object of type {type(thing).__name__}"
@@ -113,6 +113,11 @@ def _described(thing: Any) -> str:
         f"{kind}{length} cannot be used; give a name, a pair (x, y), a frame, a PyTorch dataset, a "
         'fedloom.data.Dataset, {"train": …, "test": …} of these, or a mapping of client names to these'
     )
+
+
+def _is_pair(thing: Any) -> bool:
+    """Return whether an object is a tuple of inputs and labels."""
+    return isinstance(thing, tuple) and len(thing) == 2 and all(map(_has_length, thing))
 
 
 def _is_sample(thing: Any) -> bool:

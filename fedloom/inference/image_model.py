@@ -150,7 +150,7 @@ def _tensor(inputs: Any) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(inputs))
     except (TypeError, ValueError):
         raise UserError(
-            f"inputs of type {type(inputs).__name__} are no array of numbers; give an array or a tensor"
+            f"inputs of type {type(inputs).__name__} are not an array of numbers; give an array or a tensor"
         ) from None
 
 

@@ -262,7 +262,15 @@ def test_objects_that_hold_no_samples_are_refused_with_what_to_give(thing, words
 
 def test_lists_of_samples_and_of_two_arrays_are_data():
     texts = [(x, "ab"[y]) for x, y in zip(X, Y, strict=True)]
-    for thing in ([X, Y], [X.tolist(), Y.tolist()], list(Stream()), texts, [list(pair) for pair in texts]):
+    rows = tuple(map(tuple, X.tolist()))
+    for thing in (
+        [X, Y],
+        [X.tolist(), Y.tolist()],
+        (rows, tuple(Y.tolist())),
+        list(Stream()),
+        texts,
+        [list(pair) for pair in texts],
+    ):
         dataset = as_dataset(thing)
         assert dataset.groups is None and dataset.labels.tolist() == Y.tolist()
         assert np.array_equal(dataset.inputs.numpy(), X)

@@ -114,7 +114,7 @@ def test_predictions_refuse_what_a_model_was_not_trained_on():
     with pytest.raises(UserError, match=r"images: floats up to 2\d\d.*; divide bytes by 255, or give them as uint8"):
         model(255 * PICTURES[:2])
     for wrong in ("picture.png", None, [[1, 2], [3]]):
-        with pytest.raises(UserError, match="are no array of numbers; give an array or a tensor"):
+        with pytest.raises(UserError, match="are not an array of numbers; give an array or a tensor"):
             model(wrong)
     assert torch.allclose(model(PICTURES[:2]), model(PICTURES[:2].transpose(0, 3, 1, 2)))
     with pytest.raises(KeyError, match="'personal_acuracy' is not in summary.json: did you mean 'personal_accuracy'"):
