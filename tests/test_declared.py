@@ -60,3 +60,20 @@ def test_what_the_tests_import_is_declared():
 def test_deploying_needs_the_extra_flower_alone():
     needed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["flower"]]
     assert undeclared("fedloom/deploy", needed) == {}
+
+
+def test_every_file_of_the_package_is_in_the_wheel():
+    package = ROOT / "fedloom"
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["fedloom"]
+    packed = {path for pattern in patterns for path in package.glob(pattern)}
+    files = {path for path in package.rglob("*.*") if path.is_file() and "__pycache__" not in path.parts}
+    assert {path for path in files - packed if path.suffix != ".py"} == set()
+    modules = {path for path in files if path.suffix == ".py"}
+    assert {path for path in modules if not (path.parent / "__init__.py").is_file()} == set()
+
+
+def test_extras_that_errors_and_pages_name_exist():
+    paths = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "fedloom").rglob("*.py")]
+    named = {extra for path in paths for extra in re.findall(r"fedloom\[([a-z0-9]+)\]", path.read_text("utf-8"))}
+    assert named - set(PROJECT["optional-dependencies"]) == set()
+    assert named >= set(PROJECT["optional-dependencies"]) - {"dev", "docs"}

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import UserError
+from fedloom.core.errors import UserError, brief, shown
 
 
 def coded(
@@ -29,6 +29,8 @@ def coded(
         UserError: Values are missing, are neither whole numbers nor texts, are not in `known`, or there are more or
             fewer than samples.
     """
+    if values is None:
+        raise UserError(f"dataset '{name}': {field} are None; give one for each of {count} samples")
     array = plain_array(name, field, values).reshape(-1)
     if missing := int(missing_values(array).sum()):
         raise UserError(f"dataset '{name}': {missing} of {len(array)} {field} are missing; drop these samples")
@@ -40,7 +42,7 @@ def coded(
         if broken.any():
             raise UserError(
                 f"dataset '{name}': {field} must be whole numbers or texts, but {int(broken.sum())} of {count} are "
-                f"not, for example {float(array[broken][0]):g}"
+                f"not, for example {float(array[broken][0]):g}; give classes, such as (values > 0).astype(int)"
             )
         array = array.astype(np.int64)
     try:
@@ -50,10 +52,13 @@ def coded(
     names = tuple(text(value) for value in found)
     if known is None:
         return torch.from_numpy(codes.astype(np.int64)), names
+    known = tuple(map(text, known))
+    if len(set(known)) < len(known):
+        raise UserError(f"dataset '{name}': classes = {shown(known)}: a name is there twice; remove one")
     if unknown := [value for value in names if value not in known]:
         raise UserError(f"dataset '{name}': {field} contain {unknown[0]!r}, which is not in classes")
-    order = np.array([list(known).index(value) for value in names], np.int64)
-    return torch.from_numpy(order[codes]), tuple(known)
+    order = np.array([known.index(value) for value in names], np.int64)
+    return torch.from_numpy(order[codes]), known
 
 
 def plain_array(name: str, field: str, values: Any) -> np.ndarray:
@@ -74,7 +79,9 @@ def plain_array(name: str, field: str, values: Any) -> np.ndarray:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise UserError(f"dataset '{name}': {field} cannot be read as an array: {error}") from None
+        raise UserError(
+            f"dataset '{name}': {field} cannot be read as an array: {brief(error)}; give all entries the same shape"
+        ) from None
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 

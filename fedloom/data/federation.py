@@ -75,7 +75,9 @@ def federate(
         partition = parse_partition(partition)
     division, partition = partition, partition.spec
     if kind == "domain" and not division.by_group:
-        raise UserError(f"split '{split}': needs clients with one domain each; use data.partition = domain or natural")
+        raise UserError(
+            f"data.split = '{split}': needs clients with one domain each; use data.partition = domain or natural"
+        )
     labels = dataset.labels.numpy()
     groups = None if dataset.groups is None else dataset.groups.numpy()
     if resample and groups is None:
@@ -244,13 +246,13 @@ def parse_split(split: str) -> tuple[str, float]:
 
 def _refuse_without_test_set(kind: str, split: str, dataset: Dataset) -> None:
     if kind == "domain" and dataset.groups is None:
-        raise UserError(f"split '{split}': dataset '{dataset.name}' has no domains; use pooled:0.75")
+        raise UserError(f"data.split = '{split}': dataset '{dataset.name}' has no domains; use pooled:0.75")
     if kind in ("pooled", "domain"):
         return
     if not bool(dataset.test.any()):
-        raise UserError(f"split '{split}': dataset '{dataset.name}' has no official test set; use pooled:0.75")
+        raise UserError(f"data.split = '{split}': dataset '{dataset.name}' has no official test set; use pooled:0.75")
     if bool(dataset.test.all()):
-        raise UserError(f"split '{split}': dataset '{dataset.name}' has no training set; use pooled:0.75")
+        raise UserError(f"data.split = '{split}': dataset '{dataset.name}' has no training set; use pooled:0.75")
 
 
 def _held_out(groups: np.ndarray | None, kept: float, seed: int, split: str) -> np.ndarray:

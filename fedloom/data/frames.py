@@ -35,6 +35,8 @@ def inputs_of(frame: Any, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """
     where = f"dataset '{name}'"
     refuse_repeated(list(frame.columns), where)
+    if not len(frame):
+        raise UserError(f"{where}: it has no samples")
     if problems := frame_problems(frame):
         raise UserError(f"{where}: {problems[0]}")
     return encoded(frame, list(frame.columns), name, where)

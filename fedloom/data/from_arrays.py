@@ -12,6 +12,9 @@ from fedloom.core.errors import UserError
 from fedloom.data.coding import coded, plain_array
 from fedloom.data.frames import as_pandas, inputs_of
 
+FEW = 20
+"""Datasets with fewer samples may have nearly as many classes."""
+
 
 def from_arrays(
     x: Any, y: Any, *, name: str = "arrays", test: Any = None, groups: Any = None, classes: Sequence[str] | None = None
@@ -47,8 +50,10 @@ def from_arrays(
     labels, found = coded(name, "labels", y, len(inputs), classes) if several is None else several
     if len(found) < 2:
         raise UserError(f"dataset '{name}': all labels are {found[0]!r}; at least two classes are needed")
+    if several is None and len(inputs) >= FEW and len(found) > len(inputs) / 2:
+        notes += (f"{len(found)} classes for {len(inputs)} samples: check that the labels are classes",)
     owners, group_names = (None, ()) if groups is None else coded(name, "groups", groups, len(inputs))
-    mask = torch.zeros(len(inputs), dtype=torch.bool) if test is None else torch.as_tensor(np.asarray(test)).bool()
+    mask = torch.zeros(len(inputs), dtype=torch.bool) if test is None else _mask(name, test, len(inputs))
     return Dataset(
         name=name, inputs=inputs, labels=labels, test=mask, classes=found, groups=owners, group_names=group_names,
         notes=notes,
@@ -64,8 +69,11 @@ def _inputs(name: str, x: Any) -> tuple[Tensor, tuple[str, ...]]:
     if array.dtype.kind == "c":
         raise UserError(f"dataset '{name}': x is complex; give real and imaginary part as two channels")
     if array.dtype.kind not in "biuf":
-        raise UserError(f"dataset '{name}': x has the type {array.dtype}; expected numbers (x.astype('float32'))")
-    if array.ndim < 2 or len(array) == 0:
+        raise UserError(
+            f"dataset '{name}': x has the type {array.dtype}; expected numbers (x.astype('float32')), "
+            "or a pandas frame if columns have texts"
+        )
+    if array.ndim < 2 or array.size == 0:
         remedy = "; give one value per sample as x.reshape(-1, 1)" if array.ndim == 1 and len(array) else ""
         raise UserError(f"dataset '{name}': x has the shape {array.shape}; expected inputs [N, …]{remedy}")
     if array.dtype in (np.uint8, np.uint16) and array.ndim in (3, 4):
@@ -76,6 +84,17 @@ def _inputs(name: str, x: Any) -> tuple[Tensor, tuple[str, ...]]:
     if array.dtype.itemsize > 4 and np.isinf(values).any() and not np.isinf(array).any():
         raise UserError(f"dataset '{name}': x has values above {np.finfo(np.float32).max:.1e}; scale them")
     return torch.from_numpy(values), ()
+
+
+def _mask(name: str, test: Any, count: int) -> Tensor:
+    """Return the mask of the official test set as bool [N]."""
+    array = plain_array(name, "test", test)
+    if array.shape != (count,) or array.dtype.kind not in "biu" or (array > 1).any():
+        raise UserError(
+            f"dataset '{name}': test is {array.dtype} {list(array.shape)}; it must be a mask with one bool for each of "
+            f"{count} samples"
+        )
+    return torch.from_numpy(array.astype(bool))
 
 
 def _images(values: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from fedloom.core.dataset import Dataset
 from fedloom.core.errors import UserError
-from fedloom.data.coding import plain_array
+from fedloom.data.coding import missing_values, plain_array
 from fedloom.data.frames import as_pandas, label_column, refuse_repeated
 from fedloom.data.from_arrays import from_arrays
 from fedloom.data.from_torch import Samples, read_items
@@ -42,11 +42,14 @@ def from_clients(
         >>> from_clients({"north": (x, y), "south": (x, y)}).group_names
         ('north', 'south')
     """
-    each = dict(clients) if isinstance(clients, Mapping) else {str(i): part for i, part in enumerate(clients)}
+    pairs = list(clients.items() if isinstance(clients, Mapping) else enumerate(clients))
+    each = {str(client): thing for client, thing in pairs}
     if not each:
         raise UserError(f"dataset '{name}': no clients were given")
+    if len(each) < len(pairs):
+        raise UserError(f"dataset '{name}': two clients have the same name as texts; rename one")
     parts = [
-        _part(name, f"client '{client}'", samples, test=split == "test", client=str(client))
+        _part(name, f"client '{client}'", samples, test=split == "test", client=client)
         for client, thing in each.items()
         for split, samples in _checked(name, thing if is_split(thing) else {"train": thing}).items()
     ]
@@ -80,7 +83,7 @@ def is_split(thing: Any) -> bool:
 
 def has_items(thing: Any) -> bool:
     """Return whether an object is a map-style dataset."""
-    plain = isinstance(thing, str | bytes | list | tuple | Mapping) or hasattr(thing, "__array__")
+    plain = isinstance(thing, str | bytes | list | tuple | Mapping | type) or hasattr(thing, "__array__")
     return hasattr(thing, "__len__") and hasattr(thing, "__getitem__") and not plain
 
 
@@ -126,6 +129,7 @@ def _joined(parts: list[_Part], name: str, classes: Sequence[str] | None) -> Dat
     if len(tables) < len(parts):
         arrays = [plain_array(name, f"x of {part.owner}", part.samples.x) for part in parts]
         _refuse_empty(name, parts, arrays)
+        _refuse_not_finite(name, parts, arrays)
         _same(name, "samples differ in shape", parts, [array.shape[1:] for array in arrays])
         # Bytes have another scale than numbers from 0 to 1, and images another order of axes than other inputs.
         kinds = [str(array.dtype) if array.dtype in (np.uint8, np.uint16) else "numbers" for array in arrays]
@@ -143,7 +147,7 @@ def _joined(parts: list[_Part], name: str, classes: Sequence[str] | None) -> Dat
     dataset = from_arrays(x, np.concatenate(labels), name=name, test=test, classes=classes or parts[0].samples.classes)
     names = list(dict.fromkeys(part.client for part in parts))
     if names == [None]:
-        return replace(dataset, split="official")
+        return replace(dataset, split="official") if test.any() else dataset
     owners = np.repeat([names.index(part.client) for part in parts], sizes)
     split = "common" if test.any() else None  # each client is tested on its own test samples
     return replace(dataset, groups=torch.from_numpy(owners), group_names=tuple(map(str, names)), split=split)
@@ -153,6 +157,15 @@ def _refuse_empty(name: str, parts: list[_Part], inputs: Sequence[Any]) -> None:
     for part, x in zip(parts, inputs, strict=True):
         if x.ndim == 0 or not len(x):
             raise UserError(f"dataset '{name}': {part.owner} has no samples; leave it out")
+
+
+def _refuse_not_finite(name: str, parts: list[_Part], inputs: Sequence[np.ndarray]) -> None:
+    for part, x in zip(parts, inputs, strict=True):
+        if x.dtype.kind == "f" and (bad := np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(1))).size:
+            raise UserError(
+                f"dataset '{name}': {bad.size} of {len(x)} samples of {part.owner} contain NaN or infinity, first "
+                f"sample {bad[0]}; remove them or fill the missing values"
+            )
 
 
 def _one_frame(name: str, parts: list[_Part], frames: list[Any]) -> Any:
@@ -169,6 +182,8 @@ def _labels(name: str, part: _Part, size: int) -> np.ndarray:
     array = array if array.ndim == 2 and array.shape[1] > 1 else array.reshape(-1)
     if len(array) != size:
         raise UserError(f"dataset '{name}': {part.owner} has {len(array)} labels for {size} samples")
+    if missing := int(missing_values(array).sum()):
+        raise UserError(f"dataset '{name}': {missing} of {size} labels of {part.owner} are missing; drop these samples")
     return array
 
 

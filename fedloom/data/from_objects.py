@@ -1,6 +1,7 @@
 """Datasets from any of the objects that `fedloom.run(data=…)` takes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sized
+from pathlib import Path
 from typing import Any
 
 from fedloom.core.dataset import Dataset
@@ -50,8 +51,9 @@ def as_dataset(thing: Any) -> Dataset:
     """Make a dataset of any of the objects that `fedloom.run(data=…)` takes.
 
     Args:
-        thing: A `Dataset`, a pair (x, y), a frame with a column of labels, a PyTorch dataset, a Hugging Face dataset,
-            `{"train": …, "test": …}` of these, or a mapping of client names to these, or a list with one per client.
+        thing: A `Dataset`, a pair (x, y), a frame with a column of labels, a PyTorch dataset, a list of samples (input,
+            label), a Hugging Face dataset, `{"train": …, "test": …}` of these, or a mapping of client names to these,
+            or a list with one per client.
 
     Raises:
         UserError: The object is none of these.
@@ -60,27 +62,71 @@ def as_dataset(thing: Any) -> Dataset:
         return thing
     if isinstance(thing, Mapping):
         return from_splits(thing) if is_split(thing) else from_clients(thing)
-    if isinstance(thing, tuple) and len(thing) == 2:
+    if isinstance(thing, tuple) and len(thing) == 2 and not all(map(_is_pair, thing)):
         return from_arrays(*thing)
+    if isinstance(thing, list) and thing and all(map(_is_sample, thing)):
+        return from_torch(thing, name="samples")
     if isinstance(thing, list) and thing and all(map(_is_source, thing)):
         return from_clients(thing)
+    if isinstance(thing, list) and len(thing) == 2:
+        return from_arrays(*thing)
     if as_pandas(thing) is not None:
         return from_frame(thing)
     if hasattr(thing, "dataset") and hasattr(thing, "batch_size"):
         raise UserError(f"data: a {type(thing).__name__} gives batches; give its dataset")
     if has_items(thing):
         return from_torch(thing)
-    raise UserError(
-        f"data: an object of type {type(thing).__name__} cannot be used; give a name, a pair (x, y), a frame, a "
-        "PyTorch dataset, a fedloom.data.Dataset, or a mapping of client names to these"
-    )
+    raise UserError(f"data: {_described(thing)}")
 
 
 def is_data(thing: Any) -> bool:
     """Return whether a value is an object with data, rather than a name or a recipe section."""
     if isinstance(thing, Mapping):
         return bool(thing) and "name" not in thing and all(map(_is_source, thing.values()))
-    return not isinstance(thing, str)
+    return not isinstance(thing, str | Path)
+
+
+def refuse_arrays(fields: Mapping[str, Any]) -> None:
+    """Raise a UserError if a mapping that stands for a recipe section holds arrays."""
+    if arrays := [name for name, value in fields.items() if _is_array(value)]:
+        raise UserError(
+            f"data.{arrays[0]}: an array is not a field of a recipe; give data=(x, y), and for several clients "
+            '{"north": (x, y), …}, with inputs and labels of each'
+        )
+
+
+def _is_array(thing: Any) -> bool:
+    return getattr(thing, "ndim", 0) > 0 and not isinstance(thing, type)
+
+
+def _described(thing: Any) -> str:
+    """Return why an object cannot be used as data, and what to give instead."""
+    if isinstance(thing, tuple) and len(thing) == 2:
+        return 'a pair of tuples is not clear; give {"train": (x, y), "test": (x, y)}, or a list with (x, y) per client'
+    kind = f"an object of type {type(thing).__name__}"
+    if isinstance(thing, Iterable) and not isinstance(thing, Sized | type):
+        return f"{kind} has no length; give a list of its samples, each a pair (input, label)"
+    if hasattr(thing, "__getitem__") and not isinstance(thing, Sized | type):
+        return f"{kind} has no length; add a method __len__, which returns the number of samples"
+    length = f" with {len(thing)} entries" if isinstance(thing, tuple | list) else ""
+    return (
+        f"{kind}{length} cannot be used; give a name, a pair (x, y), a frame, a PyTorch dataset, a "
+        'fedloom.data.Dataset, {"train": …, "test": …} of these, or a mapping of client names to these'
+    )
+
+
+def _is_pair(thing: Any) -> bool:
+    """Return whether an object is a tuple of inputs and labels."""
+    return isinstance(thing, tuple) and len(thing) == 2 and all(map(_has_length, thing))
+
+
+def _is_sample(thing: Any) -> bool:
+    """Return whether an object is one input with one label, rather than the samples of a client."""
+    return isinstance(thing, tuple | list) and len(thing) == 2 and not _has_length(thing[1]) and _has_length(thing[0])
+
+
+def _has_length(thing: Any) -> bool:
+    return not isinstance(thing, str | bytes) and hasattr(thing, "__len__") and getattr(thing, "ndim", 1) > 0
 
 
 def _is_source(thing: Any) -> bool:

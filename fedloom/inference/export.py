@@ -35,7 +35,8 @@ OPSET = 17
 def export(model: TrainedModel, kind: ExportFormat, path: Path) -> float:
     """Export a model to a file.
 
-    ONNX and TorchScript models take `images`, uint8 [batch, H, W, C] with any batch size, and return `logits`.
+    ONNX and TorchScript models take batches of any size and return `logits`. Their input is `images`, uint8
+    [batch, H, W, C], or `inputs`, float32 [batch, …], for a model that was trained on other inputs than bytes.
 
     Args:
         model: The model.
@@ -77,10 +78,10 @@ def export(model: TrainedModel, kind: ExportFormat, path: Path) -> float:
 
 def describe(model: TrainedModel) -> dict[str, str]:
     """Return the metadata of exported files: classes, input, output, method."""
-    channels, height, width = model.form.shape
+    kind = {1: ", grey", 3: ", RGB"}.get(model.form.shape[0], "") if _takes_bytes(model) else ""
     return {
         "classes": json.dumps(model.classes),
-        "input": f"images: uint8 [batch, {height}, {width}, {channels}], {'grey' if channels == 1 else 'RGB'}",
+        "input": f"{_input(model)}: {model.form.dtype} [batch, {', '.join(map(str, _shape(model)))}]{kind}",
         "output": "logits: float32 [batch, labels]; apply sigmoid"
         if model.multilabel
         else ("logits: float32 [batch, classes]"),
@@ -89,9 +90,26 @@ def describe(model: TrainedModel) -> dict[str, str]:
 
 
 def _example(model: TrainedModel, batch: int) -> Tensor:
-    channels, height, width = model.form.shape
     generator = torch.Generator().manual_seed(batch)
-    return torch.randint(0, 256, (batch, height, width, channels), generator=generator, dtype=torch.uint8)
+    if _takes_bytes(model):
+        return torch.randint(0, 256, (batch, *_shape(model)), generator=generator, dtype=torch.uint8)
+    mean, std = model.form.statistics
+    return mean + std * torch.randn((batch, *_shape(model)), generator=generator)
+
+
+def _takes_bytes(model: TrainedModel) -> bool:
+    return model.form.dtype == "uint8"
+
+
+def _input(model: TrainedModel) -> str:
+    """Return the name of an exported model's input."""
+    return "images" if _takes_bytes(model) else "inputs"
+
+
+def _shape(model: TrainedModel) -> tuple[int, ...]:
+    """Return the shape of one input of an exported model: images of bytes have channels last."""
+    shape = tuple(model.form.shape)
+    return (*shape[1:], shape[0]) if _takes_bytes(model) else shape
 
 
 def _difference(model: TrainedModel, again: Again, batch: int) -> float:
@@ -111,14 +129,14 @@ def _onnx(model: TrainedModel) -> tuple[bytes, Again]:
 
     buffer: Any = io.BytesIO()
     torch.onnx.export(
-        model, (_example(model, 2),), buffer, dynamo=False, opset_version=OPSET, input_names=["images"],
-        output_names=["logits"], dynamic_axes={"images": {0: "batch"}, "logits": {0: "batch"}},
+        model, (_example(model, 2),), buffer, dynamo=False, opset_version=OPSET, input_names=[_input(model)],
+        output_names=["logits"], dynamic_axes={_input(model): {0: "batch"}, "logits": {0: "batch"}},
     )  # fmt: skip
     graph = onnx.load_from_string(buffer.getvalue())
     onnx.helper.set_model_props(graph, describe(model))
     data = graph.SerializeToString()
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    return data, lambda images: session.run(["logits"], {"images": images.numpy()})[0]
+    return data, lambda inputs: session.run(["logits"], {_input(model): inputs.numpy()})[0]
 
 
 def _torchscript(model: TrainedModel) -> tuple[bytes, Again]:

@@ -16,6 +16,9 @@ from fedloom.data import Dataset, Federation
 CHUNK = 512
 """Maximum number of images per forward pass when many images are given."""
 
+LARGEST = 2.0
+"""Images of floats above this value are bytes that were not divided by 255; resizing may exceed 1 slightly."""
+
 
 class ImageModel(nn.Module):
     """A frozen model in eval mode that computes logits from images, with preprocessing.
@@ -86,7 +89,7 @@ class ImageModel(nn.Module):
 
     def prepared(self, images: Any) -> Tensor:
         """Convert images or other inputs to the network's input: normalised float32 [B, …]."""
-        x = images if isinstance(images, Tensor) else torch.from_numpy(np.ascontiguousarray(images))
+        x = images if isinstance(images, Tensor) else _tensor(images)
         x = x.to(self.scale.device)
         if self.form.dtype != "uint8":
             return torch.addcmul(self.shift, self._batched(x).to(self.scale.dtype), self.scale)
@@ -110,6 +113,8 @@ class ImageModel(nn.Module):
         channels, height, width = self.form.shape
         if x.dtype != torch.uint8 and not x.is_floating_point():
             raise UserError(f"images: type {x.dtype} is not supported; use uint8, or floats in [0, 1]")
+        if x.is_floating_point() and x.numel() and float(x.max()) > LARGEST:
+            raise UserError(f"images: floats up to {float(x.max()):g}; divide bytes by 255, or give them as uint8")
         given = tuple(x.shape)
         if channels == 1 and x.dim() in (2, 3) and given[-2:] == (height, width):  # no channel dimension
             x = x.reshape(-1, 1, height, width)
@@ -138,6 +143,15 @@ class ImageModel(nn.Module):
         """
         logits = torch.cat([self(chunk) for chunk in chunks(images)])
         return (logits.sigmoid() if self.multilabel else logits.softmax(1)).cpu().numpy()
+
+
+def _tensor(inputs: Any) -> Tensor:
+    try:
+        return torch.from_numpy(np.ascontiguousarray(inputs))
+    except (TypeError, ValueError):
+        raise UserError(
+            f"inputs of type {type(inputs).__name__} are not an array of numbers; give an array or a tensor"
+        ) from None
 
 
 def chunks(images: Any) -> Sequence[Any]:

@@ -114,7 +114,14 @@ class Factory:
         if min(shape, default=0) < 1 or (images and len(shape) != 3):
             what = "images (channels, height, width)" if images else "inputs"
             remedy = "; choose mlp, which takes inputs of any shape" if images else ""
+            if images and len(shape) == 2:
+                remedy += ", or give grey images as x[:, None]"
             raise UserError(f"model '{self.name}': needs {what}, but the shape of a sample is {tuple(shape)}{remedy}")
+        if images and shape[2] in (1, 3, 4) and shape[0] not in (1, 3, 4) and shape[1] > 4:
+            raise UserError(
+                f"model '{self.name}': the shape of a sample is {tuple(shape)}, with channels last; give "
+                "channels first: x.transpose(0, 3, 1, 2)"
+            )
         least = getattr(network, "smallest", 1)
         if images and min(shape[1:]) < least:
             raise UserError(

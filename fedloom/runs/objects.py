@@ -19,7 +19,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.method import METHODS, Method
 from fedloom.core.registry import OBJECT, note_source, source_name
 from fedloom.data import load
-from fedloom.data.from_objects import as_dataset, is_data
+from fedloom.data.from_objects import as_dataset, is_data, refuse_arrays
 from fedloom.data.sources import SOURCES
 from fedloom.experiment.run_folder import stored_values
 from fedloom.models import MODELS
@@ -40,6 +40,8 @@ def named(fields: Mapping[str, Any]) -> dict[str, Any]:
         UserError: An object cannot be used.
     """
     found = {PATHS.get(name, name): value for name, value in fields.items()}
+    if isinstance(fields.get("data"), Mapping) and not fields["data"]:
+        raise UserError("data: the mapping is empty; leave it out for the default data, or give each client's samples")
     for name in SECTIONS:
         for field in (name, f"{name}.name"):
             if field in found:
@@ -71,6 +73,11 @@ def read_with_objects(
     if isinstance(recipe, Recipe):  # it may come from a file: no consent to the Python files that it names
         trusted_code.allow_fields(fields)
         values = raw_recipe(recipe.model_dump(mode="json", exclude_unset=True), fields)
+    elif recipe is not None and not isinstance(recipe, str | Path | Mapping):
+        raise UserError(
+            f"recipe: an object of type {type(recipe).__name__} is not a recipe; give the path of a file, a name or a "
+            "mapping, and data as data=…"
+        )
     else:
         recipe = _with_names(recipe) if isinstance(recipe, Mapping) else recipe
         values = read_recipe(recipe, fields, trust_code=trust_code)
@@ -79,7 +86,7 @@ def read_with_objects(
         dataset = load(name)
         section = {"name": name} if isinstance(values["data"], str) else values["data"]
         if dataset.groups is not None and "partition" not in section:
-            section = section | {"partition": "natural", "clients": len(dataset.group_names)}
+            section = section | {"partition": "natural", "clients": section.get("clients", len(dataset.group_names))}
         if dataset.split is not None:
             section = {"split": dataset.split} | section
         values["data"] = section
@@ -106,7 +113,11 @@ def _as_name(section: str, value: Any) -> Any:
         return [_as_name(section, one) for one in value]
     if section == "model" and (isinstance(value, nn.Module) or callable(value)):
         return register_model(value)
-    return register_dataset(as_dataset(value)) if section == "data" and is_data(value) else value
+    if section == "data" and is_data(value):
+        return register_dataset(as_dataset(value))
+    if section == "data" and isinstance(value, Mapping):
+        refuse_arrays(value)
+    return str(value) if isinstance(value, Path) else value
 
 
 SECTIONS = ("method", "model", "data")

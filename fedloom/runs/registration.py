@@ -97,9 +97,11 @@ def _owners(positions: list[Any] | tuple[Any, ...], pool: Pool, label: str) -> n
         )
     owner = np.full(len(pool.labels), -1)
     for client, samples in enumerate(np.asarray(one).reshape(-1) for one in positions):
+        if not samples.size:
+            continue
         if samples.dtype == bool and len(samples) == len(owner):
             samples = np.flatnonzero(samples)
-        if samples.size and (samples.dtype.kind not in "iu" or samples.min() < 0 or samples.max() >= len(owner)):
+        if samples.dtype.kind not in "iu" or samples.min() < 0 or samples.max() >= len(owner):
             raise UserError(f"partition: {label} returned positions of client {client} outside 0 to {len(owner) - 1}")
         if len(np.unique(samples)) < len(samples) or (owner[samples] >= 0).any():
             raise UserError(f"partition: {label} gave a sample to client {client} that was given before")

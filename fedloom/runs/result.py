@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedloom.core.errors import nearest
 from fedloom.core.registry import short
 from fedloom.core.task import Task
 from fedloom.experiment.records import Newcomers, Summary, measure
@@ -99,7 +100,10 @@ class Run(TrainedRun, Mapping[str, Any]):
         return self.summary
 
     def __getitem__(self, name: str) -> Any:
-        return self.finished[name]  # type: ignore[literal-required]
+        summary = self.finished
+        if name not in summary:
+            raise KeyError(f"'{name}' is not in summary.json: {nearest(name, summary)}")
+        return summary[name]  # type: ignore[literal-required]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.summary or {})

@@ -7,7 +7,7 @@ import pandas
 import pytest
 import scipy.sparse
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fedloom.core.errors import UserError
 from fedloom.data import Dataset, from_arrays, from_clients, from_frame, from_splits, from_torch
@@ -128,12 +128,77 @@ def test_labels_may_have_any_type(kind):
         (X[:0], Y[:0], "expected inputs"),
         (X[:, 0], Y, r"x has the shape \(8,\); expected inputs \[N, …\]; give one value per sample as x.reshape"),
         ([[1, 2], [3]], [0, 1], "x cannot be read as an array: setting an array element"),
-        (np.array(list("abcdefgh")), Y, "x has the type <U1; expected numbers"),
+        (np.array(list("abcdefgh")), Y, r"x has the type <U1; expected numbers .*, or a pandas frame"),
+        ([X[0], X[1, :2]] * 4, Y, "x cannot be read as an array: .*; give all entries the same shape"),
+        (X[:, :0], Y, r"x has the shape \(8, 0\); expected inputs"),
+        (pandas.DataFrame(X)[:0], [], "dataset 'arrays': it has no samples"),
+        (X, None, "labels are None; give one for each of 8 samples"),
+        (X, X[:, 0] + 0.5, r"8 of 8 are not, for example 0.5; give classes, such as \(values > 0\).astype\(int\)"),
     ],
 )
 def test_what_does_not_fit_is_refused(x, y, words):
     with pytest.raises(UserError, match=words):
         from_arrays(x, y)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"test": [1, 2]}, r"test is int64 \[2\]; it must be a mask with one bool for each of 8 samples"),
+        ({"test": np.arange(8)}, r"test is int64 \[8\]; it must be a mask"),
+        ({"test": ["train"] * 8}, r"test is <U5 \[8\]; it must be a mask"),
+        ({"test": np.full(8, np.nan)}, r"test is float64 \[8\]; it must be a mask"),
+        ({"groups": [1, 2]}, "2 groups for 8 samples"),
+        ({"classes": ["0", "1", "1"]}, r"classes = \('0', '1', '1'\): a name is there twice; remove one"),
+        ({"classes": ["0"]}, "labels contain '1', which is not in classes"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, words):
+    with pytest.raises(UserError, match=words):
+        from_arrays(X, Y, **options)
+
+
+def test_classes_and_masks_may_be_whole_numbers():
+    dataset = from_arrays(X, Y, classes=[1, 0], test=Y)
+    assert dataset.classes == ("1", "0")
+    assert dataset.labels.tolist() == (1 - Y).tolist() and dataset.test.tolist() == (Y == 1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (Y + 1, ("1", "2")),
+        (Y.astype(float), ("0", "1")),
+        (Y > 0, ("False", "True")),
+        (Y * 2**62, ("0", str(2**62))),
+        (Y.astype("u8") * np.uint64(2**64 - 1), ("0", str(2**64 - 1))),
+        ([int(y) * 10**30 for y in Y], ("0", str(10**30))),
+        (Y[:, None], ("0", "1")),
+        (torch.from_numpy(Y), ("0", "1")),
+        (pandas.Series(Y, index=range(8, 0, -1)), ("0", "1")),
+        (pandas.Series(np.where(Y, "ill", "healthy"), dtype="string"), ("healthy", "ill")),
+        (pandas.Categorical(np.where(Y, "b", "a"), categories=["c", "b", "a"]), ("a", "b")),
+    ],
+)
+def test_labels_keep_their_order_and_names(labels, classes):
+    dataset = from_arrays(X, labels)
+    assert dataset.classes == classes and dataset.labels.tolist() == Y.tolist()
+
+
+def test_arrays_that_are_read_only_or_need_gradients_are_copied():
+    x, y = X.copy(), Y.copy()
+    x.setflags(write=False)
+    y.setflags(write=False)
+    for inputs in (x, torch.tensor(X, requires_grad=True)):
+        dataset = from_arrays(inputs, y)
+        dataset.inputs.mul_(0)
+        assert not dataset.inputs.requires_grad and x[-1, -1] == 23
+
+
+def test_as_many_classes_as_samples_get_a_note():
+    x = np.zeros((20, 2))
+    assert from_arrays(x, np.arange(20)).notes == ("20 classes for 20 samples: check that the labels are classes",)
+    assert from_arrays(x, np.arange(20) // 2).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -146,6 +211,9 @@ def test_what_does_not_fit_is_refused(x, y, words):
         ((X[:0], Y[:0]), "client 'b' has no samples; leave it out"),
         ((np.float32(3), Y), "client 'b' has no samples; leave it out"),
         ((X, Y, Y), r"client 'b' must have a pair \(x, y\) of inputs and labels, .* not a tuple of 3"),
+        ((np.where(X == 7, np.nan, X), Y), "1 of 8 samples of client 'b' contain NaN or infinity, first sample 2"),
+        ((X, [0, None] * 4), "4 of 8 labels of client 'b' are missing; drop these samples"),
+        (None, "client 'b' must have a pair"),
         ({"train": (X, Y), "dev": (X, Y)}, r"the splits train, dev cannot be used together; give one of them"),
     ],
 )
@@ -158,6 +226,59 @@ def test_an_empty_frame_of_a_client_is_named():
     frame = pandas.DataFrame(X).assign(label=Y)
     with pytest.raises(UserError, match="client 'b' has no samples; leave it out"):
         as_dataset({"a": frame, "b": frame[:0]})
+
+
+def test_names_of_clients_that_are_equal_as_texts_are_refused():
+    with pytest.raises(UserError, match="two clients have the same name as texts"):
+        as_dataset({0: (X, Y), "0": (X, Y)})
+
+
+class Unsized:
+    def __getitem__(self, i):
+        return X[i], int(Y[i])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from zip(X, Y, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("thing", "words"),
+    [
+        (Unsized(), "an object of type Unsized has no length; add a method __len__"),
+        (Stream(), "an object of type Stream has no length; give a list of its samples, each a pair"),
+        (zip(X, Y, strict=True), "an object of type zip has no length; give a list of its samples"),
+        (TensorDataset, "an object of type type cannot be used; give a name, a pair"),
+        ((X, Y, X, Y), 'an object of type tuple with 4 entries cannot be used; .*{"train": …, "test": …}'),
+        (((X, Y), (X, Y)), 'a pair of tuples is not clear; give {"train": .x, y., "test": .x, y.}, or a list'),
+        ([], "an object of type list with 0 entries cannot be used"),
+    ],
+)
+def test_objects_that_hold_no_samples_are_refused_with_what_to_give(thing, words):
+    with pytest.raises(UserError, match=f"^data: {words}"):
+        as_dataset(thing)
+
+
+def test_lists_of_samples_and_of_two_arrays_are_data():
+    texts = [(x, "ab"[y]) for x, y in zip(X, Y, strict=True)]
+    rows = tuple(map(tuple, X.tolist()))
+    for thing in (
+        [X, Y],
+        [X.tolist(), Y.tolist()],
+        (rows, tuple(Y.tolist())),
+        list(Stream()),
+        texts,
+        [list(pair) for pair in texts],
+    ):
+        dataset = as_dataset(thing)
+        assert dataset.groups is None and dataset.labels.tolist() == Y.tolist()
+        assert np.array_equal(dataset.inputs.numpy(), X)
+
+
+def test_a_single_split_is_divided_like_other_data():
+    dataset = as_dataset({"train": (X, Y)})
+    assert dataset.split is None and not dataset.test.any()
 
 
 def test_other_objects_are_refused():

@@ -90,6 +90,23 @@ def test_methods_with_models_of_their_own_kind_are_exported(method: str, tmp_pat
     assert not any("control" in name or "previous" in name for name in alone.needed())
 
 
+@pytest.mark.parametrize("shape", [(6,), (2, 16)])
+def test_models_of_tables_and_signals_are_exported(shape: tuple[int, ...], tmp_path: Path) -> None:
+    x = 5 + 3 * np.random.default_rng(0).normal(size=(80, *shape)).astype(np.float32)
+    y = np.where(x.reshape(80, -1)[:, 0] > 5, "ill", "well")
+    model = fedloom.run(data=(x, y), clients=2, rounds=1, model="mlp", out=tmp_path / "run").personal(0)
+    expected = model(x[:7]).numpy()
+    export(model, "onnx", tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    (given,) = session.get_inputs()
+    assert (given.name, given.type, given.shape[1:]) == ("inputs", "tensor(float)", list(shape))
+    np.testing.assert_allclose(session.run(None, {"inputs": x[:7]})[0], expected, atol=1e-4)
+    export(model, "torchscript", tmp_path / "m.pt")
+    torch.testing.assert_close(torch.jit.load(str(tmp_path / "m.pt"))(torch.from_numpy(x[:7])).numpy(), expected)
+    export(model, "safetensors", tmp_path / "m.safetensors")
+    assert describe(model)["input"] == f"inputs: float32 [batch, {', '.join(map(str, shape))}]"
+
+
 def test_an_adapted_model_is_exported_too(runs: dict[str, Path], tmp_path: Path) -> None:
     folder = write_pictures(tmp_path / "mine", {3: 10, 5: 10})
     invoke("adapt", runs["repper"], "--images", folder, "--head", "mlp", "--to", "here")

@@ -12,6 +12,7 @@ from fedloom.methods.fedavg import FedAvg
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(90, 5))
 Y = (X[:, 0] > 0).astype(int)
+PICTURES = RNG.random((90, 8, 8, 3))
 SETTING = {"data": (X, Y), "clients": 3, "partition": "iid", "rounds": 1}
 
 
@@ -72,6 +73,16 @@ def layers(outputs):
         ({"data": (X * 1j, Y)}, "x is complex"),
         ({"data": X}, "data: an object of type ndarray cannot be used; give a name, a pair"),
         ({"data": {"a": (X,)}}, "client 'a' must have a pair"),
+        ({"data": {"x": X, "y": Y}}, r"data.x: an array is not a field of a recipe; give data=\(x, y\)"),
+        ({"data": {}}, "data: the mapping is empty; leave it out for the default data"),
+        ({"recipe": (X, Y)}, "recipe: an object of type tuple is not a recipe; .* data as data=…"),
+        ({"data": (X, Y), "split": "official"}, "there is no such field; did you mean 'data.split'"),
+        ({"data.split": "official"}, "data.split = 'official': dataset 'arrays' has no official test set"),
+        (
+            {"data": (PICTURES, Y), "model": "resnet18"},
+            r"shape .* \(8, 8, 3\), with channels last; give channels first: x.transpose",
+        ),
+        ({"data": (PICTURES[..., 0], Y), "model": "cnn2"}, r"choose mlp, .*, or give grey images as x\[:, None\]"),
         ({"data.views": ["crop:4", "flip"]}, r"data.views = 'crop:4': needs images, but samples have the shape \(5,\)"),
         ({"optimizer": "adma"}, "training.optimizer.name = 'adma': is unknown; did you mean 'adam'"),
     ],
@@ -84,6 +95,29 @@ def test_labels_may_be_any_numbers():
     run = fedloom.run(**SETTING | {"data": (X, 1000 * (np.arange(90) % 3))})
     assert run.facts["classes"] == ["0", "1000", "2000"]
     assert run.personal(0)(X[:4]).shape == (4, 3)
+
+
+def test_a_partition_may_leave_the_list_of_a_client_empty_only_with_a_reason():
+    refused("2 of 3 clients get no samples", partition=lambda labels, clients, rng: [np.arange(90), [], []])
+
+
+def test_clients_of_the_data_replace_the_number_of_clients_with_a_note():
+    halves = {"north": (X[:45], Y[:45]), "south": (X[45:], Y[45:])}
+    run = fedloom.run(data=halves, clients=5, rounds=1)
+    assert run["clients"] == 2 and "partition 'natural' makes 2 clients (not 5)" in run["notes"]
+
+
+def test_predictions_refuse_what_a_model_was_not_trained_on():
+    run = fedloom.run(**SETTING | {"data": ((255 * PICTURES).astype("u1"), Y), "model": "mlp"})
+    model = run.personal(0)
+    with pytest.raises(UserError, match=r"images: floats up to 2\d\d.*; divide bytes by 255, or give them as uint8"):
+        model(255 * PICTURES[:2])
+    for wrong in ("picture.png", None, [[1, 2], [3]]):
+        with pytest.raises(UserError, match="are not an array of numbers; give an array or a tensor"):
+            model(wrong)
+    assert torch.allclose(model(PICTURES[:2]), model(PICTURES[:2].transpose(0, 3, 1, 2)))
+    with pytest.raises(KeyError, match="'personal_acuracy' is not in summary.json: did you mean 'personal_accuracy'"):
+        run["personal_acuracy"]
 
 
 def matrix(self, client, batch):

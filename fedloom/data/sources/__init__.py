@@ -118,7 +118,7 @@ def _load_source(source: Source, root: Path, options: ReadOptions) -> Dataset:
     if kept.exists():
         return replace(npz.read_npz(kept), name=source.name)
     if not hub.installed():
-        raise source.missing(root, "with fedloom[hub] installed it is downloaded from the Hugging Face hub")
+        raise source.missing(root, "after pip install 'fedloom[hub]' it is downloaded from the Hugging Face hub")
     try:
         if isinstance(source.remote, hub.Files):
             hub.download(source.remote, root)
