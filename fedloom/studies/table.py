@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PAPERS = ("fedintr", "fedcrc", "fedcrl", "repper", "fedstyle")
 """The papers in the order in which they are run: the cheapest first."""
-BOARDS = ("pfllib",)
+BOARDS = ("pfllib", "digits")
 """Leaderboards, which `fedloom board` shows."""
 BEST = "@best"
 """Ending of a metric that is taken at its best evaluated round, by test accuracy, as leaderboards do."""
