@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from fedloom.studies.table import Cell
 
 PFLLIB = "pfllib/board"
+PAGES = {PFLLIB: Path("docs/board.md"), "digits/board": Path("docs/board-digits.md")}
+"""Pages of the shipped boards."""
 SHOWN = ("best, all samples", "last, all samples", "last, mean", "spread", "worst tenth", "MB up", "s/round")
 """Measures that are printed; the page has all."""
 
@@ -31,7 +33,7 @@ SHOWN = ("best, all samples", "last, all samples", "last, mean", "spread", "wors
 @app.command()
 def board(
     name: Annotated[
-        str, typer.Argument(metavar="[BOARD]", help="A board: a YAML file, or the shipped pfllib/board.")
+        str, typer.Argument(metavar="[BOARD]", help="A board: a YAML file, pfllib/board or digits/board.")
     ] = PFLLIB,
     run: Annotated[bool, typer.Option("--run", help="Run what is missing, in the order of the queue.")] = False,
     queue: Annotated[
@@ -70,6 +72,8 @@ def board(
       fedloom board --run --parallel 6 --limit-seconds 3000 --data-dir ~/data
 
       fedloom board --status
+
+      fedloom board digits/board                   # all methods on digits, run on a CPU
 
       fedloom board --page --html board.html       # writes docs/board.md and a page with sortable tables
 
@@ -127,8 +131,8 @@ def _refuse_without_run(given: Mapping[str, object]) -> None:
 
 
 def _page_of(name: str) -> Path:
-    """Return the file of the page: docs/board.md for the shipped board, else the board's name with .md."""
-    return Path("docs/board.md") if name == PFLLIB else Path(Path(name).stem + ".md")
+    """Return the file of the page: in docs for a shipped board, else the board's name with .md."""
+    return PAGES.get(name, Path(Path(name).stem + ".md"))
 
 
 def _rest(queue: study_queue.Source, plan: StudyPlan) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PAPERS = ("fedintr", "fedcrc", "fedcrl", "repper", "fedstyle")
 """The papers in the order in which they are run: the cheapest first."""
-BOARDS = ("pfllib",)
+BOARDS = ("pfllib", "digits")
 """Leaderboards, which `fedloom board` shows."""
 RUNS = Path("runs") / "reproduce"
 """Folder of run folders, with a folder for each paper."""

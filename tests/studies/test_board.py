@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from fedloom.cli import commands
 from fedloom.core.errors import UserError
+from fedloom.methods import METHODS
 from fedloom.studies.board import MEASURES, order_in_words, standings, waiting
 from fedloom.studies.board_page import markdown
 from fedloom.studies.outcome import best_of
@@ -267,3 +268,10 @@ def test_an_unknown_board_names_the_nearest() -> None:
         board("pfllib/bord")
     with pytest.raises(UserError, match=r"board 'nowhere.yaml'"):
         board("nowhere.yaml")
+
+
+def test_the_digits_board_has_all_methods_but_fedbn_and_fedstyle() -> None:
+    methods = {
+        cell.recipe().method.name.removesuffix("+ft") for cell in cells_of("digits/board", load_table("digits/board"))
+    }
+    assert methods == {name for name in METHODS.names() if METHODS.is_shipped(name)} - {"fedbn", "fedstyle"}
