@@ -1,5 +1,6 @@
 """Private functions of torch that fedloom uses, each with its purpose. A test calls every one."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,12 @@ def compile_graph(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
     with tracing(TracingContext(mode)):
         compiled: Callable[..., Any] = compile_fx(graph, apart)  # type: ignore[assignment]
     return compiled
+
+
+def exclude_from_compilation(mode: type) -> None:
+    """Exclude a dispatch mode from torch's compiler, if that has been imported (its 800 modules take 1 s)."""
+    if "torch._dynamo" in sys.modules and not hasattr(mode.__torch_dispatch__, "__wrapped__"):  # type: ignore[attr-defined]
+        mode.__torch_dispatch__ = torch._disable_dynamo(mode.__torch_dispatch__, recursive=True)  # type: ignore[attr-defined]
 
 
 def end_allocate_to_pool(device: int, pool: Any) -> None:

@@ -1,5 +1,8 @@
 """Functions that torch does not promise to keep are there, and do what fedloom uses them for."""
 
+import importlib
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -71,6 +74,28 @@ def test_leaving_a_pool_that_was_entered():
     internals.end_allocate_to_pool(0, pool)
     with pytest.raises(RuntimeError):
         internals.end_allocate_to_pool(0, pool)
+
+
+def test_a_dispatch_mode_is_excluded_from_compilation_once_the_compiler_is_there(monkeypatch):
+    class Operations(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls):
+            return False
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    own = Operations.__torch_dispatch__
+    with monkeypatch.context() as patched:
+        patched.delitem(sys.modules, "torch._dynamo", raising=False)
+        internals.exclude_from_compilation(Operations)
+        assert Operations.__torch_dispatch__ is own
+    importlib.import_module("torch._dynamo")
+    for _ in range(2):
+        internals.exclude_from_compilation(Operations)
+    assert Operations.__torch_dispatch__.__wrapped__ is own
+    with Operations():
+        assert (torch.ones(1) + 1).item() == 2
 
 
 def test_open_modes_are_noticed():
