@@ -91,6 +91,12 @@ def vmap_level(tensor: Tensor) -> int:
     return level
 
 
+def transformed(tensor: Tensor) -> bool:
+    """Return whether a tensor is inside a transformation of torch.func, such as vmap."""
+    inside: bool = _functorch.is_functorch_wrapped_tensor(tensor)
+    return inside
+
+
 def unbatched(tensor: Tensor) -> Tensor | None:
     """Return all rows of a tensor inside vmap, with rows first; None if the tensor is not batched."""
     if not _functorch.is_batchedtensor(tensor):

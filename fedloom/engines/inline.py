@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from fedloom.core.job import Job, Result, launch
-from fedloom.engines.base import Engine
+from fedloom.engines.base import Engine, channels_last_hint
 
 
 class Inline(Engine):
@@ -17,3 +17,7 @@ class Inline(Engine):
         """Run each job eagerly in the server's workspace."""
         for job in jobs:
             yield launch(self.server_workspace, job).read()
+
+    def hints(self) -> list[str]:
+        """Return a faster memory layout for convolutions."""
+        return channels_last_hint(self)

@@ -130,6 +130,14 @@ def test_the_overload_for_arguments_is_found(name, args, kwargs, overload):
     getattr(getattr(aten, name), found or "default")(*[a.clone() if hasattr(a, "clone") else a for a in args], **kwargs)
 
 
+def test_tensors_inside_transformations_are_noticed():
+    seen = []
+    for inside in (torch.func.vmap, torch.func.grad):
+        inside(lambda x: seen.append(internals.transformed(x)) or x.sum())(torch.ones(2))
+    assert seen == [True, True]
+    assert not internals.transformed(torch.ones(2))
+
+
 def test_what_vmap_knows_is_told_from_what_it_does_not():
     assert internals.has_batching_rule(aten.add.Tensor)
     assert internals.has_batching_rule(aten.mm.default)
