@@ -49,7 +49,7 @@ class Watch(TorchDispatchMode):
     def __enter__(self) -> Any:
         """Start to watch."""
         exclude_from_compilation(Watch)
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
