@@ -20,6 +20,7 @@ from benchmarks import (
     gpu_suite,
     hostile,
     kills,
+    layout,
     memory,
     net,
     overhead,
@@ -326,6 +327,15 @@ def test_frozen_counts_bytes_and_seconds(monkeypatch, capfd):
     assert [row(lines, "mlp", "frozen,", kind)[-1] for kind in ("cached", "recomputed", "augmented")] == [
         "cached", "recomputed", "recomputed"
     ]  # fmt: skip
+
+
+def test_layouts_are_compared_and_our_pooling_keeps_the_weights(monkeypatch, capfd):
+    lines = printed(monkeypatch, capfd, layout, "--models cnn2 mlp --batches 2 --steps 1 --repeats 1")
+    assert row(lines, "cnn2", "2")[3] in ("yes", "no")
+    assert row(lines, "mlp", "2")[3] == "yes"
+    monkeypatch.setattr(layout.MaxPool2d, "forward", lambda self, x: x[..., ::2, ::2])
+    with pytest.raises(SystemExit, match="MaxPool2d changes the weights"):
+        printed(monkeypatch, capfd, layout, "--models cnn2 --batches 2 --steps 1 --repeats 1")
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="Chromium is not installed (apt-get install chromium)")

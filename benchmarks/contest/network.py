@@ -8,7 +8,7 @@ from collections import OrderedDict
 from torch import nn
 
 from fedloom.core.rng import Dropout
-from fedloom.models import Shape, SplitModel
+from fedloom.models import MaxPool2d, Shape, SplitModel
 
 
 class DropoutCNN(SplitModel):
@@ -26,7 +26,7 @@ class DropoutCNN(SplitModel):
                 relu1=nn.ReLU(),
                 conv2=nn.Conv2d(32, 64, 3),
                 relu2=nn.ReLU(),
-                pool=nn.MaxPool2d(2),
+                pool=MaxPool2d(2),
                 dropout1=Dropout(0.25),
                 flatten=nn.Flatten(),
                 fc=nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), self.features),

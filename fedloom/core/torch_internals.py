@@ -1,5 +1,6 @@
 """Private functions of torch that fedloom uses, each with its purpose. A test calls every one."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,12 @@ def compile_graph(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
     return compiled
 
 
+def exclude_from_compilation(mode: type) -> None:
+    """Exclude a dispatch mode from torch's compiler, if that has been imported (its 800 modules take 1 s)."""
+    if "torch._dynamo" in sys.modules and not hasattr(mode.__torch_dispatch__, "__wrapped__"):  # type: ignore[attr-defined]
+        mode.__torch_dispatch__ = torch._disable_dynamo(mode.__torch_dispatch__, recursive=True)  # type: ignore[attr-defined]
+
+
 def end_allocate_to_pool(device: int, pool: Any) -> None:
     """Make the allocator leave a graph's memory pool, after a capture that failed."""
     torch._C._cuda_endAllocateToPool(device, pool)
@@ -82,6 +89,12 @@ def vmap_level(tensor: Tensor) -> int:
     """Return the level of the vmap that a batched tensor belongs to."""
     level: int = _functorch.maybe_get_level(tensor)
     return level
+
+
+def transformed(tensor: Tensor) -> bool:
+    """Return whether a tensor is inside a transformation of torch.func, such as vmap."""
+    inside: bool = _functorch.is_functorch_wrapped_tensor(tensor)
+    return inside
 
 
 def unbatched(tensor: Tensor) -> Tensor | None:

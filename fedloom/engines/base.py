@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import AfterValidator, Field
+from torch import nn
 
 from fedloom.core.checking import Section
 from fedloom.core.errors import UserError
@@ -19,6 +20,12 @@ from fedloom.core.job import Job, Result
 from fedloom.core.registry import Registry, subclass_of
 from fedloom.core.setup import Precision, Setup
 from fedloom.core.workspace import Workspace
+
+CHANNELS_LAST = (
+    "engine: engine.channels_last=true computes convolutions up to 1.3 times as fast on a CPU, but changes the last "
+    "digits"
+)
+"""Hint for networks such as those of `python -m benchmarks.layout`, none of which keeps all bits: the user decides."""
 
 
 def _head(address: str | None) -> str | None:
@@ -166,6 +173,14 @@ class Engine(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def channels_last_hint(engine: Engine) -> list[str]:
+    """Return the hint that another memory layout is faster, if the engine computes convolutions on a CPU."""
+    if engine.device.type != "cpu" or engine.precision.channels_last:
+        return []
+    convolves = any(isinstance(module, nn.Conv2d) for module in engine.server_workspace.parts.modules())
+    return [CHANNELS_LAST] if convolves else []
 
 
 def _set_flags(undo: ExitStack, *, cuda: bool, tf32: bool, deterministic: bool) -> None:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from fedloom.core.execution import launch
 from fedloom.core.job import Job, Result
-from fedloom.engines.base import Engine
+from fedloom.engines.base import Engine, channels_last_hint
 
 
 class Inline(Engine):
@@ -18,3 +18,7 @@ class Inline(Engine):
         """Run each job eagerly in the server's workspace."""
         for job in jobs:
             yield launch(self.server_workspace, job).read()
+
+    def hints(self) -> list[str]:
+        """Return a faster memory layout for convolutions."""
+        return channels_last_hint(self)

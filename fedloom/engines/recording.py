@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from fedloom.core.fit import CaptureError as CaptureError
 from fedloom.core.state import copy_all_, tensors_of
 from fedloom.core.step_cache import distinct
+from fedloom.core.torch_internals import exclude_from_compilation
 from fedloom.core.workspace import Steps
 
 HOST_READS = {
@@ -41,6 +42,16 @@ class Watch(TorchDispatchMode):
         TorchDispatchMode.__init__(self)
         self._owned = None if owned is None else {storage(t) for t in owned}
         self._alive = owned or []  # keeps tensors alive, since the address of a freed one could be reused
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False, or torch would import its compiler to exclude `__torch_dispatch__` from it."""
+        return False
+
+    def __enter__(self) -> Any:
+        """Start to watch."""
+        exclude_from_compilation(Watch)
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -9,10 +9,12 @@ from fedloom.core.registry import import_all
 from fedloom.models.base import MODELS, SplitModel, register, tapped
 from fedloom.models.factory import Factory, build, check
 from fedloom.models.lora import merge_adapters
+from fedloom.models.max_pooling import MaxPool2d
 from fedloom.models.plain import split_model
 
 import_all(__name__)
 
 __all__ = [
-    "MODELS", "Factory", "Shape", "SplitModel", "build", "check", "merge_adapters", "register", "split_model", "tapped",
+    "MODELS", "Factory", "MaxPool2d", "Shape", "SplitModel", "build", "check", "merge_adapters", "register",
+    "split_model", "tapped",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from fedloom.core.options import Count, Share
 from fedloom.core.protocols import Shape
 from fedloom.core.rng import Dropout
 from fedloom.models.base import SplitModel, register
+from fedloom.models.max_pooling import MaxPool2d
 
 
 @register("cnn2")
@@ -33,10 +34,10 @@ class CNN2(SplitModel):
             OrderedDict(
                 conv1=nn.Conv2d(channels, 32, 5),
                 relu1=nn.ReLU(),
-                pool1=nn.MaxPool2d(2),
+                pool1=MaxPool2d(2),
                 conv2=nn.Conv2d(32, 64, 5),
                 relu2=nn.ReLU(),
-                pool2=nn.MaxPool2d(2),
+                pool2=MaxPool2d(2),
                 flatten=nn.Flatten(),
                 dropout=Dropout(dropout),
                 fc3=nn.Linear(64 * _left(height) * _left(width), features),

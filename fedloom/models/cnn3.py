@@ -6,6 +6,7 @@ from torch import nn
 
 from fedloom.core.protocols import Shape
 from fedloom.models.base import SplitModel, register
+from fedloom.models.max_pooling import MaxPool2d
 
 
 @register("cnn3")
@@ -26,13 +27,13 @@ class CNN3(SplitModel):
             OrderedDict(
                 conv1=nn.Conv2d(channels, 8, 3),
                 relu1=nn.ReLU(),
-                pool1=nn.MaxPool2d(2),
+                pool1=MaxPool2d(2),
                 conv2=nn.Conv2d(8, 16, 3),
                 relu2=nn.ReLU(),
-                pool2=nn.MaxPool2d(2),
+                pool2=MaxPool2d(2),
                 conv3=nn.Conv2d(16, 32, 3),
                 relu3=nn.ReLU(),
-                pool3=nn.MaxPool2d(2),
+                pool3=MaxPool2d(2),
                 flatten=nn.Flatten(),
                 fc4=nn.Linear(32 * _left(height) * _left(width), 128),
                 relu4=nn.ReLU(),

@@ -8,6 +8,7 @@ from torch import nn
 from fedloom.core.errors import UserError
 from fedloom.core.protocols import Shape
 from fedloom.models.base import SplitModel, register
+from fedloom.models.max_pooling import MaxPool2d
 
 
 @register("cnn4")
@@ -48,7 +49,7 @@ class CNN4(SplitModel):
             if norm:
                 self.extractor.add_module(f"bn{layer}", nn.BatchNorm2d(after))
             self.extractor.add_module(f"relu{layer}", nn.ReLU())
-            pool = nn.MaxPool2d(2) if layer < 4 or flat else nn.AdaptiveAvgPool2d(1)
+            pool = MaxPool2d(2) if layer < 4 or flat else nn.AdaptiveAvgPool2d(1)
             self.extractor.add_module(f"pool{layer}", pool)
             before = after
         self.extractor.add_module("flatten", nn.Flatten())

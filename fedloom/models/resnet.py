@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from fedloom.core.protocols import Shape
 from fedloom.models.base import SplitModel, register
+from fedloom.models.max_pooling import MaxPool2d
 from fedloom.models.norms import Norm, norm2d
 
 
@@ -65,7 +66,7 @@ class ResNet(SplitModel):
         self.extractor.add_module("bn1", norm2d(norm, 64))
         self.extractor.add_module("relu1", nn.ReLU())
         if not small:
-            self.extractor.add_module("pool1", nn.MaxPool2d(3, stride=2, padding=1))
+            self.extractor.add_module("pool1", MaxPool2d(3, stride=2, padding=1))
         self.extractor.add_module("stage1", _stage(64, 64, 1, self.blocks[0], norm))
         self.extractor.add_module("stage2", _stage(64, 128, 2, self.blocks[1], norm))
         self.extractor.add_module("stage3", _stage(128, 256, 2, self.blocks[2], norm))

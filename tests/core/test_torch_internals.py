@@ -1,5 +1,8 @@
 """Functions that torch does not promise to keep are there, and do what fedloom uses them for."""
 
+import importlib
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -73,6 +76,28 @@ def test_leaving_a_pool_that_was_entered():
         internals.end_allocate_to_pool(0, pool)
 
 
+def test_a_dispatch_mode_is_excluded_from_compilation_once_the_compiler_is_there(monkeypatch):
+    class Operations(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls):
+            return False
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    own = Operations.__torch_dispatch__
+    with monkeypatch.context() as patched:
+        patched.delitem(sys.modules, "torch._dynamo", raising=False)
+        internals.exclude_from_compilation(Operations)
+        assert Operations.__torch_dispatch__ is own
+    importlib.import_module("torch._dynamo")
+    for _ in range(2):
+        internals.exclude_from_compilation(Operations)
+    assert Operations.__torch_dispatch__.__wrapped__ is own
+    with Operations():
+        assert (torch.ones(1) + 1).item() == 2
+
+
 def test_open_modes_are_noticed():
     class Calls(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -103,6 +128,14 @@ def test_the_overload_for_arguments_is_found(name, args, kwargs, overload):
     found = internals.resolve_overload(name, args, kwargs)
     assert (found or "default") == overload
     getattr(getattr(aten, name), found or "default")(*[a.clone() if hasattr(a, "clone") else a for a in args], **kwargs)
+
+
+def test_tensors_inside_transformations_are_noticed():
+    seen = []
+    for inside in (torch.func.vmap, torch.func.grad):
+        inside(lambda x: seen.append(internals.transformed(x)) or x.sum())(torch.ones(2))
+    assert seen == [True, True]
+    assert not internals.transformed(torch.ones(2))
 
 
 def test_what_vmap_knows_is_told_from_what_it_does_not():

@@ -37,6 +37,14 @@ def test_digits_are_scaled_from_16_to_255() -> None:
     assert int(dataset.inputs.max()) == 255
 
 
+def test_digits_are_the_same_if_scikit_learn_stores_them_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    from_file = load("digits")
+    monkeypatch.setattr("fedloom.data.sources.digits.find_spec", lambda name: None)
+    from_library = load("digits")
+    assert torch.equal(from_file.inputs, from_library.inputs)
+    assert torch.equal(from_file.labels, from_library.labels)
+
+
 @pytest.mark.parametrize("ending", ["", ".gz"])
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_idx_files_are_read_gzipped_or_not(

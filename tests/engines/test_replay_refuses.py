@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny import tiny_task
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import cross_entropy, dropout
 
 from fedloom.core.client import Client
@@ -117,3 +118,20 @@ def test_a_learning_rate_that_changes_between_rounds_reaches_the_replayed_step(c
     client.fit("model", plain, lr=0.0 + 1e-30)
     after = client.parts.named_tensors()
     assert torch.allclose(start["model.head.weight"], after["model.head.weight"], atol=1e-12)
+
+
+COMPILER = CompileCounter()
+
+
+@torch.compile(backend=COMPILER)
+def penalty(logits):
+    return logits.square().mean()
+
+
+def with_compiled_penalty(client, batch):
+    return plain(client, batch) + penalty(client.model(batch.x))
+
+
+def test_only_the_compiled_function_of_a_step_is_compiled(client):
+    client.fit("model", with_compiled_penalty)
+    assert (COMPILER.frame_count, COMPILER.op_count) == (1, 2)
