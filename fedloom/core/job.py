@@ -19,6 +19,7 @@ from fedloom.core.message import Message, MessageError, pack, refuse_unless, unp
 from fedloom.core.reading import Count, Read, conforming
 from fedloom.core.scores import Answers, Scores, answers
 from fedloom.core.state import State, copies
+from fedloom.core.task import EVERYONE
 from fedloom.core.workspace import Workspace
 
 JobKind = Literal["update", "evaluate", "global", "validate", "generalise"]
@@ -100,7 +101,8 @@ class Job:
     - `global`: score the global model on the test samples of some clients.
     - `validate`: score the global model on the validation samples of some clients.
     - `generalise`: let the method complete the global representation with the data of some clients, then score it on
-      their test samples, and on their validation samples if they have any.
+      their test samples, and on their validation samples if they have any. Newcomers among the clients contribute no
+      data; their own scores follow those of the others together.
     """
 
     kind: JobKind
@@ -370,18 +372,21 @@ def _score_global(workspace: Workspace, job: Job) -> Result:
 def _generalise(workspace: Workspace, job: Job) -> Result:
     task, method = workspace.setup.task, workspace.setup.method
     workspace.load(job.message, None)
-    samples = np.concatenate([task.samples(c) for c in job.clients])
+    newcomers = set(job.clients) & set(task.federation.newcomers)
+    trained = [c for c in job.clients if c not in newcomers]
+    samples = np.concatenate([task.samples(c) for c in trained])
     pooled = Client(workspace, id=job.client, round=job.round, job="generalise", samples=samples, first=False)
     method.generalise(pooled)
     personal = _changed(workspace, job.message) if job.keep_model else None
     workspace.evaluate_only()
-    tests = {id(task.federation.test[c]): task.federation.test[c] for c in job.clients}
+    tests = {id(task.federation.test[c]): task.federation.test[c] for c in trained}
+    held = {EVERYONE: np.concatenate(list(tests.values()))} | {c: task.federation.test[c] for c in sorted(newcomers)}
 
     def predict(x: Tensor) -> Tensor:
         return method.predict_global(pooled, x)
 
-    scored = answers(workspace, {job.client: np.concatenate(list(tests.values()))}, predict)
-    validation = np.concatenate([task.federation.validation[c] for c in job.clients])
+    scored = answers(workspace, held, predict)
+    validation = np.concatenate([task.federation.validation[c] for c in trained])
     validated = _validated(workspace, {job.client: validation}, predict)
     return Result(client=job.client, personal=personal, answers=scored, validation_answers=validated)
 
