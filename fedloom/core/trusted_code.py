@@ -66,7 +66,7 @@ def allow(*values: Any) -> None:
 
     >>> allow("here/mine.py:Mine+ft", {"model": {"name": "net.py:Net"}})
     """
-    for path in _files(values):
+    for path in named_files(values):
         _allowed[str(path)] = sha256_of(path.read_bytes())
 
 
@@ -77,7 +77,7 @@ def allow_fields(fields: Mapping[str, Any]) -> None:
 
 def trust(*values: Any) -> None:
     """Allow the files that untrusted input names, and log each with its SHA-256."""
-    for path in _files(values):
+    for path in named_files(values):
         _allowed[str(path)] = sha256_of(path.read_bytes())
         log.warning("trust_code: importing %s (SHA-256 %s)", path, _allowed[str(path)])
 
@@ -89,7 +89,7 @@ def allow_hashes(hashes: Mapping[str, str]) -> None:
 
 def hashes(*values: Any) -> dict[str, str]:
     """Return the consent to the files named in these values, for `allow_hashes`."""
-    return {str(path): _allowed[str(path)] for path in _files(values) if str(path) in _allowed}
+    return {str(path): _allowed[str(path)] for path in named_files(values) if str(path) in _allowed}
 
 
 def environment() -> dict[str, str]:
@@ -104,7 +104,7 @@ def is_allowed(path: Path) -> bool:
 
 def not_allowed(*values: Any) -> list[Path]:
     """Return the files named in these values without the user's consent. Does not ask or import."""
-    return [path for path in _files(values) if not is_allowed(path)]
+    return [path for path in named_files(values) if not is_allowed(path)]
 
 
 def consented(path: Path, named_by: str) -> str:
@@ -179,17 +179,17 @@ def sha256_of(source: bytes) -> str:
     return hashlib.sha256(source).hexdigest()
 
 
-def _files(value: Any) -> Iterator[Path]:
+def named_files(value: Any) -> Iterator[Path]:
     """Yield the existing files that are named in nested values, as resolved paths.
 
     In `method.name=a+b/mine.py:Mine+ft` a path may start after any separator: every start that gives an existing file
     counts.
     """
     if isinstance(value, Mapping):
-        yield from _files(list(value.values()))
+        yield from named_files(list(value.values()))
     elif isinstance(value, (list, tuple, set)):
         for one in value:
-            yield from _files(one)
+            yield from named_files(one)
     elif isinstance(value, (str, Path)) and len(str(value)) <= LONGEST:
         yield from _files_in(str(value))
 
