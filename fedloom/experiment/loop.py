@@ -12,7 +12,6 @@ import torch
 
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
-from fedloom.core.errors import RunError, UserError
 from fedloom.core.failures import DivergedError, RoundError
 from fedloom.core.metrics import refuse_undefined
 from fedloom.core.reading import without_nan
@@ -172,7 +171,7 @@ class Experiment:
                     if ends and self._extends:
                         self._save_extensible(self.stopping)  # before the best state replaces the last one
                     self._keep_if_best(self.stopping, self.history)
-                with self._saving_after(RunError, UserError):
+                with self._saving_after(Exception):
                     self.callbacks.on_round(record, self.evaluator.rows)
                     if self.on_round is not None:
                         self.on_round(record)
@@ -285,7 +284,7 @@ class Experiment:
         if self._stopped is not None:
             last = self._rounds.evaluate(len(self.history), final=True)
             record = self.history[-1] | cast(RoundRecord, without_nan(last))
-            with self._saving_after(RunError, UserError):  # without this evaluation: a resumed run is not stopped
+            with self._saving_after(Exception):  # without this evaluation: a resumed run is not stopped
                 self.callbacks.on_evaluation(record, self.evaluator.rows)
             self.history[-1] = record
             self.folder.cut_back(self.history)
