@@ -51,7 +51,7 @@ class Stop(fedloom.Callback):
 
 
 def stopped(log, every):
-    """Return the metrics of a run that is stopped after round 2 of 5, with an evaluation every so many rounds."""
+    """Return the metrics of a run that is stopped after round 2 of 5, with an evaluation after each `every` rounds."""
     fields = {"training__rounds": 5, "evaluation__every": every}
     tiny_experiment("fedper", log=log, out="run", callbacks=[Stop()], **fields).run()
     return [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
