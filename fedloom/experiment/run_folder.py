@@ -105,6 +105,11 @@ class RunFolder:
 
     def record(self, line: RoundRecord) -> None:
         """Append a round's record to metrics.jsonl."""
+        if self._lock.lost:
+            raise UserError(
+                f"out = '{self.path}': another process has taken this folder over ({self._lock.lost}), because this "
+                "one gave no sign of life; this run ends, and the other one repeats its rounds"
+            )
         data = _line(line)
         try:
             while data:
@@ -146,7 +151,7 @@ class RunFolder:
         try:
             yield
         except Exception as error:
-            if not self._begun:
+            if not self._begun or self._lock.lost:
                 raise
             if (self.path / SUMMARY).exists():
                 error.add_note(f"the run in '{self.path}' is finished")
