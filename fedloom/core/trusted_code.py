@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedloom.core.errors import UserError
@@ -170,8 +171,23 @@ def scope() -> Iterator[None]:
 
 
 def resume_command(folder: Path, *values: Any) -> str:
-    """Return the command that resumes a run, with `--trust-code` if its recipe names files that are allowed now."""
-    return f"fedloom resume {folder}{' --trust-code' if hashes(*values) else ''}"
+    """Return the command that resumes a run, with `--trust-code` if its recipe names files that are allowed now.
+
+    A deployment's run, in SERVER/runs/NAME, is resumed by its server.
+    """
+    trust = " --trust-code" if hashes(*values) else ""
+    server = deployment_of(folder)
+    if server is None:
+        return f"fedloom resume {quote(str(folder))}{trust}"
+    recipe = quote(str(server / "recipes" / f"{folder.name}.yaml"))
+    return f"fedloom deploy start {recipe} --folder {quote(str(server))} --name {quote(folder.name)}{trust}"
+
+
+def deployment_of(folder: Path) -> Path | None:
+    """Return the server's folder of a deployment's run, which is in SERVER/runs/NAME; None for other runs."""
+    server = folder.parent.parent
+    is_its = folder.parent.name == "runs" and (server / "recipes" / f"{folder.name}.federation").exists()
+    return server if is_its else None
 
 
 def sha256_of(source: bytes) -> str:

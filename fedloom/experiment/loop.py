@@ -235,7 +235,8 @@ class Experiment:
                 self._save()
             kept = "the rounds so far are saved" if resumable else "rounds after the last checkpoint are repeated"
             resume = f"{kept}; resume with: {self._how_to_resume}"
-            again = "a resumed run would diverge again: start a new run with other settings and another --out"
+            other = "--name" if self.task.elsewhere else "--out"
+            again = f"a resumed run would diverge again: start a new run with other settings and another {other}"
             error.add_note(again if isinstance(error, DivergedError) else resume)
             raise
 

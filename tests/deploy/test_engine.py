@@ -22,6 +22,7 @@ from flwr.app import Message as Parcel
 from safetensors.torch import load_file
 from tiny import same_state, without_times
 
+import fedloom
 from fedloom.core.errors import UserError
 from fedloom.core.failures import ClientError, RoundError
 from fedloom.core.job import Job, Result
@@ -36,6 +37,7 @@ from fedloom.deploy.sealing import RECORD, opened, sealed
 from fedloom.deploy.tasks import task_elsewhere
 from fedloom.deploy.terms import FederationTerms, fingerprint, protocol_versions
 from fedloom.deploy.worker import reply_to
+from fedloom.experiment.files import unwritable
 from fedloom.experiment.loop import Experiment
 
 
@@ -158,6 +160,23 @@ def test_fewer_than_min_clients_end_the_run_and_it_can_go_on(tmp_path):
     simulated = Experiment(federation.recipe.with_(out=tmp_path / "simulated"))
     simulated.run()
     assert same_state(again.server.state, simulated.server.state)
+
+
+def test_a_run_that_ends_names_the_command_of_the_deployment_that_resumes_it(tmp_path):
+    server, run = tmp_path / "my server", tmp_path / "my server/runs/first"
+    (server / "recipes/first.federation").mkdir(parents=True)
+    federation = Set(tmp_path / "fed", small_recipe("fedavg", training__min_clients=3, out=run))
+
+    def leave(record):
+        federation.grid.online = {100}
+
+    with pytest.raises(RoundError) as ended:
+        federation.run(on_round=leave)
+    command = f"fedloom deploy start '{server}/recipes/first.yaml' --folder '{server}' --name first"
+    assert ended.value.__notes__ == [f"the rounds so far are saved; resume with: {command}"]
+    assert str(unwritable(run / "models/server.safetensors", OSError(28, "full"))).endswith(f"with: {command}")
+    with pytest.raises(UserError, match="the run of a deployment, .* resume it on its server: fedloom deploy start"):
+        fedloom.resume(run)
 
 
 def test_who_does_not_answer_in_time_is_left_out(tmp_path):
