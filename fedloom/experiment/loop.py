@@ -12,6 +12,7 @@ import torch
 
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
+from fedloom.core.errors import UserError
 from fedloom.core.failures import DivergedError, RoundError
 from fedloom.core.metrics import refuse_undefined
 from fedloom.core.reading import without_nan
@@ -231,8 +232,12 @@ class Experiment:
             yield
         except errors as error:
             resumable = len(self.history) < self.recipe.training.rounds
-            if resumable:
-                self._save()
+            try:
+                if resumable:
+                    self._save()
+            except UserError as unwritable:  # the error that ended the run is raised, not this one
+                resumable = False
+                error.add_note(f"no checkpoint: {unwritable}")
             kept = "the rounds so far are saved" if resumable else "rounds after the last checkpoint are repeated"
             resume = f"{kept}; resume with: {self._how_to_resume}"
             other = "--name" if self.task.elsewhere else "--out"

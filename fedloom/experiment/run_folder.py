@@ -67,7 +67,9 @@ class RunFolder:
             raise UserError(f"out = '{path}' cannot be created: {error.strerror}; choose another folder") from None
         self._lock = RunLock(path)
         try:
-            self._refuse_a_run(resume)  # again: another process may have started a run before this one got the lock
+            self._refuse_a_run(
+                resume, locked=True
+            )  # again: another process may have started a run before this one got the lock
             for left in path.glob(".memory-*"):  # left by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
             self._metrics = (path / METRICS).open("ab", buffering=0)
@@ -79,8 +81,13 @@ class RunFolder:
             self._lock.release()
             raise
 
-    def _refuse_a_run(self, resume: bool) -> None:
+    def _refuse_a_run(self, resume: bool, locked: bool = False) -> None:
         if not resume and holds_run(self.path):
+            if not locked and run_state(self.path) == "running":
+                raise UserError(
+                    f"out = '{self.path}' holds a run that another process is doing: wait for it, or choose another "
+                    "folder"
+                )
             raise UserError(
                 f"out = '{self.path}' already holds a run: choose another folder, remove this one, "
                 f"or resume the run: {_resume_command(self.path)}"
