@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -65,10 +66,22 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments."""
+        given = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            raise unknown_option(error) from None
+            raise _of_pfllib(error, given) or unknown_option(error) from None
+
+
+def _of_pfllib(error: click.NoSuchOption, args: list[str]) -> click.UsageError | None:
+    """Return an error that shows how to translate PFLlib's flags; None if there are none."""
+    from fedloom.cli.pfllib import is_pfllib_flag
+
+    found = [] if error.option_name.startswith("--") else [text for text in args if is_pfllib_flag(text)]
+    text = f"No such option: {found[0]}. " if found else ""
+    return (
+        click.UsageError(f"{text}For PFLlib's flags: fedloom migrate {shlex.join(args)}", error.ctx) if found else None
+    )
 
 
 class Application(typer.Typer):

@@ -58,7 +58,7 @@ def board(
         Path | None, typer.Option("--to", help="File of --page; default: docs/board.md; for your own board BOARD.md.")
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write the board as HTML with sortable tables.")] = None,
-    as_json: flags.Json = False,
+    trust_code: flags.TrustCode = False, as_json: flags.Json = False,
 ) -> None:  # fmt: skip
     """Show a leaderboard: accuracy, spread, bytes, seconds and memory of each method, next to published figures.
 
@@ -122,7 +122,7 @@ def board(
 
         show_json({"board": name, "standings": [_as_json(one) for one in standings(cells, found)]})
     elif not page and html is None:
-        _show(table, cells, found)
+        _show(table, cells, found, [] if results is None else ["--results", str(results)])
 
 
 def _refuse_without_run(given: Mapping[str, object]) -> None:
@@ -163,9 +163,10 @@ def _write(path: Path, text: str) -> None:
     say(f"written: {path}")
 
 
-def _show(table: Table, cells: Sequence[Cell], found: Sequence[CellResult]) -> None:
-    """Print the standings, and what was not run yet."""
+def _show(table: Table, cells: Sequence[Cell], found: Sequence[CellResult], extra: Sequence[str]) -> None:
+    """Print the standings, what other code computed, and what was not run yet. `extra`: arguments of commands."""
     from fedloom.studies.board import order_in_words, published_name, standings, waiting
+    from fedloom.studies.code import note
 
     publisher = published_name(table)
     out.print(f"[bold]{table.title}[/bold]", highlight=False)
@@ -181,7 +182,7 @@ def _show(table: Table, cells: Sequence[Cell], found: Sequence[CellResult]) -> N
         out.print(grid)
         if standing.changes:
             say(f"{standing.changes}; published figures are those of the full setting")
-        for text in order_in_words(standing):
+        for text in (*order_in_words(standing), *note(standing.lines, extra)):
             say(text)
     for column, names in waiting(cells, found).items():
         say(f"not run yet on {column}: {names}")
@@ -189,6 +190,7 @@ def _show(table: Table, cells: Sequence[Cell], found: Sequence[CellResult]) -> N
 
 def _as_json(standing: Standing) -> dict[str, object]:
     from fedloom.studies.board import MEASURES, order_in_words
+    from fedloom.studies.code import outdated
 
     methods = [
         {
@@ -197,6 +199,7 @@ def _as_json(standing: Standing) -> dict[str, object]:
             "measure": line.cell.measure,
             "figures": line.figures,
             "seeds": [result.seed for result in line.results],
+            "outdated": outdated(line),
         }
         | {measure.title: measure.of(line) for measure in MEASURES}
         for line in standing.lines

@@ -78,7 +78,7 @@ def reproduce(
     to: Annotated[
         Path, typer.Option("--to", help="Report file; pages and figures go to a folder of the same name.")
     ] = Path("docs/reproduction.md"),
-    as_json: flags.Json = False,
+    trust_code: flags.TrustCode = False, as_json: flags.Json = False,
 ) -> None:  # fmt: skip
     """Run cells of the five papers' tables and show the published figures next to ours.
 

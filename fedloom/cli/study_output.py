@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 def show_lines(tables: Mapping[str, Table], lines: Sequence[Line]) -> None:
     """Print each column as a table with the order of its methods, then the number of cells that agree."""
+    from fedloom.studies.code import note
     from fedloom.studies.comparison import by_column, setting_in_words
     from fedloom.studies.order import pairs, verdicts_in_words
     from fedloom.studies.report import command
@@ -45,6 +46,8 @@ def show_lines(tables: Mapping[str, Table], lines: Sequence[Line]) -> None:
             say(shlex.join(command(column[0].cell)[:-2]))
             if words := verdicts_in_words(pairs(column)):
                 say(words)
+            for text in note(column):
+                say(text)
         for text in tables[name].deviations:
             say(f"- {text}")
     say(f"\n{_counted(lines)}")
@@ -77,13 +80,14 @@ def lines_as_json(lines: Sequence[Line]) -> dict[str, Any]:
 
 def _line_as_json(line: Line) -> dict[str, Any]:
     from fedloom.studies import report
+    from fedloom.studies.code import outdated
 
     cell = line.cell
     return {
         "table": cell.table, "column": cell.column.at, "row": cell.row, "measure": cell.measure, "paper": cell.printed,
         "here": line.here, "spread": line.spread, "difference": line.difference, "verdict": line.verdict,
         "apart": line.apart, "ours": cell.ours, "changes": dict(line.changes),
-        "seeds": [result.seed for result in line.results],
+        "seeds": [result.seed for result in line.results], "outdated": outdated(line),
         "command": shlex.join([*report.command(cell), *report.flags(line.changes, cell)]),
     }  # fmt: skip
 

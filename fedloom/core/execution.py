@@ -16,6 +16,7 @@ from fedloom.core.message import Message
 from fedloom.core.metrics import Metric
 from fedloom.core.scores import Answers
 from fedloom.core.state import State, copies
+from fedloom.core.task import EVERYONE
 from fedloom.core.workspace import Workspace
 
 
@@ -145,18 +146,21 @@ def _score_global(workspace: Workspace, job: Job) -> Result:
 def _generalise(workspace: Workspace, job: Job) -> Result:
     task, method = workspace.setup.task, workspace.setup.method
     workspace.load(job.message, None)
-    samples = np.concatenate([task.samples(c) for c in job.clients])
+    newcomers = set(job.clients) & set(task.federation.newcomers)
+    trained = [c for c in job.clients if c not in newcomers]
+    samples = np.concatenate([task.samples(c) for c in trained])
     pooled = Client(workspace, id=job.client, round=job.round, job="generalise", samples=samples, first=False)
     method.generalise(pooled)
     personal = _changed(workspace, job.message) if job.keep_model else None
     workspace.modes.evaluate_only()
-    tests = {id(task.federation.test[c]): task.federation.test[c] for c in job.clients}
+    tests = {id(task.federation.test[c]): task.federation.test[c] for c in trained}
+    held = {EVERYONE: np.concatenate(list(tests.values()))} | {c: task.federation.test[c] for c in sorted(newcomers)}
 
     def predict(x: Tensor) -> Tensor:
         return method.predict_global(pooled, x)
 
-    scored = answers(workspace, {job.client: np.concatenate(list(tests.values()))}, predict)
-    validation = np.concatenate([task.federation.validation[c] for c in job.clients])
+    scored = answers(workspace, held, predict)
+    validation = np.concatenate([task.federation.validation[c] for c in trained])
     validated = _validated(workspace, {job.client: validation}, predict)
     return Result(client=job.client, personal=personal, answers=scored, validation_answers=validated)
 

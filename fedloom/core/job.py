@@ -96,7 +96,8 @@ class Job:
     - `global`: score the global model on the test samples of some clients.
     - `validate`: score the global model on the validation samples of some clients.
     - `generalise`: let the method complete the global representation with the data of some clients, then score it on
-      their test samples, and on their validation samples if they have any.
+      their test samples, and on their validation samples if they have any. Newcomers among the clients contribute no
+      data; their own scores follow those of the others together.
     """
 
     kind: JobKind

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from fedloom.core.errors import UserError
@@ -66,7 +67,7 @@ def allow(*values: Any) -> None:
 
     >>> allow("here/mine.py:Mine+ft", {"model": {"name": "net.py:Net"}})
     """
-    for path in _files(values):
+    for path in named_files(values):
         _allowed[str(path)] = sha256_of(path.read_bytes())
 
 
@@ -77,7 +78,7 @@ def allow_fields(fields: Mapping[str, Any]) -> None:
 
 def trust(*values: Any) -> None:
     """Allow the files that untrusted input names, and log each with its SHA-256."""
-    for path in _files(values):
+    for path in named_files(values):
         _allowed[str(path)] = sha256_of(path.read_bytes())
         log.warning("trust_code: importing %s (SHA-256 %s)", path, _allowed[str(path)])
 
@@ -89,7 +90,7 @@ def allow_hashes(hashes: Mapping[str, str]) -> None:
 
 def hashes(*values: Any) -> dict[str, str]:
     """Return the consent to the files named in these values, for `allow_hashes`."""
-    return {str(path): _allowed[str(path)] for path in _files(values) if str(path) in _allowed}
+    return {str(path): _allowed[str(path)] for path in named_files(values) if str(path) in _allowed}
 
 
 def environment() -> dict[str, str]:
@@ -104,7 +105,7 @@ def is_allowed(path: Path) -> bool:
 
 def not_allowed(*values: Any) -> list[Path]:
     """Return the files named in these values without the user's consent. Does not ask or import."""
-    return [path for path in _files(values) if not is_allowed(path)]
+    return [path for path in named_files(values) if not is_allowed(path)]
 
 
 def consented(path: Path, named_by: str) -> str:
@@ -170,8 +171,23 @@ def scope() -> Iterator[None]:
 
 
 def resume_command(folder: Path, *values: Any) -> str:
-    """Return the command that resumes a run, with `--trust-code` if its recipe names files that are allowed now."""
-    return f"fedloom resume {folder}{' --trust-code' if hashes(*values) else ''}"
+    """Return the command that resumes a run, with `--trust-code` if its recipe names files that are allowed now.
+
+    A deployment's run, in SERVER/runs/NAME, is resumed by its server.
+    """
+    trust = " --trust-code" if hashes(*values) else ""
+    server = deployment_of(folder)
+    if server is None:
+        return f"fedloom resume {quote(str(folder))}{trust}"
+    recipe = quote(str(server / "recipes" / f"{folder.name}.yaml"))
+    return f"fedloom deploy start {recipe} --folder {quote(str(server))} --name {quote(folder.name)}{trust}"
+
+
+def deployment_of(folder: Path) -> Path | None:
+    """Return the server's folder of a deployment's run, which is in SERVER/runs/NAME; None for other runs."""
+    server = folder.parent.parent
+    is_its = folder.parent.name == "runs" and (server / "recipes" / f"{folder.name}.federation").exists()
+    return server if is_its else None
 
 
 def sha256_of(source: bytes) -> str:
@@ -179,17 +195,17 @@ def sha256_of(source: bytes) -> str:
     return hashlib.sha256(source).hexdigest()
 
 
-def _files(value: Any) -> Iterator[Path]:
+def named_files(value: Any) -> Iterator[Path]:
     """Yield the existing files that are named in nested values, as resolved paths.
 
     In `method.name=a+b/mine.py:Mine+ft` a path may start after any separator: every start that gives an existing file
     counts.
     """
     if isinstance(value, Mapping):
-        yield from _files(list(value.values()))
+        yield from named_files(list(value.values()))
     elif isinstance(value, (list, tuple, set)):
         for one in value:
-            yield from _files(one)
+            yield from named_files(one)
     elif isinstance(value, (str, Path)) and len(str(value)) <= LONGEST:
         yield from _files_in(str(value))
 

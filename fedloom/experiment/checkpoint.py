@@ -133,7 +133,7 @@ class Checkpoints:
             return
         if not self.folder.is_dir():
             try:
-                self.folder.mkdir(parents=True)
+                self.folder.mkdir()  # no parents: a run folder that was moved is not made anew
                 sync_folder(self.folder.parent)
             except OSError as error:
                 raise unwritable(self.folder, error) from error

@@ -132,7 +132,7 @@ class Evaluator:
         if self._validated:
             record |= figures_of(validation, "validation_personal", wanted)
         if self.method.overrides("generalise"):
-            record["personal_styles"] = self._by_style(scores)
+            record["personal_styles"] = self._by_style(ours)
         if (path := self.recipe.evaluation.distance) is not None:
             record["distance"] = self._distance(path)
         return record
@@ -181,27 +181,38 @@ class Evaluator:
     def _generalise(self, engine: Runner, round: int, state: State, final: bool) -> Measures:
         """Score the global representation in every style; return the accuracy of each style and their mean.
 
+        As in every global figure, newcomers are kept apart: a style's classifier is fitted and tested on the samples of
+        the clients that train, and then scored on the style's newcomers. A style that only newcomers have has none.
+
         On validation samples, only the mean is returned.
         """
         message = Message(state)
         names = self.task.dataset.group_names or (self.task.dataset.name,)
-        members: dict[int, list[int]] = {}
-        for client, group in enumerate(group_of_clients(self.task)):
-            members.setdefault(group, []).append(client)
+        newcomers, evaluated = set(self.task.federation.newcomers), set(self.clients)
+        groups = group_of_clients(self.task)
+        members: dict[int, list[int]] = {g: [] for c, g in enumerate(groups) if g >= 0 and c not in newcomers}
+        for client, group in enumerate(groups):
+            if group in members and (client not in newcomers or client in evaluated):
+                members[group].append(client)
         jobs = [
             Job("generalise", round, message, client=g, clients=tuple(members[g]), keep_model=final)
             for g in sorted(members)
         ]
         styles: dict[str, float] = {}
         validated: list[float] = []
+        theirs: list[Scores] = []
         for result in self._done(engine.run(jobs), round):
-            styles[names[result.client]] = result.scores[0].accuracy
+            ours, *others = result.scores
+            styles[names[result.client]] = ours.accuracy
+            theirs += others
             validated += [scores.accuracy for scores in result.validation]
             if result.personal is not None:
                 self.folder.write_model(f"style-{result.client:05d}", result.personal)
         found: Measures = {"global_accuracy": float(np.mean(list(styles.values()))), "styles": styles}
         if validated:
             found["validation_global_accuracy"] = float(np.mean(validated))
+        if newcomers:
+            found |= spread(theirs, prefix="newcomer_global") | figures_of(theirs, "newcomer_global", self._wanted)
         return found
 
     def _by_style(self, personal: list[Scores]) -> dict[str, float]:
@@ -210,7 +221,8 @@ class Evaluator:
         each: dict[str, list[float]] = {}
         groups = group_of_clients(self.task)
         for scores in personal:
-            each.setdefault(names[groups[scores.client]], []).append(scores.accuracy)
+            if (group := groups[scores.client]) >= 0:
+                each.setdefault(names[group], []).append(scores.accuracy)
         return {name: float(np.nanmean(values)) for name, values in sorted(each.items())}
 
     def _score_personal(

@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedloom.core.errors import UserError
+from fedloom.core.trusted_code import resume_command
 
 TEMPORARY = ".tmp"
 
@@ -48,7 +49,9 @@ def sync_folder(folder: Path) -> None:
 
 def unwritable(path: Path, error: OSError) -> UserError:
     """Return the error for a file that cannot be written."""
+    run = next((folder for folder in path.parents if (folder / "metrics.jsonl").exists()), None)
+    how = "start again" if run is None else f"resume from the last checkpoint with: {resume_command(run)}"
     return UserError(
-        f"'{path}' cannot be written: {error.strerror or error}; existing files are intact. "
-        "Free disk space or grant permission, then resume from the last checkpoint with `fedloom resume RUN`"
+        f"'{path}' cannot be written: {error.strerror or error}; existing files are intact. Free disk space or grant "
+        f"permission, then {how}"
     )

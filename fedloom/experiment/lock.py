@@ -1,8 +1,10 @@
 """A lock that allows one process per run folder, on local and shared file systems.
 
 The lock is a POSIX record lock on the file `.lock`. The kernel, or the file server, releases it when its owner dies, on
-any machine; forked workers do not inherit it. The file names the owner. On file systems without such locks, this entry
-decides: an owner on this machine is looked up by pid and start time, and an owner on another machine counts as alive.
+any machine; forked workers do not inherit it. The file names the owner. On file systems without such locks, and where a
+state is only shown, this entry decides: an owner on this machine is looked up by pid and start time. An owner on
+another machine is alive while it renews the time of the file (every `BEAT` seconds); it counts as dead after `STALE`
+seconds.
 """
 
 import errno
@@ -10,10 +12,12 @@ import json
 import logging
 import os
 import socket
+import tempfile
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock, Thread
+from time import time
 from typing import Any, Literal
 
 from fedloom.core.errors import UserError, printable
@@ -25,6 +29,10 @@ except ImportError:  # Windows
 
 NAME = ".lock"
 TAKEN = (errno.EACCES, errno.EAGAIN)
+BEAT = 30.0
+"""Seconds between renewals of the file's time."""
+STALE = 600.0
+"""Age of the file from which on an owner on another machine counts as dead: file servers stall for minutes."""
 log = logging.getLogger("fedloom")
 _guard = Lock()
 """Held while a lock file is open: closing a file releases all record locks of this process on it."""
@@ -32,8 +40,15 @@ _ours: set[str] = set()
 """Folders that this process has locked: a record lock does not exclude the process that holds it."""
 
 
+_ahead: dict[int, float] = {}
+"""Seconds by which a file system's clock is ahead of this machine's, by device; measured when it matters."""
+
+
 class RunLock:
     """A lock on a run folder, held from construction until `release`.
+
+    Attributes:
+        lost: What took the lock over, in words, because this process seemed to have ended; empty while it is held.
 
     Raises:
         UserError: Another process holds the lock (the message names it), or the folder cannot be written.
@@ -52,13 +67,29 @@ class RunLock:
             raise UserError(
                 f"out = '{folder}' cannot be written: {error.strerror}; fix this, or choose another folder"
             ) from error
+        self.lost = ""
+        self._released = Event()
+        self._thread = Thread(target=self._keep, name="fedloom lock", daemon=True)
+        self._thread.start()
+
+    def _keep(self) -> None:
+        while not self._released.wait(BEAT) and not self.lost:
+            self.beat()
+
+    def beat(self) -> None:
+        """Renew the time of the file, unless another process has taken it over."""
+        with suppress(OSError):  # for example, the file server cannot be reached: tried again
+            if (owner := _read(self._file)) and owner != self._entry:
+                self.lost = _words(owner)
+            else:
+                os.utime(self.path)  # now, by the file system's clock
 
     def _open(self) -> int:
         while True:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 owner = _read(file)
-                if not _lock(file, owner):
+                if not _lock(file, owner, self.path):
                     raise _refusal(self.path.parent, owner)
                 if not _still_at(self.path, file):  # the owner released the lock, which removes the file, in between
                     os.close(file)
@@ -67,8 +98,9 @@ class RunLock:
                     log.warning(
                         "%s belongs to a process that has ended (%s): its lock is taken over", self.path, _words(owner)
                     )
+                self._entry = _me()
                 os.ftruncate(file, 0)
-                os.pwrite(file, json.dumps(_me()).encode(), 0)
+                os.pwrite(file, json.dumps(self._entry).encode(), 0)
             except BaseException:
                 with suppress(OSError):
                     os.close(file)
@@ -78,13 +110,16 @@ class RunLock:
     def release(self) -> None:
         """Remove the file and release the lock."""
         if self._key in _ours:
+            self._released.set()
+            self._thread.join(timeout=1)  # longer only if the file server cannot be reached
             with suppress(OSError):
-                self.path.unlink(missing_ok=True)
+                if not self.lost:
+                    self.path.unlink(missing_ok=True)
             os.close(self._file)
             _ours.discard(self._key)
 
 
-def _lock(file: int, owner: dict[str, Any]) -> bool:
+def _lock(file: int, owner: dict[str, Any], path: Path) -> bool:
     """Try to take the lock and return whether it was free; without lock support, the owner's entry decides."""
     if fcntl is not None:
         try:
@@ -93,13 +128,14 @@ def _lock(file: int, owner: dict[str, Any]) -> bool:
         except OSError as error:
             if error.errno in TAKEN:
                 return False
-    return not owner or not alive(owner)
+    return not owner or not alive(owner, path)
 
 
-def alive(owner: dict[str, Any]) -> bool:
-    """Return whether an owner may still be running; one on another machine, or of unknown state, may be."""
+def alive(owner: dict[str, Any], path: Path) -> bool:
+    """Return whether the owner of a lock file may still be running; one of unknown state may be."""
     if owner.get("host") != socket.gethostname() or os.name != "posix":
-        return True
+        # fedloom 0.1 did not renew the time
+        return not owner.get("renewed") or (age := _age(path)) is None or age <= STALE
     try:
         os.kill(int(owner["pid"]), 0)
     except ProcessLookupError:
@@ -112,11 +148,23 @@ def alive(owner: dict[str, Any]) -> bool:
     return owner.get("began") in (None, _began(int(owner["pid"])))  # otherwise the pid belongs to a newer process
 
 
-def holder(folder: Path) -> Literal["alive", "dead"] | None:
-    """Return whether the process that locked a folder still runs; None if the folder is not locked.
+def _age(path: Path) -> float | None:
+    """Return how many seconds ago a file's time was set, by the file system's clock; None if that is unknown."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    age = time() - found.st_mtime
+    if found.st_dev not in _ahead and not 0 <= age <= STALE:  # old, or one of the clocks is wrong
+        # if the folder can only be read, this machine's clock has to do
+        with suppress(OSError), tempfile.NamedTemporaryFile(dir=path.parent, prefix=".clock-") as file:
+            os.utime(file.name)
+            _ahead[found.st_dev] = os.stat(file.name).st_mtime - time()
+    return age + _ahead.get(found.st_dev, 0)
 
-    A process on another machine counts as alive.
-    """
+
+def holder(folder: Path) -> Literal["alive", "dead"] | None:
+    """Return whether the process that locked a folder still runs; None if the folder is not locked."""
     with _guard:
         if os.path.realpath(folder) in _ours:
             return "alive"
@@ -126,12 +174,14 @@ def holder(folder: Path) -> Literal["alive", "dead"] | None:
             return None
         except (OSError, ValueError, RecursionError):
             return "alive"
-    return "alive" if not isinstance(owner, dict) or not owner or alive(owner) else "dead"
+    return "alive" if not isinstance(owner, dict) or not owner or alive(owner, folder / NAME) else "dead"
 
 
 def _me() -> dict[str, Any]:
     since = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
-    return {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "began": _began(os.getpid())}
+    return {
+        "pid": os.getpid(), "host": socket.gethostname(), "since": since, "began": _began(os.getpid()), "renewed": True,
+    }  # fmt: skip
 
 
 def _began(pid: int) -> str | None:
@@ -170,7 +220,9 @@ def _words(owner: dict[str, Any]) -> str:
 
 
 def _refusal(folder: Path, owner: dict[str, Any]) -> UserError:
+    age = _age(folder / NAME) if owner.get("renewed") else None
+    silent = "" if age is None or age < 3 * BEAT else f", last sign of life {age / 60:.0f} minutes ago"
     return UserError(
-        f"out = '{folder}': another process is using this folder ({_words(owner)}); wait for it, stop it, or choose "
-        f"another folder. If you are sure that it has ended, remove {folder / NAME}"
+        f"out = '{folder}': another process is using this folder ({_words(owner)}{silent}); wait for it, stop it, or "
+        f"choose another folder. If you are sure that it has ended, remove {folder / NAME}"
     )

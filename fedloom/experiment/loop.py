@@ -8,7 +8,7 @@ from typing import NoReturn, cast
 
 from fedloom.config.recipe import Recipe
 from fedloom.core import trusted_code
-from fedloom.core.errors import RunError, UserError
+from fedloom.core.errors import UserError
 from fedloom.core.failures import DivergedError, RoundError
 from fedloom.core.metrics import refuse_undefined
 from fedloom.core.reading import without_nan
@@ -157,7 +157,7 @@ class Experiment:
                     if ends and self._extends:
                         self._save_extensible(self.stopping)  # before the best state replaces the last one
                     self._keep_if_best(self.stopping, self.history)
-                with self._saving_after(RunError, UserError):
+                with self._saving_after(Exception):
                     self.callbacks.on_round(record, self.evaluator.rows)
                     if self.on_round is not None:
                         self.on_round(record)
@@ -213,11 +213,16 @@ class Experiment:
             yield
         except errors as error:
             resumable = len(self.history) < self.recipe.training.rounds
-            if resumable:
-                self._save()
+            try:
+                if resumable:
+                    self._save()
+            except UserError as unwritable:  # the error that ended the run is raised, not this one
+                resumable = False
+                error.add_note(f"no checkpoint: {unwritable}")
             kept = "the rounds so far are saved" if resumable else "rounds after the last checkpoint are repeated"
             resume = f"{kept}; resume with: {self._how_to_resume}"
-            again = "a resumed run would diverge again: start a new run with other settings and another --out"
+            other = "--name" if self.task.elsewhere else "--out"
+            again = f"a resumed run would diverge again: start a new run with other settings and another {other}"
             error.add_note(again if isinstance(error, DivergedError) else resume)
             raise
 
@@ -266,7 +271,7 @@ class Experiment:
         if self._stopped is not None:
             last = self._rounds.evaluate(len(self.history), final=True)
             record = self.history[-1] | cast(RoundRecord, without_nan(last))
-            with self._saving_after(RunError, UserError):  # without this evaluation: a resumed run is not stopped
+            with self._saving_after(Exception):  # without this evaluation: a resumed run is not stopped
                 self.callbacks.on_evaluation(record, self.evaluator.rows)
             self.history[-1] = record
             self.folder.cut_back(self.history)

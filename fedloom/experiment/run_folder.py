@@ -67,7 +67,9 @@ class RunFolder:
             raise UserError(f"out = '{path}' cannot be created: {error.strerror}; choose another folder") from None
         self._lock = RunLock(path)
         try:
-            self._refuse_a_run(resume)  # again: another process may have started a run before this one got the lock
+            self._refuse_a_run(
+                resume, locked=True
+            )  # again: another process may have started a run before this one got the lock
             for left in path.glob(".memory-*"):  # left by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
             self._metrics = (path / METRICS).open("ab", buffering=0)
@@ -79,8 +81,13 @@ class RunFolder:
             self._lock.release()
             raise
 
-    def _refuse_a_run(self, resume: bool) -> None:
+    def _refuse_a_run(self, resume: bool, locked: bool = False) -> None:
         if not resume and holds_run(self.path):
+            if not locked and run_state(self.path) == "running":
+                raise UserError(
+                    f"out = '{self.path}' holds a run that another process is doing: wait for it, or choose another "
+                    "folder"
+                )
             raise UserError(
                 f"out = '{self.path}' already holds a run: choose another folder, remove this one, "
                 f"or resume the run: {_resume_command(self.path)}"
@@ -105,6 +112,11 @@ class RunFolder:
 
     def record(self, line: RoundRecord) -> None:
         """Append a round's record to metrics.jsonl."""
+        if self._lock.lost:
+            raise UserError(
+                f"out = '{self.path}': another process has taken this folder over ({self._lock.lost}), because this "
+                "one gave no sign of life; this run ends, and the other one repeats its rounds"
+            )
         data = _line(line)
         try:
             while data:
@@ -146,7 +158,7 @@ class RunFolder:
         try:
             yield
         except Exception as error:
-            if not self._begun:
+            if not self._begun or self._lock.lost:
                 raise
             if (self.path / SUMMARY).exists():
                 error.add_note(f"the run in '{self.path}' is finished")

@@ -1,7 +1,7 @@
 """Experiment trackers that a recipe names in `log`: TensorBoard, Weights & Biases, MLflow. Each is a callback."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
@@ -12,7 +12,7 @@ from fedloom.config.loading import flat
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError, brief
 from fedloom.experiment.callbacks import Callback
-from fedloom.experiment.records import RoundRecord, Summary
+from fedloom.experiment.records import ClientRow, RoundRecord, Summary
 from fedloom.experiment.run_folder import RECIPE, SUMMARY
 
 NOT_HYPERPARAMETERS = ("engine", "storage", "evaluation", "log", "out", "data.dir")
@@ -22,10 +22,27 @@ MEASURES = ("personal_accuracy", "personal_worst", "global_accuracy", "loss")
 
 
 class Tracker(Callback):
-    """Base class of trackers."""
+    """Base class of trackers, which override `write`."""
 
     title: ClassVar[str]
     """Name in the recipe field `log`, of the package, and of the extra of fedloom that installs it."""
+    _written: Mapping[str, float] = {}
+    """Numbers of the last round as they were written."""
+
+    def write(self, values: Mapping[str, float], round: int) -> None:
+        """Write numbers of a round."""
+        raise NotImplementedError
+
+    def on_round(self, record: RoundRecord) -> None:
+        """Write a round's numbers."""
+        self._written = numbers(record)
+        self.write(self._written, record["round"])
+
+    def on_evaluation(self, record: RoundRecord, clients: Sequence[ClientRow]) -> None:
+        """Write numbers that `on_round` did not have: those of the final evaluation after `StopRun`."""
+        new = {name: value for name, value in numbers(record).items() if repr(self._written.get(name)) != repr(value)}
+        if new:
+            self.write(new, record["round"])
 
 
 class TensorBoard(Tracker):
@@ -40,12 +57,12 @@ class TensorBoard(Tracker):
         """Remember the run; the event file is created at the first round, whose number is known then."""
         self._recipe, self._folder = recipe, folder / "tensorboard"
 
-    def on_round(self, record: RoundRecord) -> None:
-        """Write a round's scalars; the first write of a resumed run removes rounds that will be repeated."""
+    def write(self, values: Mapping[str, float], round: int) -> None:
+        """Write scalars; the first write of a resumed run removes rounds that will be repeated."""
         if self._writer is None:
-            self._open(record["round"])
-        for name, value in numbers(record).items():
-            self._writer.add_scalar(name, value, record["round"])
+            self._open(round)
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, round)
         self._writer.flush()
 
     def on_end(self, summary: Summary) -> None:
@@ -99,9 +116,9 @@ class Wandb(Tracker):
             ) from error
         self._run.define_metric("*", step_metric="round")  # rounds that a resumed run repeats keep their x position
 
-    def on_round(self, record: RoundRecord) -> None:
-        """Write a round's numbers as one line of the history."""
-        self._run.log({"round": record["round"]} | numbers(record))
+    def write(self, values: Mapping[str, float], round: int) -> None:
+        """Write numbers as one line of the history."""
+        self._run.log({"round": round, **values})
 
     def on_end(self, summary: Summary) -> None:
         """Write the numbers of summary.json, by the recipe's `evaluation.summary`, to the W&B summary."""
@@ -145,10 +162,10 @@ class MLflow(Tracker):
                 "sqlite:///mlflow.db"
             ) from error
 
-    def on_round(self, record: RoundRecord) -> None:
-        """Write a round's numbers; a resumed run leaves out rounds that are known, since they are the same."""
-        if record["round"] > self._known:
-            self._write(numbers(record), record["round"])
+    def write(self, values: Mapping[str, float], round: int) -> None:
+        """Write numbers; a resumed run leaves out rounds that are known, since they are the same."""
+        if round > self._known:
+            self._write(values, round)
 
     def on_end(self, summary: Summary) -> None:
         """Write the numbers of summary.json as `summary/…`, and store it and the recipe as artifacts."""

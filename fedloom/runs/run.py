@@ -6,6 +6,7 @@ from typing import Any
 
 from fedloom.config.loading import SHORT
 from fedloom.config.recipe import Recipe
+from fedloom.core import trusted_code
 from fedloom.core.errors import UserError
 from fedloom.experiment.loop import Experiment
 from fedloom.experiment.records import RoundRecord
@@ -131,6 +132,11 @@ def recipe_of(run_dir: str | Path, fields: Mapping[str, Any], *, trust_code: boo
         UserError: The folder holds no run, a field is invalid, or rounds are changed in a comparison or sweep.
     """
     changes = {SHORT.get(name, name): value for name, value in named(fields).items()}
+    if trusted_code.deployment_of(Path(run_dir)) is not None:
+        raise UserError(
+            f"'{run_dir}' is the run of a deployment, whose data are at the organisations; resume it on its server: "
+            + trusted_code.resume_command(Path(run_dir))
+        )
     stored = Recipe.parse(stored_values(Path(run_dir)), trust_code=trust_code)
     recipe = stored.with_(**changes | {"out": str(run_dir)})
     series = Path(run_dir).absolute().parent

@@ -7,6 +7,7 @@ from fedloom.report.page.figure import Cell as PageCell
 from fedloom.report.page.figure import Column, Page, PageSection
 from fedloom.report.page.figure import Table as PageTable
 from fedloom.studies.board import Measure, Standing, best_rounds, order_in_words, published_name, standings, waiting
+from fedloom.studies.code import note
 from fedloom.studies.comparison import Line
 from fedloom.studies.results import CellResult
 from fedloom.studies.schema import Table
@@ -105,6 +106,10 @@ def _standing(standing: Standing, publisher: str) -> Iterator[str]:
         if words[1:]:
             yield ""
             yield from (f"- {text}" for text in words[1:])
+    if words := note(standing.lines):
+        yield ""
+        yield words[0]
+        yield from ("", "```", *words[1:], "```")
 
 
 def _spread(line: Line, measure: Measure) -> str:
@@ -159,4 +164,6 @@ def _section(number: int, standing: Standing, publisher: str) -> PageSection:
     name, (counts, *reversed_) = f"standing-{number}", order_in_words(standing) or [""]
     table = PageTable(name, columns, rows, note=standing.changes)
     texts = [("pairs of methods in the reverse order", "\n".join(reversed_))] if reversed_ else []
+    if words := note(standing.lines):
+        texts.append((words[0], "\n".join(words[1:])))
     return PageSection(name, standing.title, text=counts, tables=[table], texts=texts)

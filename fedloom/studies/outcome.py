@@ -11,16 +11,18 @@ import numpy as np
 import torch
 
 from fedloom.config.recipe import Recipe
+from fedloom.core.reading import read_json
 from fedloom.engines import engine_class
 from fedloom.experiment.files import write_whole
 from fedloom.experiment.records import RoundRecord
-from fedloom.experiment.run_folder import finished, read_rounds, versions
+from fedloom.experiment.run_folder import finished, read_rounds, versions, write_json
 from fedloom.experiment.summary import summarise
 from fedloom.studies.results import BESIDE, CellResult, processors
 from fedloom.studies.schema import BEST
 from fedloom.studies.table import Cell
 
 MACHINES = "machines.txt"
+CODE = "code.json"
 CURVE_POINTS = 40
 STORED = ("_accuracy", "_std", "_weighted", "_worst", "loss", "distance")
 """Endings of the names of the metrics that are stored."""
@@ -64,6 +66,7 @@ def result_of(folder: Path, cells: Sequence[Cell], recipe: Recipe, changes: Mapp
         engine=recipe.engine.model_dump(mode="json", exclude_defaults=True),
         versions=versions(),
         commit=commit(),
+        code=_read_code(folder),
         recipe=cells[0].changed(changes),
     )
 
@@ -131,6 +134,16 @@ def note_machine(folder: Path, recipe: Recipe) -> None:
     known = _read_machines(folder)
     if machine(recipe) not in known:
         write_whole(folder / MACHINES, ", then ".join(filter(None, [known, machine(recipe)])).encode())
+
+
+def note_code(folder: Path, found: Mapping[str, str]) -> None:
+    """Store the fingerprint of the code that began a run; a resumed run, which may have other code, keeps it."""
+    write_json(folder / CODE, found)
+
+
+def _read_code(folder: Path) -> dict[str, str]:
+    path = folder / CODE
+    return read_json(path, dict[str, str], "remove it") if path.exists() else {}
 
 
 def _read_machines(folder: Path) -> str:

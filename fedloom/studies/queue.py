@@ -1,7 +1,5 @@
 """Queues: ordered lists of table cells to run with several seeds, and the state of each run."""
 
-import json
-import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,8 +15,7 @@ from fedloom.config.loading import parse_yaml
 from fedloom.config.recipe import Recipe
 from fedloom.core.checking import Section, checked
 from fedloom.core.errors import UserError, nearest, shown
-from fedloom.experiment.lock import NAME as LOCK
-from fedloom.experiment.lock import alive
+from fedloom.experiment.lock import holder
 from fedloom.studies.plan import StudyPlan, recipe_of, result_path, runs_of
 from fedloom.studies.results import find
 from fedloom.studies.selection import Selection
@@ -107,20 +104,12 @@ class QueuedRun:
         """The state of the run, according to the files that it wrote."""
         if find(self.result) is not None:
             return "done"
-        if self._is_running():
+        assert self.recipe.out is not None
+        if holder(self.recipe.out) == "alive":
             return "running"
         if self.failure.exists():
             return "failed"
         return "stopped" if self.round else "waiting"
-
-    def _is_running(self) -> bool:
-        """Whether a process on this machine holds the run folder; processes on other machines cannot be checked."""
-        assert self.recipe.out is not None
-        try:
-            owner = json.loads((self.recipe.out / LOCK).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return False
-        return isinstance(owner, dict) and owner.get("host") == socket.gethostname() and alive(owner)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ class CellResult:
     engine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     commit: str | None = None
+    code: dict[str, str] = field(default_factory=dict)
+    """Fingerprint of the code, see `studies.code`; empty if the version that stored the result had none."""
     recipe: dict[str, Any] = field(default_factory=dict)
 
     def figure(self, cell: Cell) -> float | None:

@@ -19,7 +19,8 @@ from fedloom.experiment.records import RoundRecord
 from fedloom.experiment.run_folder import finished
 from fedloom.runs.parallel import Process, fedloom_process, keep_busy
 from fedloom.runs.run import run
-from fedloom.studies.outcome import note_machine, reset_gpu_memory, result_of
+from fedloom.studies.code import fingerprint
+from fedloom.studies.outcome import note_code, note_machine, reset_gpu_memory, result_of
 from fedloom.studies.plan import StudyPlan, recipe_of, result_path, start_recipe
 from fedloom.studies.results import BESIDE, CellResult, find, read, store
 from fedloom.studies.table import SUFFIX, Cell, cells_of, load_table, table_names
@@ -66,7 +67,7 @@ def run_cells(cells: list[Cell], plan: StudyPlan, watch: Watch | None = None) ->
     if (start := start_recipe(cell, plan)) is not None:
         _pretrain(start)
     reset_gpu_memory()
-    rounds = _Rounds(plan, recipe, watch(recipe) if watch else None)
+    rounds = _Rounds(plan, recipe, watch(recipe) if watch else None, fingerprint(cell.values))
     try:
         run(recipe, on_round=rounds, resume=True)
     except Interrupted as stopped:
@@ -99,16 +100,20 @@ def _set_aside(folder: Path) -> None:
 
 
 class _Rounds:
-    """Callback for each round: records the machine, and stops the run if the next round would miss the deadline."""
+    """Callback for each round: records machine and code, stops the run if the next round would miss the deadline."""
 
-    def __init__(self, plan: StudyPlan, recipe: Recipe, on_round: Callable[[RoundRecord], None] | None):
-        self.plan, self.recipe, self.on_round = plan, recipe, on_round
+    def __init__(
+        self, plan: StudyPlan, recipe: Recipe, on_round: Callable[[RoundRecord], None] | None, code: dict[str, str]
+    ):
+        self.plan, self.recipe, self.on_round, self.code = plan, recipe, on_round, code
         self.round, self.timed_out, self._last = 0, False, monotonic()
 
     def __call__(self, record: RoundRecord) -> None:
         """Handle a finished round."""
         if self.round == 0 and self.recipe.out:
             note_machine(self.recipe.out, self.recipe)
+        if record["round"] == 1 and self.recipe.out:
+            note_code(self.recipe.out, self.code)
         if self.on_round:
             self.on_round(record)
         took, self._last = monotonic() - self._last, monotonic()

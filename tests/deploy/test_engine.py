@@ -9,9 +9,12 @@ from flwr.app import ConfigRecord, RecordDict
 from safetensors.torch import load_file
 from tiny import same_state, without_times
 
+import fedloom
+from fedloom.core.errors import UserError
 from fedloom.core.failures import RoundError
 from fedloom.deploy.events import EventLog, read_events
 from fedloom.deploy.sealing import RECORD
+from fedloom.experiment.files import unwritable
 from fedloom.experiment.loop import Experiment
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -115,6 +118,23 @@ def test_fewer_than_min_clients_end_the_run_and_it_can_go_on(tmp_path):
     simulated = Experiment(federation.recipe.with_(out=tmp_path / "simulated"))
     simulated.run()
     assert same_state(again.server.state, simulated.server.state)
+
+
+def test_a_run_that_ends_names_the_command_of_the_deployment_that_resumes_it(tmp_path):
+    server, run = tmp_path / "my server", tmp_path / "my server/runs/first"
+    (server / "recipes/first.federation").mkdir(parents=True)
+    federation = LocalFederation(tmp_path / "fed", small_recipe("fedavg", training__min_clients=3, out=run))
+
+    def leave(record):
+        federation.grid.online = {100}
+
+    with pytest.raises(RoundError) as ended:
+        federation.run(on_round=leave)
+    command = f"fedloom deploy start '{server}/recipes/first.yaml' --folder '{server}' --name first"
+    assert ended.value.__notes__ == [f"the rounds so far are saved; resume with: {command}"]
+    assert str(unwritable(run / "models/server.safetensors", OSError(28, "full"))).endswith(f"with: {command}")
+    with pytest.raises(UserError, match="the run of a deployment, .* resume it on its server: fedloom deploy start"):
+        fedloom.resume(run)
 
 
 def test_who_does_not_answer_in_time_is_left_out(tmp_path):

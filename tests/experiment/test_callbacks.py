@@ -151,12 +151,13 @@ def test_a_callback_that_fails_with_any_error_loses_no_rounds(error):
     assert checkpoints() == [0, 2]
 
 
-def test_an_error_of_on_round_loses_no_rounds():
+@pytest.mark.parametrize("error", [UserError, KeyError])
+def test_an_error_of_on_round_loses_no_rounds(error):
     def refuse(record):
         if record["round"] == 2:
-            raise UserError("broken")
+            raise error("broken")
 
-    with pytest.raises(UserError, match="broken") as failed:
+    with pytest.raises(error, match="broken") as failed:
         tiny_experiment("fedavg", out="run", on_round=refuse).run()
     assert "the rounds so far are saved" in failed.value.__notes__[0]
     assert checkpoints() == [0, 2]

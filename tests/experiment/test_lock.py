@@ -9,13 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from fedloom.core.errors import UserError
 from fedloom.experiment import lock
-from fedloom.experiment.lock import NAME, RunLock, holder
+from fedloom.experiment.lock import NAME, STALE, RunLock, holder
+from fedloom.experiment.run_folder import RunFolder, run_state
 
 HOLD = "import sys, time; from pathlib import Path; from fedloom.experiment.lock import RunLock; "
 DEAD = 2**22 - 1  # above the largest pid that Linux gives out by default; checked below
@@ -168,3 +171,96 @@ class TestWhereTheFileSystemHasNoLocks:
             UserError, match=f"on elsewhere.*If you are sure that it has ended, remove {tmp_path / NAME}"
         ):
             RunLock(tmp_path)
+
+    def test_one_that_gave_no_sign_of_life_is_not(self, tmp_path: Path, caplog) -> None:
+        self.owner(tmp_path, pid=DEAD, host="elsewhere")
+        aged(tmp_path, 240)
+        with pytest.raises(UserError, match=r"on elsewhere, since .*, last sign of life 4 minutes ago\)"):
+            RunLock(tmp_path)
+        aged(tmp_path, STALE + 1)
+        with caplog.at_level(logging.WARNING):
+            RunLock(tmp_path).release()
+        assert "on elsewhere" in caplog.text
+        assert "taken over" in caplog.text
+
+    def test_a_run_that_was_suspended_ends_when_it_finds_its_folder_taken_over(self, tmp_path: Path) -> None:
+        folder = RunFolder(tmp_path / "run")
+        folder.begin()
+        held = folder._lock
+        held.beat()
+        folder.record({"round": 1})
+        self.owner(tmp_path / "run", pid=1, host="elsewhere")
+        held.beat()
+        taken = pytest.raises(UserError, match="another process has taken this folder over .process 1 on elsewhere")
+        with taken, folder.noting_failure():
+            folder.record({"round": 2})
+        folder.close()
+        assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [NAME, "metrics.jsonl"]
+
+
+def aged(folder: Path, seconds: float) -> None:
+    """Let a lock file look as if its time was set so long ago."""
+    when = time.time() - seconds
+    os.utime(folder / NAME, (when, when))
+
+
+def of_another_machine(folder: Path, **values) -> None:
+    (folder / NAME).write_text(json.dumps(lock._me() | {"host": "elsewhere", "pid": DEAD} | values))
+
+
+def test_a_lock_of_another_machine_is_alive_while_its_time_is_renewed(tmp_path: Path) -> None:
+    of_another_machine(tmp_path)
+    assert holder(tmp_path) == "alive"
+    aged(tmp_path, STALE - 30)
+    assert holder(tmp_path) == "alive"
+    aged(tmp_path, STALE + 1)
+    assert holder(tmp_path) == "dead"
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+    (tmp_path / "recipe.yaml").touch()
+    assert run_state(tmp_path) == "killed"
+
+
+def test_a_lock_that_is_never_renewed_counts_as_alive(tmp_path: Path) -> None:
+    entry = lock._me() | {"host": "elsewhere"}
+    del entry["renewed"]  # as fedloom 0.1 writes it
+    (tmp_path / NAME).write_text(json.dumps(entry))
+    aged(tmp_path, 1e6)
+    assert holder(tmp_path) == "alive"
+
+
+@pytest.mark.parametrize("wrong", [-7200, 7200])
+def test_the_clock_of_the_file_system_decides(tmp_path: Path, monkeypatch, wrong: float) -> None:
+    """This machine's clock is two hours wrong, either way."""
+    monkeypatch.setattr(lock, "_ahead", {})
+    monkeypatch.setattr(lock, "time", lambda: time.time() + wrong)
+    of_another_machine(tmp_path)
+    assert holder(tmp_path) == "alive"
+    aged(tmp_path, STALE + 1)
+    assert holder(tmp_path) == "dead"
+
+
+def test_a_folder_that_can_only_be_read_is_judged_by_this_machines_clock(tmp_path: Path, monkeypatch) -> None:
+    def refuse(**_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(lock, "_ahead", {})
+    monkeypatch.setattr(lock.tempfile, "NamedTemporaryFile", refuse)
+    of_another_machine(tmp_path)
+    aged(tmp_path, STALE + 1)
+    assert holder(tmp_path) == "dead"
+
+
+def test_a_held_lock_is_renewed_until_it_is_released(tmp_path: Path, monkeypatch) -> None:
+    beaten = threading.Event()
+    monkeypatch.setattr(lock, "BEAT", 0.0)
+    monkeypatch.setattr(RunLock, "beat", lambda self: beaten.set())
+    held = RunLock(tmp_path)
+    assert beaten.wait(5)
+    held.release()
+    assert not held._thread.is_alive()
+    monkeypatch.undo()
+    held = RunLock(tmp_path)
+    aged(tmp_path, 1000)
+    held.beat()
+    assert time.time() - (tmp_path / NAME).stat().st_mtime < 100
+    held.release()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny import tiny_experiment
 
 import fedloom
 from fedloom.config.recipe import Recipe
@@ -153,3 +154,39 @@ def test_a_model_whose_tensors_share_memory_is_written(tmp_path: Path) -> None:
     back = load_file(folder.path / "models" / "m.safetensors")
     assert torch.equal(back["b"], torch.tensor([0.0, 1.0]))
     assert torch.equal(back["c"], rows_of_one.T)
+
+
+def test_a_folder_whose_run_is_in_progress_is_refused_without_a_command_that_resumes_it(tmp_path):
+    held = RunFolder(tmp_path / "run")
+    (tmp_path / "run/recipe.yaml").touch()
+    with pytest.raises(UserError, match="holds a run that another process is doing"):
+        RunFolder(tmp_path / "run")
+    held.close()
+    with pytest.raises(UserError, match="already holds a run: .* fedloom resume"):
+        RunFolder(tmp_path / "run")
+
+
+def test_a_run_whose_folder_is_moved_ends_instead_of_making_it_anew(tmp_path):
+    def move(record):
+        if record["round"] == 1:
+            (tmp_path / "run").rename(tmp_path / "moved")
+
+    experiment = tiny_experiment("fedper", out=tmp_path / "run", on_round=move, storage__checkpoint_every=1)
+    with pytest.raises(UserError, match=r"run/checkpoints' cannot be written: No such file or directory"):
+        experiment.run()
+    assert not (tmp_path / "run").exists()
+    tiny_experiment("fedper", out=tmp_path / "moved").run(resume=True)
+
+
+def test_an_error_is_not_hidden_by_a_disk_that_is_full(tmp_path, monkeypatch):
+    def die(record):
+        def full(*_):
+            raise UserError("the disk is full")
+
+        monkeypatch.setattr("fedloom.experiment.checkpoint.write_whole", full)
+        raise ValueError("the cause")
+
+    with pytest.raises(ValueError, match="the cause") as ended:
+        tiny_experiment("fedavg", out=tmp_path / "run", on_round=die).run()
+    assert ended.value.__notes__[0] == "no checkpoint: the disk is full"
+    assert ended.value.__notes__[1].startswith("rounds after the last checkpoint are repeated; resume with")

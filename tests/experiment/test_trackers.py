@@ -42,6 +42,31 @@ def test_tensorboard_has_every_round_once_also_after_a_crash():
         assert found == [(record["round"], pytest.approx(record[name], rel=1e-6)) for record in history]
 
 
+class Stop(fedloom.Callback):
+    """Stops a run after round 2."""
+
+    def on_round(self, record):
+        if record["round"] == 2:
+            raise fedloom.StopRun("enough")
+
+
+def stopped(log, every):
+    """Return the metrics of a run that is stopped after round 2 of 5, with an evaluation after each `every` rounds."""
+    fields = {"training__rounds": 5, "evaluation__every": every}
+    tiny_experiment("fedper", log=log, out="run", callbacks=[Stop()], **fields).run()
+    return [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_tensorboard_has_the_final_evaluation_of_a_stopped_run(every):
+    last = stopped("tensorboard", every)[-1]
+    events = EventAccumulator("run/tensorboard").Reload()
+    for name in ("personal_accuracy", "evaluated"):
+        assert (event := events.Scalars(name)[-1]).step == 2
+        assert event.value == pytest.approx(last[name], rel=1e-6)
+    assert [event.step for event in events.Scalars("loss")] == [1, 2]
+
+
 def test_tensorboard_has_the_hyperparameters_beside_the_measures():
     tiny_experiment("fedprox", log="tensorboard", out="run", method__mu=0.25).run()
     contents = EventAccumulator("run/tensorboard").Reload().PluginTagToContent("hparams")
@@ -79,6 +104,16 @@ def test_wandb_gets_the_rounds_offline_and_a_resumed_run_has_the_same_id(wandb_o
     assert [row["round"] for row in second] == [3]
     for name in NUMBERS:
         assert [row[name] for row in first[:2] + second] == pytest.approx([record[name] for record in history])
+
+
+def test_wandb_gets_the_final_evaluation_of_a_stopped_run(wandb_offline):
+    last = stopped("wandb", 4)[-1]
+    wandb_offline()
+    (log,) = Path("run/wandb").glob("offline-run-*/*.wandb")
+    rows = rows_of(log)
+    assert [row["round"] for row in rows] == [1, 2, 2]
+    assert rows[-1]["personal_accuracy"] == pytest.approx(last["personal_accuracy"])
+    assert "loss" not in rows[-1]
 
 
 def test_wandb_gets_the_recipe_as_config_and_the_summary(wandb_offline):
@@ -147,6 +182,12 @@ def test_mlflow_gets_recipe_rounds_and_summary_and_a_resumed_run_continues_it(ml
     expected = json.loads(Path("run/summary.json").read_text())
     assert run.data.metrics["summary/personal_accuracy"] == pytest.approx(expected["personal_accuracy"])
     assert {file.path for file in mlflow_client.list_artifacts(identity)} == {"recipe.yaml", "summary.json"}
+
+
+def test_mlflow_gets_the_final_evaluation_of_a_stopped_run(mlflow_client):
+    last = stopped("mlflow", 4)[-1]
+    metrics = mlflow_client.get_metric_history(Path("run/mlflow.txt").read_text(), "personal_accuracy")
+    assert [(metric.step, metric.value) for metric in metrics] == [(2, pytest.approx(last["personal_accuracy"]))]
 
 
 def test_mlflow_marks_a_failed_run_as_killed(mlflow_client):

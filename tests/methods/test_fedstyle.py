@@ -20,6 +20,7 @@ from fedloom.core.training import Training
 from fedloom.core.workspace import Workspace
 from fedloom.data import Federation
 from fedloom.data.augment.images import sobel
+from fedloom.inference.trained_run import TrainedRun
 from fedloom.losses import supcon
 from fedloom.methods import get
 from fedloom.objectives import OBJECTIVES, Views
@@ -212,6 +213,52 @@ def test_generalisation_is_judged_in_every_style_and_personalisation_on_the_own_
     )  # two clients each
     assert [sum(s.total) for s in run.scores] == [40, 40, 40, 40]
     assert record["personal_accuracy"] > 0.4  # four classes
+
+
+def with_newcomers(*newcomers, garbled=False):
+    """The styled task with these clients held out and own test sets; `garbled`: their labels are wrong."""
+    task = styled_task()
+    test = [part[i % 2 :: 2] for i, part in enumerate(task.federation.test)]
+    labels = task.dataset.labels.clone()
+    if garbled:
+        for client in newcomers:
+            labels[task.federation.train[client]] = (labels[task.federation.train[client]] + 1) % 4
+    federation = replace(task.federation, test=test, newcomers=newcomers)
+    return replace(task, dataset=replace(task.dataset, labels=labels), federation=federation)
+
+
+def test_a_styles_classifier_is_fitted_without_newcomers_and_then_scored_on_them(tmp_path):
+    run, other = (
+        tiny_run(
+            {"name": "fedstyle", "style_epochs": 1}, task=with_newcomers(1, garbled=garbled), training__rounds=1,
+            training__fraction=1.0, objective="simclr", out=tmp_path / f"{garbled}",
+        )
+        for garbled in (False, True)
+    )  # fmt: skip
+    record, task = run.history[-1], run.task
+    for name in ("styles", "global_accuracy", "newcomer_global_accuracy", "personal_styles"):
+        assert record[name] == other.history[-1][name], name
+    model = TrainedRun(tmp_path / "False").global_model("plain")
+
+    def accuracy(client):
+        samples = task.federation.test[client]
+        right = model(task.dataset.inputs[samples] / 255).argmax(1) == task.dataset.labels[samples]
+        return right.double().mean().item()
+
+    assert record["styles"]["plain"] == pytest.approx(accuracy(0))
+    assert record["newcomer_global_accuracy"] == pytest.approx(accuracy(1))
+
+
+def test_a_style_that_only_newcomers_have_has_no_classifier(tmp_path):
+    run = tiny_run(
+        "fedavg", task=with_newcomers(2, 3), training__rounds=1, objective="simclr", out=tmp_path / "run",
+    )  # fmt: skip
+    record = run.history[-1]
+    assert set(record["styles"]) == set(record["personal_styles"]) == {"plain"}
+    assert record["global_accuracy"] == record["styles"]["plain"]
+    assert "newcomer_accuracy" in record
+    assert "newcomer_global_accuracy" not in record
+    assert [path.name for path in (tmp_path / "run/models").glob("style-*")] == ["style-00000.safetensors"]
 
 
 BASELINES = ["fedavg", {"name": "fedprox", "mu": 0.2, "start": "own"}, "centralized", "local"]

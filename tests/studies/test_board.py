@@ -1,5 +1,6 @@
 """`fedloom board`: boards as recipes, standings, the comparison with published figures, and the page."""
 
+import inspect
 import json
 import re
 from dataclasses import replace
@@ -8,13 +9,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import fedloom
 from fedloom.cli import commands
+from fedloom.core import trusted_code
 from fedloom.core.errors import UserError
 from fedloom.methods import METHODS
 from fedloom.studies.board import MEASURES, order_in_words, standings, waiting
 from fedloom.studies.board_page import markdown
+from fedloom.studies.code import fingerprint, outdated
+from fedloom.studies.comparison import Line
 from fedloom.studies.outcome import best_of
-from fedloom.studies.plan import StudyPlan, result_path, runs_of
+from fedloom.studies.plan import StudyPlan, recipe_of, result_path, runs_of
 from fedloom.studies.queue import Entry, Queue, QueuedRun, load_queue
 from fedloom.studies.queue_running import status, time_left
 from fedloom.studies.results import ELSEWHERE, CellResult, default_folder, processors, store
@@ -275,3 +280,69 @@ def test_the_digits_board_has_all_methods_but_fedbn_and_fedstyle() -> None:
         cell.recipe().method.name.removesuffix("+ft") for cell in cells_of("digits/board", load_table("digits/board"))
     }
     assert methods == {name for name in METHODS.names() if METHODS.is_shipped(name)} - {"fedbn", "fedstyle"}
+
+
+def test_a_result_of_an_edited_method_file_is_named_with_the_command_that_computes_it_again(mine: str) -> None:
+    Path("helper.py").write_text("RATE = 1\n")
+    Path("near.py").write_text(
+        "import fedloom\nimport helper\n\n\nclass Near(fedloom.Method):\n    shares = ('model',)\n"
+    )
+    Path(mine).write_text(MINE[: MINE.index("rows:")] + "methods: [fedavg, near.py:Near]\n")
+    load_table.cache_clear()
+    cells = cells_of(mine, load_table(mine))
+    trusted_code.allow("near.py:Near")
+    plan = StudyPlan(results=Path("reproduction"), trial={"engine.name": "inline"})
+    for run in runs_of(cells[:2]):
+        run_cells(run, plan)
+    (file,) = Path("reproduction/mine").glob("*near*.json")
+    stored = json.loads(file.read_text())
+    assert set(stored["code"]) == {"fedloom", "helper.py", "near.py"}
+    assert "other code" not in board(mine).stdout
+
+    Path("helper.py").write_text("RATE = 2\n")
+    again = "fedloom reproduce mine.yaml --at dataset=digits,division=dir --methods near.py:Near --seed 0 --again"
+    again += " --trust-code"
+    words = "computed by other code than the present: near.py:Near (helper.py changed); to compute again:"
+    assert f"{words}\n{again}\n" in board(mine).stdout
+    shown = json.loads(board(mine, "--json").stdout)["standings"][0]["methods"]
+    assert {one["row"]: one["outdated"] for one in shown} == {"fedavg": [], "near.py:Near": ["helper.py changed"]}
+    board(mine, "--page")
+    assert again in Path("mine.md").read_text()
+    printed = CliRunner().invoke(commands.app, again.split()[1:-2], env={"COLUMNS": "160"})
+    assert again in printed.stdout  # `reproduce` without --again shows the stored result, with the same note
+
+    run_cells([cells[1]], replace(plan, again=True))
+    assert "other code" not in board(mine).stdout
+    del stored["code"]  # a result of fedloom 0.1
+    file.write_text(json.dumps(stored))
+    assert "other code" not in board(mine).stdout
+    METHODS.pop("near")
+
+
+def test_a_result_of_another_version_is_named(mine: str) -> None:
+    cell = cells_of(mine, load_table(mine))[0]
+    old = result(cell.key, 0.5, code=fingerprint(cell.values) | {"fedloom": "0.0.9"})
+    assert outdated(Line(cell, (old,))) == ["by fedloom 0.0.9"]
+    assert outdated(Line(cell, (result(cell.key, 0.5, code={"gone.py": "1"}),))) == []
+
+
+def test_a_run_that_other_code_began_has_the_code_that_began_it(mine: str) -> None:
+    cell = cells_of(mine, load_table(mine))[0]
+    plan = StudyPlan(results=Path("reproduction"), trial={"engine.name": "inline"}, deadline=0.0)
+    assert run_cells([cell], plan).round == 1
+    folder = recipe_of(cell, plan)[0].out
+    (folder / "code.json").write_text('{"methods/fedavg.py": "another"}')
+    found = run_cells([cell], replace(plan, deadline=None)).result
+    assert found.code == {"methods/fedavg.py": "another"}
+    assert outdated(Line(cell, (found,))) == ["methods/fedavg.py changed"]
+
+
+def test_a_method_has_the_files_of_its_bases_losses_and_add_ons() -> None:
+    files = fingerprint({"method": {"name": "fedintr+ft"}})
+    named = {"fedintr.py", "moon.py", "fedavg.py", "addons/finetune.py"}
+    assert {f"methods/{name}" for name in named} | {"losses/layerwise_contrastive.py"} <= set(files)
+    assert not {"losses/supcon.py", "losses/__init__.py", "methods/fedper.py"} & set(files)
+    assert "methods/fedopt.py" in fingerprint({"method": {"name": "fedadam"}})
+    for name in filter(METHODS.is_shipped, METHODS.names()):
+        file = Path(inspect.getfile(METHODS.find(name))).relative_to(Path(fedloom.__file__).parent).as_posix()
+        assert file in fingerprint({"method": {"name": name}}), name

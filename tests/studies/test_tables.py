@@ -94,7 +94,7 @@ def test_settings_are_the_papers() -> None:
     assert [fedcrc.training.lr(round) for round in (1, 49, 50, 75)] == pytest.approx([0.05, 0.05, 0.01, 0.001])
     assert (fedcrc.data.newcomers, fedcrc.training.fraction, fedcrc.data.split) == (40, 0.1, "pooled:0.8")
     fedcrl = cell("fedcrl/table2", "fedcrl", dataset="cifar100", kind="pathological", classes=20).recipe()
-    assert (fedcrl.data.partition, fedcrl.training.optimizer.lr) == ("pathological:20", 0.003)
+    assert (fedcrl.data.partition, fedcrl.training.optimizer.lr) == ("uneven-pathological:20", 0.003)
     repper = cell("repper/table2", "repper", dataset="cifar10", C=0.2, alpha=0.5, E=10).recipe()
     assert (repper.model.name, repper.training.batch_size, repper.training.fraction) == ("resnet34", 256, 0.2)
 

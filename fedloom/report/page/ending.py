@@ -1,10 +1,10 @@
 """Report sections with failures, logs and recipes."""
 
-import shlex
 from collections.abc import Sequence
 
 import yaml
 
+from fedloom.core.trusted_code import resume_command
 from fedloom.report.page.figure import Cell, Column, PageSection, Table
 from fedloom.report.page.runs import Entry
 
@@ -35,7 +35,7 @@ def _unfinished(entries: Sequence[Entry]) -> list[Table]:
         for run in entry.runs:
             if run.done is None and run.state != "running":
                 cells = [entry.label, str(run.seed), run.state, f"{len(run.history)} of {run.rounds}"]
-                command = f"fedloom resume {shlex.quote(str(run.path))}"
+                command = resume_command(run.path)
                 rows.append([*(Cell(text, text) for text in cells), Cell(run.error or "–"), Cell(command)])
                 groups.append(entry.group)
     if not rows:
