@@ -33,6 +33,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 PUBLIC = "/v1/fleet/"
 CONTROL = "/v1/control/"
+RUNTIME = "/v1/runtime/"
+ACQUIRE = f"{RUNTIME}acquire-task"
 LEAVES = "/v1/fleet/deactivate-node"
 HELLO = "/fedloom/hello"
 VERSIONS_HEADER, CLIENT_HEADER = "fedloom-versions", "fedloom-client"
@@ -103,12 +105,18 @@ async def respond(send: Send, status: int, body: bytes) -> None:
 
 
 def with_token(token: bytes) -> Callable[[Scope], bool]:
-    """Return a check that admits all requests, but requests to the Control API only with the token."""
+    """Return a check that admits requests to the Control API with the token, and those of a run.
+
+    Flower checks the run's token in every request of a run but one: `ACQUIRE`, which hands out that token. The
+    SuperLink starts the runs itself (`superlink.py`), so nobody needs it.
+    """
     expected = b"Bearer " + token
 
     def admits(scope: Scope) -> bool:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        return not str(scope["path"]).startswith(CONTROL) or hmac.compare_digest(given, expected)
+        path = str(scope["path"])
+        if path.startswith(CONTROL):
+            return hmac.compare_digest(dict(scope["headers"]).get(b"authorization", b""), expected)
+        return path.startswith(RUNTIME) and path.rstrip("/") != ACQUIRE
 
     return admits
 
