@@ -3,8 +3,8 @@
 Flower serves two APIs on one port: the Fleet API, which organisations need, and the Control API, which starts runs and
 registers keys without authentication. Here the public port passes only requests to the Fleet API. The Control API has a
 separate port, on loopback by default, and requires the token in the server's folder (`door.py`). Keys and the TLS
-certificate are read again when their files change, while connections and runs continue. Each run is computed by a
-process of its own, the ServerApp.
+certificate are read again when their files change, while connections and runs continue. A run is computed by a child
+process, the ServerApp.
 This module is run as a script, so that the process does not import torch.
 """
 

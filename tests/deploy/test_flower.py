@@ -111,7 +111,7 @@ def command_lines(folder: Path) -> list[list[str]]:
 
 
 def scripts(folder: Path) -> set[str]:
-    """The scripts of fedloom.deploy that run for a folder, as processes of their own."""
+    """The scripts of fedloom.deploy that run as processes for a folder."""
     return {Path(word).stem for words in command_lines(folder) for word in words if "/fedloom/deploy/" in word}
 
 
