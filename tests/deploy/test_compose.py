@@ -7,11 +7,14 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
 import yaml
 from test_pages import flags
+
+from fedloom.deploy import launch
 
 FOLDER = Path(__file__).parents[2] / "examples" / "deploy"
 FILES = sorted(FOLDER.glob("compose.*.yaml"))
@@ -76,6 +79,18 @@ def test_the_server_publishes_one_port_and_checks_its_health():
 def test_a_folder_must_be_given():
     with pytest.raises(AssertionError, match="FOLDER must be given"):
         substituted((FOLDER / "compose.client.yaml").read_text(encoding="utf-8"))
+
+
+def test_the_unit_of_systemd_starts_a_command_that_exists_and_starts_it_again():
+    page = (FOLDER.parents[1] / "docs" / "how-to" / "deploy.md").read_text(encoding="utf-8")
+    (text,) = re.findall(r"^```ini\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    unit = ConfigParser(interpolation=None)
+    unit.read_string(text)
+    command = shlex.split(unit["Service"]["ExecStart"])
+    assert Path(command[0]).is_absolute() and command[0].endswith("/fedloom") and command[1] == "deploy"
+    check(command[2:])
+    assert unit["Service"]["Restart"] == "always"
+    assert int(unit["Service"]["TimeoutStopSec"]) > launch.GRACE_SECONDS
 
 
 def instructions(name: str) -> list[str]:
