@@ -97,9 +97,11 @@ def ask(
             response = http.get(url, headers=headers)
             expires = _expiry(response)
             answer = response.json()
+            if not isinstance(answer, dict):
+                raise ValueError("the answer is not an object")
     except httpx.HTTPError as error:
         return _no_answer(error, url, authority, now)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Contact("unreachable", f"{federation.host}:{federation.port} is not a server of fedloom")
     received, theirs = now(), _time(answer)
     middle = sent + (received - sent) / 2

@@ -278,7 +278,7 @@ class Organisations:
     def _refuse_other_versions(self, name: str, given: bytes) -> None:
         try:
             theirs = json.loads(given)
-        except ValueError:
+        except (ValueError, RecursionError):
             theirs = None
         theirs = theirs if isinstance(theirs, dict) else {}
         for what, ours in self.versions.items():

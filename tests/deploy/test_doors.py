@@ -92,6 +92,11 @@ def test_the_private_port_hands_out_no_run_and_passes_only_runs_and_control():
         assert status(admits, path, {"Authorization": "Bearer secret"}) == 404
 
 
+def test_versions_that_are_nested_deeply_are_refused_like_others(organisations, north):
+    status, answer = greeted(organisations, signed(north) | {"fedloom-versions": "[" * 50_000})
+    assert (status, answer["reason"]) == (403, "version")
+
+
 def greeted(organisations, headers, ready=True):
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "path": HELLO, "headers": raw, "client": ("10.0.0.7", 1)}
