@@ -158,6 +158,18 @@ def test_the_last_contacts_are_stored(tmp_path):
     assert found["north"]["address"] == "127.0.0.1" and abs(found["north"]["clock_ahead"]) < 1
 
 
+@pytest.mark.parametrize("body", [b"[]", b"null", b"<html>", b"[" * 100_000])
+def test_an_answer_that_is_not_from_fedloom_is_named(tmp_path, body):
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    with Server(tmp_path) as server:
+        server.server.config.loaded_app = app
+        contact = server.ask()
+    assert (contact.reason, contact.why.endswith("is not a server of fedloom")) == ("unreachable", True)
+
+
 @pytest.mark.parametrize(("ahead", "side"), [(2.0, "ahead of"), (-100.0, "behind")])
 def test_the_warning_says_in_which_direction_a_clock_is_wrong(ahead, side):
     assert f"{abs(ahead):.0f} s {side} the server's" in Contact(clock_ahead=ahead).clock_warning
