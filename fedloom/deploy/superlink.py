@@ -163,6 +163,7 @@ async def serve(folder: Path, listen: str, port: int, versions: dict[str, str]) 
     inner = uvicorn.Server(uvicorn.Config(door(app, with_token(token)), host=config.host, port=config.port, **tls))
     public_app = greeting(organisations, door(app, organisations.admits), is_ready)
     outer = uvicorn.Server(uvicorn.Config(public_app, host=listen, port=port, lifespan="off", **tls))
+    _stop_on_signal(inner, outer)
     public = asyncio.create_task(outer.serve())
     inside = f"[{config.host}]" if ":" in config.host else config.host
     apps = Apps(folder, resolve_bind_address(f"{inside}:{config.port}"), link_state)
@@ -171,7 +172,6 @@ async def serve(folder: Path, listen: str, port: int, versions: dict[str, str]) 
         asyncio.create_task(_repeat(watch.tick, "changes of keys or certificates could not be applied")),
         asyncio.create_task(_repeat(apps.tick, "a run could not be started")),
     ]
-    _stop_on_signal(inner, outer)
     await inner.serve()
     for task in ticking:
         task.cancel()
