@@ -16,7 +16,7 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
 from fedloom.deploy.certificates import Key
-from fedloom.deploy.door import AHEAD, CLIENT_HEADER, HELLO, VERSIONS_HEADER
+from fedloom.deploy.door import AHEAD, CLIENT_HEADER, HELLO, VERSIONS_HEADER, accepts_clock, clock_difference
 from fedloom.deploy.terms import FederationTerms
 
 TIMEOUT_SECONDS = 5.0
@@ -49,9 +49,8 @@ class Contact:
         """A line about a clock that is still accepted, but not right."""
         if not self.admitted or self.clock_ahead is None or abs(self.clock_ahead) < NOTABLE_SECONDS:
             return None
-        side = "ahead of" if self.clock_ahead > 0 else "behind"
         return (
-            f"this machine's clock is {abs(self.clock_ahead):.1f} s {side} the server's; from {AHEAD} s ahead, it is "
+            f"this machine's clock is {clock_difference(self.clock_ahead)} the server's; from {AHEAD} s ahead, it is "
             "refused: set it by NTP"
         )
 
@@ -98,9 +97,11 @@ def ask(
             response = http.get(url, headers=headers)
             expires = _expiry(response)
             answer = response.json()
+            if not isinstance(answer, dict):
+                raise ValueError("the answer is not an object")
     except httpx.HTTPError as error:
         return _no_answer(error, url, authority, now)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Contact("unreachable", f"{federation.host}:{federation.port} is not a server of fedloom")
     received, theirs = now(), _time(answer)
     middle = sent + (received - sent) / 2
@@ -129,12 +130,14 @@ def _no_answer(error: httpx.HTTPError, url: str, authority: Path, now: Callable[
     cause = _certificate_error(error)
     if cause is None:
         return Contact("unreachable", f"{url.removesuffix(HELLO)} does not answer: {error or type(error).__name__}")
-    ahead = _unverified_clock(url, now)
-    clock = "" if ahead is None else f"; this machine's clock is {ahead:+.0f} s from the server's"
     if cause.verify_code in (EXPIRED, NOT_YET_VALID):
-        what = "has expired" if cause.verify_code == EXPIRED else "is not valid yet"
-        remedy = "renew it at the server (fedloom deploy renew), or set this machine's clock by NTP"
-        return Contact("certificate", f"the server's certificate, or {authority.name}, {what}: {remedy}{clock}", ahead)
+        ahead = _unverified_clock(url, now)
+        dates = "has expired" if cause.verify_code == EXPIRED else "is not valid yet"
+        what = f"the server's certificate, or {authority.name}, {dates}"
+        if ahead is not None and not accepts_clock(ahead):
+            clock = f"this machine's clock is {clock_difference(ahead)} the server's"
+            return Contact("clock", f"{clock}, so that {what} on this machine; set both by NTP", ahead)
+        return Contact("certificate", f"{what}: renew it at the server (fedloom deploy renew)", ahead)
     if cause.verify_code in OTHER_HOST:
         return Contact("certificate", f"the server's certificate is for another host: {cause.verify_message}")
     return Contact(

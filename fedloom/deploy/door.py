@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -33,6 +34,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 PUBLIC = "/v1/fleet/"
 CONTROL = "/v1/control/"
+RUNTIME = "/v1/runtime/"
+ACQUIRE = f"{RUNTIME}acquire-task"
 LEAVES = "/v1/fleet/deactivate-node"
 HELLO = "/fedloom/hello"
 VERSIONS_HEADER, CLIENT_HEADER = "fedloom-versions", "fedloom-client"
@@ -103,12 +106,18 @@ async def respond(send: Send, status: int, body: bytes) -> None:
 
 
 def with_token(token: bytes) -> Callable[[Scope], bool]:
-    """Return a check that admits all requests, but requests to the Control API only with the token."""
+    """Return a check that admits requests to the Control API with the token, and those of a run.
+
+    Flower checks the run's token in every request of a run but one: `ACQUIRE`, which hands out that token. The
+    SuperLink starts the runs itself (`superlink.py`), so nobody needs it.
+    """
     expected = b"Bearer " + token
 
     def admits(scope: Scope) -> bool:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        return not str(scope["path"]).startswith(CONTROL) or hmac.compare_digest(given, expected)
+        path = str(scope["path"])
+        if path.startswith(CONTROL):
+            return hmac.compare_digest(dict(scope["headers"]).get(b"authorization", b""), expected)
+        return path.startswith(RUNTIME) and path.rstrip("/") != ACQUIRE
 
     return admits
 
@@ -213,7 +222,7 @@ class Organisations:
         if found.revoked:
             why = f"the key of {found.name} was revoked; to take part again, it must be added with a new key"
             raise RefusedError("revoked", f"{why} (fedloom deploy add)", found.name)
-        if not -BEHIND < skew < AHEAD:
+        if not accepts_clock(skew):
             raise RefusedError("clock", clock_sentence(skew), found.name)
         self._note_present(found.name, client.decode("latin-1")[:40], scope, skew)
         return found.name, pem
@@ -269,7 +278,7 @@ class Organisations:
     def _refuse_other_versions(self, name: str, given: bytes) -> None:
         try:
             theirs = json.loads(given)
-        except ValueError:
+        except (ValueError, RecursionError):
             theirs = None
         theirs = theirs if isinstance(theirs, dict) else {}
         for what, ours in self.versions.items():
@@ -284,17 +293,28 @@ def fingerprint(pem: bytes) -> str:
     return sha256(pem).hexdigest()[:12]
 
 
+def accepts_clock(skew: float) -> bool:
+    """Whether Flower accepts requests from a clock that is `skew` seconds ahead of the server's."""
+    return -BEHIND < skew < AHEAD
+
+
 def clock_sentence(skew: float) -> str:
     """Return a line about a clock that Flower refuses.
 
     Args:
         skew: Seconds by which the organisation's clock is ahead of the server's.
     """
-    side = f"{skew:.0f} s ahead of" if skew > 0 else f"{-skew:.0f} s behind"
     return (
-        f"the organisation's clock is {side} the server's, and at most {AHEAD} s ahead and {BEHIND} s behind are "
-        "allowed; set both by NTP"
+        f"the organisation's clock is {clock_difference(skew)} the server's, and at most {AHEAD} s ahead and "
+        f"{BEHIND} s behind are allowed; set both by NTP"
     )
+
+
+def clock_difference(skew: float) -> str:
+    """Return by how much a clock is wrong, such as `3.0 h behind`; positive differences are `ahead of`."""
+    size = abs(skew)
+    units = ((600.0, f"{size:.0f} s"), (48 * 3600.0, f"{size / 3600:.1f} h"), (inf, f"{size / 86400:.0f} days"))
+    return f"{next(text for limit, text in units if size < limit)} {'ahead of' if skew > 0 else 'behind'}"
 
 
 def _address(scope: Scope) -> str:

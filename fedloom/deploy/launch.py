@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from time import sleep
@@ -39,6 +39,30 @@ def environment(folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
+def start(script: str, *arguments: str, folder: Path, secret: str = "") -> subprocess.Popen[bytes]:
+    """Start a script of this package as a process.
+
+    Args:
+        script: Name of the script, without `.py`; also of its log.
+        arguments: Arguments of the script, after the id of this process; all users of the machine can read them.
+        folder: Folder for the log and for Flower's files.
+        secret: Standard input of the script, for what other users must not read.
+
+    Returns:
+        The process.
+    """
+    path = Path(__file__).with_name(f"{script}.py")
+    command = [sys.executable, "-P", str(path), str(os.getpid()), *arguments]
+    with (folder / f"{script}.log").open("ab") as log:
+        child = subprocess.Popen(
+            command, env=environment(folder), stdout=log, stderr=log, stdin=subprocess.PIPE, start_new_session=True
+        )
+    assert child.stdin is not None
+    with suppress(BrokenPipeError), child.stdin:  # it may have ended already
+        child.stdin.write(secret.encode())
+    return child
+
+
 @contextmanager
 def process(
     script: str, *arguments: str, folder: Path, grace: float = GRACE_SECONDS
@@ -54,12 +78,7 @@ def process(
     Yields:
         The process.
     """
-    path = Path(__file__).with_name(f"{script}.py")
-    command = [sys.executable, "-P", str(path), str(os.getpid()), *arguments]
-    with (folder / f"{script}.log").open("ab") as log:
-        child = subprocess.Popen(
-            command, env=environment(folder), stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+    child = start(script, *arguments, folder=folder)
     try:
         yield child
     finally:

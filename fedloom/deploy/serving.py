@@ -97,7 +97,7 @@ def await_run(folder: Path, number: int, seconds: float | None = None) -> None:
                 raise RunError("the run was stopped: start it again, with the same --name, to continue it")
             if state.outcome != "completed":
                 why = f": {state.details}" if state.details else ""
-                raise RunError(f"the run has ended ({state.outcome}){why}; see {folder}/superlink.log")
+                raise RunError(f"the run has ended ({state.outcome}){why}; see {folder}/serverapp.log")
             return
         sleep(1)
     raise RunError(f"the run has not ended within {seconds:g} s; it is still running (fedloom deploy status)")

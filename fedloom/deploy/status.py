@@ -86,7 +86,7 @@ class FederationState:
         if self.run is not None:
             yield f"run '{self.run}': round {self.round} of {self.rounds}"
         for run in self.runs:
-            yield f"run {run.number}: {' '.join(filter(None, (run.status, run.outcome, run.details)))}"
+            yield f"Flower's run {run.number}: {' '.join(filter(None, (run.status, run.outcome, run.details)))}"
         for name, end in self.certificates.items():
             yield f"{name}: valid until {end}"
         for why in self.warnings:

@@ -3,7 +3,8 @@
 Flower serves two APIs on one port: the Fleet API, which organisations need, and the Control API, which starts runs and
 registers keys without authentication. Here the public port passes only requests to the Fleet API. The Control API has a
 separate port, on loopback by default, and requires the token in the server's folder (`door.py`). Keys and the TLS
-certificate are read again when their files change, while connections and runs continue.
+certificate are read again when their files change, while connections and runs continue. A run is computed by a child
+process, the ServerApp.
 This module is run as a script, so that the process does not import torch.
 """
 
@@ -12,23 +13,32 @@ import asyncio
 import contextlib
 import json
 import logging
+import signal
 import ssl
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.address import resolve_bind_address
 from flwr.supercore.app_utils import start_parent_process_monitor
+from flwr.supercore.constant import TaskType
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, _parse_superlink_lifespan_config
 from flwr.superlink.main import create_app
+from flwr.superlink.servicer.runtime.runtime_handlers import acquire_task
 
 from fedloom.deploy.door import HELLO, App, Organisations, Receive, Scope, Send, door, respond, with_token
 from fedloom.deploy.events import CONTACTS, SERVER, EventLog
+from fedloom.deploy.launch import end, start
 from fedloom.deploy.logs import log_with_times
 from fedloom.experiment.files import write_whole
 
 TICK_SECONDS = 1.0
+APP_SECONDS = 3.0
+"""Seconds that a ServerApp has to end; its run can be resumed from its last round."""
 
 
 def greeting(organisations: Organisations, app: App, is_ready: Callable[[bytes], bool]) -> App:
@@ -42,6 +52,35 @@ def greeting(organisations: Organisations, app: App, is_ready: Callable[[bytes],
             await app(scope, receive, send)
 
     return with_greeting
+
+
+class Apps:
+    """The ServerApps: a process for each run that was started at the Control API.
+
+    Args:
+        folder: The server's folder.
+        address: Address of the control port, which the ServerApps use.
+        link_state: Returns Flower's state.
+    """
+
+    def __init__(self, folder: Path, address: str, link_state: Callable[[], Any]):
+        self._folder, self._address, self._link_state = folder, address, link_state
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def tick(self) -> None:
+        """Start the ServerApp of a run that has none yet."""
+        self._running = [app for app in self._running if app.poll() is None]
+        found = acquire_task(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]), self._link_state())
+        if found.token:
+            authority = str(self._folder / "ca.pem")
+            self._running.append(start("serverapp", self._address, authority, folder=self._folder, secret=found.token))
+
+    def stop(self) -> None:
+        """End all ServerApps."""
+        for app in self._running:
+            app.terminate()
+        for app in self._running:
+            end(app, APP_SECONDS)
 
 
 class Watch:
@@ -124,22 +163,43 @@ async def serve(folder: Path, listen: str, port: int, versions: dict[str, str]) 
     inner = uvicorn.Server(uvicorn.Config(door(app, with_token(token)), host=config.host, port=config.port, **tls))
     public_app = greeting(organisations, door(app, organisations.admits), is_ready)
     outer = uvicorn.Server(uvicorn.Config(public_app, host=listen, port=port, lifespan="off", **tls))
-    outer.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+    _stop_on_signal(inner, outer)
     public = asyncio.create_task(outer.serve())
-    watching = asyncio.create_task(_watch(Watch(folder, organisations, link_state, (inner, outer))))
+    inside = f"[{config.host}]" if ":" in config.host else config.host
+    apps = Apps(folder, resolve_bind_address(f"{inside}:{config.port}"), link_state)
+    watch = Watch(folder, organisations, link_state, (inner, outer))
+    ticking = [
+        asyncio.create_task(_repeat(watch.tick, "changes of keys or certificates could not be applied")),
+        asyncio.create_task(_repeat(apps.tick, "a run could not be started")),
+    ]
     await inner.serve()
-    watching.cancel()
+    for task in ticking:
+        task.cancel()
     outer.should_exit = True
-    await public
+    await asyncio.gather(public, asyncio.to_thread(apps.stop))
 
 
-async def _watch(watch: Watch) -> None:
+def _stop_on_signal(*servers: uvicorn.Server) -> None:
+    """Stop servers at SIGINT and SIGTERM; by themselves they would end this process, and not the ServerApps."""
+
+    def stop() -> None:
+        for server in servers:
+            server.should_exit = True
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    for server in servers:
+        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+
+
+async def _repeat(tick: Callable[[], None], problem: str) -> None:
+    """Call a function every second; if it fails, log the problem and continue."""
     while True:
         await asyncio.sleep(TICK_SECONDS)
         try:
-            watch.tick()
-        except Exception:  # the server continues with the keys and the certificate that it has
-            logging.getLogger("fedloom").exception("changes of keys or certificates could not be applied")
+            tick()
+        except Exception:
+            logging.getLogger("fedloom").exception(problem)
 
 
 def main() -> None:

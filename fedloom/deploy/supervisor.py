@@ -123,8 +123,7 @@ class Supervisor:
             "--versions", json.dumps(protocol_versions()),
             "--host", self._control, "--port", str(federation.control_port), "--enable-supernode-auth",
             "--ssl-ca-certfile", str(folder / "ca.pem"), "--ssl-certfile", str(folder / "server.pem"),
-            "--ssl-keyfile", str(folder / "server.key"), "--isolation", "subprocess",
-            "--disable-runtime-dependency-installation",
+            "--ssl-keyfile", str(folder / "server.key"), "--isolation", "process",
         )  # fmt: skip
 
     def _attend(self, link: "subprocess.Popen[bytes]") -> str:

@@ -98,14 +98,14 @@ def test_a_clock_that_is_accepted_but_wrong_is_named(tmp_path):
     with Server(tmp_path) as server:
         contact = server.ask(ahead=3)
     assert contact.admitted
-    assert contact.clock_warning.startswith("this machine's clock is 3.0 s ahead of the server's; from 5 s ahead")
+    assert contact.clock_warning.startswith("this machine's clock is 3 s ahead of the server's; from 5 s ahead")
 
 
 def test_an_expired_certificate_is_named_and_a_renewed_one_is_used_at_once(tmp_path):
     with Server(tmp_path, days=-1 / 24) as server:
         before = server.ask()
         assert before.reason == "certificate"
-        assert "has expired" in before.why and "fedloom deploy renew" in before.why and "clock is" in before.why
+        assert "has expired" in before.why and "fedloom deploy renew" in before.why and "clock" not in before.why
         (tmp_path / "server.key").unlink()
         key, certificate = make_server_certificate(server.authority, "127.0.0.1")
         write_tls_key(tmp_path / "server.key", key)
@@ -113,6 +113,15 @@ def test_an_expired_certificate_is_named_and_a_renewed_one_is_used_at_once(tmp_p
         write_certificate(tmp_path / "server.pem", certificate)
         server.watch.tick()
         assert server.ask().admitted
+
+
+@pytest.mark.parametrize(("ahead", "by"), [(3 * 3600, "3.0 h ahead of"), (-86400 * 3, "3 days behind")])
+def test_a_clock_for_which_the_certificate_is_not_valid_is_named_instead_of_the_certificate(tmp_path, ahead, by):
+    with Server(tmp_path, days=-1 / 24) as server:  # as it looks on a machine whose clock is wrong
+        contact = server.ask(ahead=ahead)
+    assert contact.reason == "clock" and abs(contact.clock_ahead - ahead) < 10
+    assert contact.why.startswith(f"this machine's clock is {by} the server's, so that the server's certificate")
+    assert contact.why.endswith("set both by NTP") and "renew" not in contact.why
 
 
 def test_a_certificate_of_another_federation_or_host_is_named(tmp_path):
@@ -146,6 +155,18 @@ def test_the_last_contacts_are_stored(tmp_path):
     assert found["north"]["address"] == "127.0.0.1" and abs(found["north"]["clock_ahead"]) < 1
 
 
+@pytest.mark.parametrize("body", [b"[]", b"null", b"<html>", b"[" * 100_000])
+def test_an_answer_that_is_not_from_fedloom_is_named(tmp_path, body):
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    with Server(tmp_path) as server:
+        server.server.config.loaded_app = app
+        contact = server.ask()
+    assert (contact.reason, contact.why.endswith("is not a server of fedloom")) == ("unreachable", True)
+
+
 @pytest.mark.parametrize(("ahead", "side"), [(2.0, "ahead of"), (-100.0, "behind")])
 def test_the_warning_says_in_which_direction_a_clock_is_wrong(ahead, side):
-    assert f"{abs(ahead):.1f} s {side} the server's" in Contact(clock_ahead=ahead).clock_warning
+    assert f"{abs(ahead):.0f} s {side} the server's" in Contact(clock_ahead=ahead).clock_warning

@@ -13,6 +13,8 @@ import pytest
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "deploy.md"
 WAITED = "until grep -q ready server.out; do sleep 0.5; done"
 """What the reader does between joining and running: "When server.out says `ready`"."""
+ENDED = "kill $(jobs -p) 2>/dev/null || true"
+"""A command that fails ends the script, and what it has started would remain."""
 
 
 def blocks() -> list[str]:
@@ -39,8 +41,9 @@ def test_the_page_can_be_followed_word_for_word(tmp_path):
         f"{WAITED}\n{block}" if "fedloom deploy start" in block else block for block in blocks()
     ).replace("kill %1", "sleep 8; fedloom deploy status --folder hospitals/server; cat watch.out; kill %1")
     place = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    script = f"set -me\ntrap '{ENDED}' EXIT\n{commands}\nwait"
     done = subprocess.run(
-        ["bash", "-c", f"set -me\n{commands}\nwait"], cwd=tmp_path, env=os.environ | {"PATH": place},
+        ["bash", "-c", script], cwd=tmp_path, env=os.environ | {"PATH": place},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=550,
     )  # fmt: skip
     assert (tmp_path / "hospitals" / "server" / "runs" / "first" / "summary.json").exists(), done.stdout

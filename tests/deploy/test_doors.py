@@ -85,6 +85,18 @@ def test_control_needs_the_token():
         assert status(admits, "/v1/control/list-runs", headers) == 404
 
 
+def test_the_private_port_hands_out_no_run_and_passes_only_runs_and_control():
+    admits = with_token(b"secret")
+    assert status(admits, "/v1/runtime/pull-messages", {}) == 200  # Flower checks the run's token
+    for path in ("/v1/runtime/acquire-task", "/v1/runtime/acquire-task/", "/v1/fleet/pull-messages", "/docs", "/"):
+        assert status(admits, path, {"Authorization": "Bearer secret"}) == 404
+
+
+def test_versions_that_are_nested_deeply_are_refused_like_others(organisations, north):
+    status, answer = greeted(organisations, signed(north) | {"fedloom-versions": "[" * 50_000})
+    assert (status, answer["reason"]) == (403, "version")
+
+
 def greeted(organisations, headers, ready=True):
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "path": HELLO, "headers": raw, "client": ("10.0.0.7", 1)}

@@ -44,7 +44,8 @@ class Site:
         self.server = folder / "server"
         self.port, self.control_port = free_port(), free_port()
         make_federation(folder, recipe, names, port=self.port, control_port=self.control_port)
-        self.processes = {"server": self.start("server", "server", "--folder", str(self.server))}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.serve()
         for name in names:
             self.join(name)
         self.until(self._all_online)
@@ -54,6 +55,9 @@ class Site:
             child = subprocess.Popen([sys.executable, "-m", "fedloom", "deploy", *arguments], stdout=out, stderr=out)
         self.stack.callback(end, child, grace=PATIENCE)  # it gives its own processes GRACE_SECONDS
         return child
+
+    def serve(self) -> None:
+        self.processes["server"] = self.start("server", "server", "--folder", str(self.server))
 
     def join(self, name: str) -> None:
         self.processes[name] = self.start(
@@ -93,9 +97,20 @@ def running(folder: Path, recipe: Recipe, names: tuple[str, ...]):
         for child in found.processes.values():  # all at once; each is waited for below
             child.terminate()
     limit = monotonic() + PATIENCE  # the SuperNode of the killed client ends when it sees that its parent is gone
-    while left := [path.parent.name for path in Path("/proc").glob("[0-9]*/cmdline") if str(folder) in _text(path)]:
-        assert monotonic() < limit, [_text(Path("/proc") / number / "cmdline") for number in left]
+    while left := command_lines(folder):
+        assert monotonic() < limit, left
         sleep(0.2)
+
+
+def command_lines(folder: Path) -> list[list[str]]:
+    """The words of the command lines of all processes that name a folder."""
+    found = [_text(path).split("\0") for path in Path("/proc").glob("[0-9]*/cmdline")]
+    return [words for words in found if any(str(folder) in word for word in words)]
+
+
+def scripts(folder: Path) -> set[str]:
+    """The scripts of fedloom.deploy that run as processes for a folder."""
+    return {Path(word).stem for words in command_lines(folder) for word in words if "/fedloom/deploy/" in word}
 
 
 def _text(path: Path) -> str:
@@ -135,6 +150,36 @@ def test_repper_over_tls_gives_what_a_simulation_gives_bit_for_bit(site, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_server_that_is_ended_during_a_run_ends_flowers_processes_and_continues_when_started_again(tmp_path):
+    recipe = small_recipe("repper", data__clients=1, training__rounds=4)
+    with running(tmp_path / "fed", recipe, NAMES[:1]) as site:
+        number = begin(site.server, recipe, "first", wait=PATIENCE)
+        site.until(lambda: site.rounds("first"))
+        assert scripts(site.server) == {"superlink", "serverapp"}
+        site.processes["server"].send_signal(signal.SIGTERM)
+        assert site.processes["server"].wait(30) == 0
+        assert scripts(site.server) == set()  # at once, not when they notice that the server has ended
+        before = len(site.rounds("first"))
+        assert before < 4
+        site.serve()
+        await_run(site.server, number, PATIENCE)
+        _same_as_simulated(site, "first", recipe, tmp_path)
+
+
+@pytest.mark.slow
+def test_no_command_line_has_a_token(site):
+    """All users of a machine can read command lines; the token of a run would give them the organisations' answers."""
+    begin(site.server, small_recipe("repper"), "visible", wait=PATIENCE)
+    site.until(lambda: "serverapp" in scripts(site.server))
+    lines = command_lines(site.folder)
+    site.until(lambda: site.rounds("visible"))  # it had its token
+    secrets = re.compile(r"[0-9a-f]{32}")  # a run's token has 256 digits, control.token 64
+    assert len(lines) >= 9 and not [words for words in lines if any(map(secrets.search, words))]
+    with controlling(site.server) as flower:
+        site.until(lambda: all(run.over for run in flower.runs()))
+
+
+@pytest.mark.slow
 def test_organisations_reach_the_fleet_api_alone_and_control_asks_for_its_token(site):
     def ask(port: int, path: str, **headers: str) -> int:
         ca = str(site.server / "ca.pem")
@@ -146,6 +191,10 @@ def test_organisations_reach_the_fleet_api_alone_and_control_asks_for_its_token(
     assert ask(site.port, "/v1/fleet/pull-messages") == 404  # for want of a key
     assert ask(site.control_port, "/v1/control/list-runs") == 404
     assert ask(site.control_port, "/v1/control/list-runs", authorization="Bearer " + "0" * 64) == 404
+    for path in ("/v1/runtime/acquire-task", "/v1/fleet/pull-messages", "/docs"):
+        assert ask(site.control_port, path, authorization=f"Bearer {token}") == 404
+    protobuf = {"content-type": "application/protobuf"}
+    assert ask(site.control_port, "/v1/runtime/pull-messages", **protobuf) == 401  # Flower's, without a run's token
     with pytest.raises(httpx.ConnectError, match="certificate"):
         httpx.get(f"https://127.0.0.1:{site.port}/v1/fleet/")  # without the federation's CA
 

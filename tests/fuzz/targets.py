@@ -41,6 +41,7 @@ from fedloom.data.sources.table import read_table
 from fedloom.data.sources.usps import Usps
 from tests.fuzz import mutate
 from tests.fuzz.mutate import Mutate
+from tests.fuzz.request_target import Requests, nested, request_seeds
 from tests.fuzz.run_targets import run_targets
 
 REFUSALS = (UserError, MessageError)
@@ -73,7 +74,8 @@ class Target:
 
 def targets(folder: Path) -> dict[str, Target]:
     """All formats by name; `folder` is where they put their files."""
-    found = [*_data(folder), *_text(folder), *_messages(), *(Target(*rest) for rest in run_targets(folder))]
+    requests = Target("requests", request_seeds(), Requests(folder), (nested,))
+    found = [*_data(folder), *_text(folder), *_messages(), requests, *(Target(*rest) for rest in run_targets(folder))]
     return {target.name: target for target in found}
 
 
