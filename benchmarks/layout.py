@@ -16,7 +16,8 @@ from torch import nn
 
 from benchmarks.contest.works import synthetic
 from fedloom import Task, objectives
-from fedloom.core.job import Job, launch
+from fedloom.core.execution import launch
+from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.setup import Precision, Setup
 from fedloom.core.training import Training

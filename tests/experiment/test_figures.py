@@ -49,7 +49,7 @@ def test_clients_figures_are_those_of_scikit_learn_and_one_class_has_no_auc():
     run = tiny_run("fedavg", task=task, evaluation__metrics=ALL)
     server = run.evaluator.server
     server.load(run.server.state, None)
-    server.evaluate_only()
+    server.modes.evaluate_only()
     for scores in run.scores:
         held = task.federation.test[scores.client]
         with torch.no_grad():

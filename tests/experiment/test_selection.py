@@ -174,7 +174,7 @@ def test_validation_figures_against_a_count_by_hand():
     last = run.history[-1]
     server = run.evaluator.server
     server.load(run.server.state, None)
-    server.evaluate_only()
+    server.modes.evaluate_only()
     with torch.no_grad():
         right = {
             c: (server.parts.model(task.stored.plain(torch.from_numpy(held))).argmax(1).numpy()

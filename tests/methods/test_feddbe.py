@@ -75,7 +75,7 @@ def test_a_client_keeps_its_vector_and_is_served_with_it():
     assert run.memories[1]["prbm.0"].abs().sum() > 0
     assert not any(name.startswith("prbm") for name in sent[1])
     client, x = run.personal(1), Fixed().x
-    run.lane.evaluate_only()
+    run.lane.modes.evaluate_only()
     z = client.model.extractor(x)
     torch.testing.assert_close(run.method.predict(client, x), client.model.head(z + run.memories[1]["prbm.0"]))
     torch.testing.assert_close(run.method.predict_global(client, x), client.model.head(z))

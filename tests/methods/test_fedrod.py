@@ -47,7 +47,7 @@ def test_the_personal_model_is_the_sum_and_the_global_one_the_generic_head():
     run = ByHand(get("fedrod"), tiny_task())
     run.round()
     client, x = run.personal(1), Fixed().x
-    run.lane.evaluate_only()
+    run.lane.modes.evaluate_only()
     z = client.model.extractor(x)
     torch.testing.assert_close(run.method.predict(client, x), client.model.head(z) + client.personal(z))
     torch.testing.assert_close(run.method.predict_global(client, x), client.model.head(z))
