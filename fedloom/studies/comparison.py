@@ -1,7 +1,7 @@
 """Comparison of the papers' figures with ours: means over seeds, changed settings, and counts of agreement."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import mean, stdev
 from typing import Any, Literal
@@ -137,14 +137,33 @@ def count_in_words(count: Count) -> str:
 
 def compared(cells: Iterable[Cell], results: Sequence[CellResult]) -> list[Line]:
     """Match cells with their results."""
-    return [Line(cell, _best([r for r in results if r.of == cell.key])) for cell in cells]
+    return [Line(cell, _best(_results_of(cell, results))) for cell in cells]
 
 
 def with_other_seeds(line: Line, results: Iterable[CellResult]) -> Line:
     """Add results of the same run with other seeds."""
-    alike = {r.seed: r for r in results if r.of == line.cell.key and r.changes == line.changes}
+    alike = {r.seed: r for r in _results_of(line.cell, results) if r.changes == line.changes}
     alike |= {r.seed: r for r in line.results}
     return Line(line.cell, tuple(alike[seed] for seed in sorted(alike)))
+
+
+def _results_of(cell: Cell, results: Iterable[CellResult]) -> list[CellResult]:
+    """Return the results of a cell's recipe; those that have all rounds that its column needs count as unshortened."""
+    found = sorted((r for r in results if r.of == cell.key), key=lambda r: r.rounds)
+    return [replace(r, changes={}) if _has_the_rounds(r, cell) else r for r in found]
+
+
+def _has_the_rounds(result: CellResult, cell: Cell) -> bool:
+    """Return whether a run with fewer rounds went through the same rounds up to the one that the column shows.
+
+    That needs a learning rate that does not depend on the number of rounds.
+    """
+    needed, schedules = (
+        cell.column.round,
+        [values["training"].get("schedule") for values in (result.recipe, cell.values)],
+    )
+    same = schedules[0] == schedules[1] != "cosine"
+    return needed is not None and needed <= result.rounds and set(result.changes) == {"training.rounds"} and same
 
 
 def _best(results: Sequence[CellResult]) -> tuple[CellResult, ...]:

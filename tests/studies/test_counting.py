@@ -3,7 +3,7 @@
 import pytest
 from scipy import stats
 
-from fedloom.studies.comparison import Count, Line, tally
+from fedloom.studies.comparison import Count, Line, compared, tally, with_other_seeds
 from fedloom.studies.order import Pair, pairs, verdicts_in_words, welch
 from fedloom.studies.results import CellResult
 from fedloom.studies.table import Cell, cells_of, load_table
@@ -61,6 +61,41 @@ def test_a_shortened_run_does_not_agree_and_is_counted_apart() -> None:
     assert found.ours == Count(run=2, within=0, above=0, below=1)
     assert found.ours.judged == 1
     assert found.shortened == Count(run=1, within=1, above=0, below=0)
+
+
+INFERRED = "fedcrl/table2-inferred"
+AT = {"dataset": "cifar10", "kind": "practical"}
+
+
+def run_of(one: Cell, seed: int, rounds: int, schedule: str | None = None) -> CellResult:
+    """With an accuracy of its rounds in thousandths, and 0.1 after round 200."""
+    changes = {} if rounds == one.rounds else {"training.rounds": rounds}
+    changes |= {} if schedule is None else {"training.schedule": schedule}
+    figures = {"personal_weighted": rounds / 1000, "personal_weighted@200": 0.1, "personal_weighted@500": 0.5}
+    return CellResult(one.key, seed, rounds, figures, changes, recipe=one.changed(changes))
+
+
+def test_a_column_of_round_500_takes_seeds_from_runs_of_500_and_of_1000_rounds() -> None:
+    lines = {at: cell(INFERRED, "fedavg", **AT, rounds=at) for at in (200, 500, 1000)}
+    runs = [run_of(lines[500], 0, 1000), run_of(lines[500], 1, 500), run_of(lines[500], 2, 300)]
+    found = {at: compared([one], runs)[0] for at, one in lines.items()}
+    assert found[500].figures == [50, 50]  # not the run of 300 rounds
+    assert found[200].figures == pytest.approx([10, 10, 10])
+    assert found[1000].figures == [100]
+    assert {line.apart for line in found.values()} == {"ours"}
+    seeds = with_other_seeds(compared([lines[500]], runs[:1])[0], runs)
+    assert seeds.figures == [50, 50]
+    both = compared([lines[500]], [run_of(lines[500], 0, 500), run_of(lines[500], 0, 1000)])[0]
+    assert [result.rounds for result in both.results] == [1000]
+
+
+def test_a_schedule_that_depends_on_the_number_of_rounds_makes_a_shorter_run_another_one() -> None:
+    one = cell(INFERRED, "fedavg", **AT, rounds=500)
+    for schedule in ("cosine", "step:100=0.1"):
+        (line,) = compared([one], [run_of(one, 0, 500, schedule)])
+        assert line.apart == "shortened"
+    (line,) = compared([one], [run_of(one, 0, 400)])
+    assert line.apart == "shortened"
 
 
 def test_the_interval_is_welchs() -> None:
