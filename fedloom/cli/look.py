@@ -39,9 +39,7 @@ def list_methods(
     shipped = {row["name"]: row for row in catalogue.catalogue()["methods"]}
     installed = [entry for entry in entry_points(group="fedloom.methods") if entry.name not in shipped]
     if name is not None:
-        from fedloom.report.methods import method_info
-
-        row = shipped.get(name.lower()) or method_info(name)
+        row = shipped.get(name.lower()) or _method_info(name)
         if as_json:
             show_json({"methods": [row]})
         else:
@@ -55,6 +53,12 @@ def list_methods(
     for entry in installed:
         _list_one(entry.name, [f"from the installed package {entry.dist.name if entry.dist else entry.value}"])
     out.print("Any method with a global model can be fine-tuned: fedavg+ft. More about one: fedloom methods NAME")
+
+
+def _method_info(name: str) -> dict[str, Any]:
+    from fedloom.report.methods import method_info  # imports torch
+
+    return method_info(name)
 
 
 def _facts(row: dict[str, Any]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from torch._C import _functorch
 from torch._decomp import get_decompositions
 from torch._guards import TracingContext, tracing
 from torch.fx.experimental.proxy_tensor import make_fx as _make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # One kernel launch for a list of tensors.
 foreach_copy_ = torch._foreach_copy_
@@ -57,10 +58,26 @@ def compile_graph(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
     return compiled
 
 
-def exclude_from_compilation(mode: type) -> None:
-    """Exclude a dispatch mode from torch's compiler, if that has been imported (its 800 modules take 1 s)."""
-    if "torch._dynamo" in sys.modules and not hasattr(mode.__torch_dispatch__, "__wrapped__"):  # type: ignore[attr-defined]
-        mode.__torch_dispatch__ = torch._disable_dynamo(mode.__torch_dispatch__, recursive=True)  # type: ignore[attr-defined]
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode that torch's compiler does not trace.
+
+    The compiler is not imported for it: its 800 modules take 1 s.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False, or torch would import its compiler to exclude `__torch_dispatch__` from it."""
+        return False
+
+    def __enter__(self) -> Any:
+        """Activate the mode; `__torch_dispatch__` is excluded from the compiler if that has been imported."""
+        mode = type(self)
+        if "torch._dynamo" in sys.modules and not hasattr(mode.__torch_dispatch__, "__wrapped__"):
+            mode.__torch_dispatch__ = torch._disable_dynamo(mode.__torch_dispatch__, recursive=True)  # type: ignore[method-assign]
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
 
 def end_allocate_to_pool(device: int, pool: Any) -> None:

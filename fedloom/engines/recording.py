@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedloom.core.fit import CaptureError as CaptureError
 from fedloom.core.state import copy_all_, tensors_of
 from fedloom.core.step_cache import distinct
-from fedloom.core.torch_internals import exclude_from_compilation
+from fedloom.core.torch_internals import DispatchMode
 from fedloom.core.workspace import Steps
 
 HOST_READS = {
@@ -29,7 +28,7 @@ COPIES = {"aten::_to_copy", "aten::copy_"}
 PYTHON_READS = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
 
 
-class Watch(TorchDispatchMode):
+class Watch(DispatchMode):
     """Executes tensor operations, and rejects operations that a recorded step cannot contain, naming the line of code.
 
     These are: reading a value on the host, torch's random generators, and memory outside of the workspace.
@@ -39,19 +38,9 @@ class Watch(TorchDispatchMode):
     """
 
     def __init__(self, owned: list[Tensor] | None = None):
-        TorchDispatchMode.__init__(self)
+        super().__init__()
         self._owned = None if owned is None else {storage(t) for t in owned}
         self._alive = owned or []  # keeps tensors alive, since the address of a freed one could be reused
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False, or torch would import its compiler to exclude `__torch_dispatch__` from it."""
-        return False
-
-    def __enter__(self) -> Any:
-        """Start to watch."""
-        exclude_from_compilation(Watch)
-        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fedloom.core.execution import handle
 from fedloom.core.job import Job, Result
 from fedloom.core.setup import Setup
+from fedloom.core.torch_internals import DispatchMode
 from fedloom.core.workspace import Workspace
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.cuda.graphs import Work
@@ -23,11 +23,11 @@ from fedloom.engines.cuda.lane import Lane, Shared
 from fedloom.engines.recording import NoPythonReads, Watch, storage
 
 
-class Tape(TorchDispatchMode):
+class Tape(DispatchMode):
     """Records tensor operations with their memory; `replay` executes them again."""
 
     def __init__(self) -> None:
-        TorchDispatchMode.__init__(self)
+        super().__init__()
         self._operations: list[tuple[Any, Any, Any, list[tuple[int, Tensor]], bool]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -85,8 +85,8 @@ class RunFolder:
         if not resume and holds_run(self.path):
             if not locked and run_state(self.path) == "running":
                 raise UserError(
-                    f"out = '{self.path}' holds a run that another process is doing: wait for it, or choose another "
-                    "folder"
+                    f"out = '{self.path}' holds a run, and another process is using this folder: wait for it, or "
+                    "choose another folder"
                 )
             raise UserError(
                 f"out = '{self.path}' already holds a run: choose another folder, remove this one, "

@@ -158,12 +158,11 @@ def _has_the_rounds(result: CellResult, cell: Cell) -> bool:
 
     That needs a learning rate that does not depend on the number of rounds.
     """
-    needed, schedules = (
-        cell.column.round,
-        [values["training"].get("schedule") for values in (result.recipe, cell.values)],
-    )
-    same = schedules[0] == schedules[1] != "cosine"
-    return needed is not None and needed <= result.rounds and set(result.changes) == {"training.rounds"} and same
+    needed = cell.column.round
+    if needed is None or needed > result.rounds or set(result.changes) != {"training.rounds"}:
+        return False
+    schedules = [values["training"].get("schedule") for values in (result.recipe, cell.values)]
+    return schedules[0] == schedules[1] != "cosine"
 
 
 def _best(results: Sequence[CellResult]) -> tuple[CellResult, ...]:

@@ -77,25 +77,20 @@ def test_leaving_a_pool_that_was_entered():
 
 
 def test_a_dispatch_mode_is_excluded_from_compilation_once_the_compiler_is_there(monkeypatch):
-    class Operations(TorchDispatchMode):
-        @classmethod
-        def _should_skip_dynamo(cls):
-            return False
-
+    class Operations(internals.DispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
     own = Operations.__torch_dispatch__
     with monkeypatch.context() as patched:
         patched.delitem(sys.modules, "torch._dynamo", raising=False)
-        internals.exclude_from_compilation(Operations)
-        assert Operations.__torch_dispatch__ is own
+        with Operations():
+            assert Operations.__torch_dispatch__ is own
     importlib.import_module("torch._dynamo")
     for _ in range(2):
-        internals.exclude_from_compilation(Operations)
+        with Operations():
+            assert (torch.ones(1) + 1).item() == 2
     assert Operations.__torch_dispatch__.__wrapped__ is own
-    with Operations():
-        assert (torch.ones(1) + 1).item() == 2
 
 
 def test_open_modes_are_noticed():

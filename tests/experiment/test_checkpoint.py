@@ -235,7 +235,7 @@ def test_without_a_usable_one_there_is_one_clear_error_and_nothing_changes(two) 
 def test_a_format_of_the_future_is_not_misread(two, caplog) -> None:
     path = two[0] / "round-000002.json"
     values = json.loads(path.read_text())["checkpoint"] | {"format": 2}
-    path.write_text(json.dumps({"sha256": module._digest(values), "checkpoint": values}))
+    path.write_text(json.dumps({"sha256": module._sha256(json.dumps(values)), "checkpoint": values}))
     assert loaded(two[0])[0].round == 1
     assert "its format is 2, but this fedloom reads 1" in caplog.text
 

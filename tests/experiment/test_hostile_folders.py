@@ -13,7 +13,7 @@ from written import a_client, a_round, write_run
 from fedloom.core.errors import UserError
 from fedloom.core.job import Job, Result
 from fedloom.core.message import Message, MessageError, pack, signature
-from fedloom.experiment.checkpoint import Checkpoints, _digest
+from fedloom.experiment.checkpoint import Checkpoints, _sha256
 from fedloom.experiment.client_store import ClientStore
 from fedloom.experiment.run_folder import finished, read_clients, read_facts, read_rounds
 from fedloom.inference.trained_model import load_model
@@ -117,7 +117,7 @@ def checkpoint(folder, change=None, tensors=None):
         data = {"bytes": len(tensors), "sha256": hashlib.sha256(tensors).hexdigest()}
         said["files"][shard.name] |= data
     said = change(said) if change else said
-    path.write_text(json.dumps({"sha256": _digest(said), "checkpoint": said}))
+    path.write_text(json.dumps({"sha256": _sha256(json.dumps(said)), "checkpoint": said}))
 
 
 def loaded(folder):

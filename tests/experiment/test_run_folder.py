@@ -159,7 +159,7 @@ def test_a_model_whose_tensors_share_memory_is_written(tmp_path: Path) -> None:
 def test_a_folder_whose_run_is_in_progress_is_refused_without_a_command_that_resumes_it(tmp_path):
     held = RunFolder(tmp_path / "run")
     (tmp_path / "run/recipe.yaml").touch()
-    with pytest.raises(UserError, match="holds a run that another process is doing"):
+    with pytest.raises(UserError, match="another process is using this folder"):
         RunFolder(tmp_path / "run")
     held.close()
     with pytest.raises(UserError, match="already holds a run: .* fedloom resume"):

@@ -139,7 +139,7 @@ def test_engines_agree_on_validation_and_stopping(engine, method):
     assert got.evaluator.validation == expected.evaluator.validation
 
 
-class CrashError(Exception):
+class CrashError(BaseException):
     pass
 
 

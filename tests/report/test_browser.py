@@ -86,7 +86,8 @@ def test_a_report_draws_asks_nobody_and_obeys(browser, report):
     page = tab.page
     tab.draw_all()
     assert page.locator(".plot").count() == page.locator(".plot .main-svg:first-child").count() > 12
-    names = ["results", "curves", "clients", "classes", "holdings", "representations", "costs", "failures", "recipes"]
+    sections = "results curves clients classes holdings representations layers costs failures recipes"
+    names = sections.split()
     assert [section.get_attribute("id") for section in page.locator("section").all()] == names
     assert [link.get_attribute("href") for link in page.locator("#sections a").all()] == [f"#{name}" for name in names]
     assert page.locator(".missing").count() == 0

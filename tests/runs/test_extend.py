@@ -28,7 +28,7 @@ CASES = {
 }
 
 
-class CrashError(Exception):
+class CrashError(BaseException):
     """The process is gone, as far as the run folder can tell."""
 
 

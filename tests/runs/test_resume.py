@@ -30,7 +30,7 @@ WITH_MEMORY = ["fedcrl", "ditto", "fedpac", "fedamp", "local", "scaffold", "feda
 TINY = ["--data", "digits", "--clients", "6", "--set", "data.limit=300", "--set", "training.fraction=0.7"]
 
 
-class CrashError(Exception):
+class CrashError(BaseException):
     """The process is gone, as far as the run folder can tell."""
 
 

@@ -180,7 +180,7 @@ def test_a_finished_run_stores_the_curves_of_accuracy_and_loss_and_its_bytes(tmp
     assert {"personal_accuracy", "global_accuracy", "loss"} <= set(found.curve)
     assert len(found.curve["loss"]) == 3
     assert found.costs["up_bytes"] > 0
-    store(found, tmp_path / "one.json")
+    store(replace(found, versions={}), tmp_path / "one.json")  # versions list the files that other tests imported
     assert (tmp_path / "one.json").stat().st_size < 5_000
 
 
