@@ -35,7 +35,7 @@ def comparison_table(summaries: Iterable[Summary], title: str = "") -> Table:
         caption += " · ±: sample std over seeds"
     table = Table(title=title or None, caption=caption)
     table.add_column("method", style="bold", overflow="fold")
-    for name in ("clients", "spread", "worst tenth", "global", "MB up", "seconds"):
+    for name in ("clients", "spread", "worst\ntenth", "global", "MB up", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     groups: dict[str, list[Summary]] = {}
     for summary in summaries:

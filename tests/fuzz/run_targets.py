@@ -13,7 +13,7 @@ import torch
 import fedloom
 from fedloom.core.input_format import InputFormat
 from fedloom.core.message import signature
-from fedloom.experiment.checkpoint import Checkpoints, _digest
+from fedloom.experiment.checkpoint import Checkpoints, _sha256
 from fedloom.experiment.client_store import ClientStore
 from fedloom.experiment.lock import RunLock
 from fedloom.experiment.resume import checked_notes
@@ -170,7 +170,7 @@ class _Checkpoints:
         """The manifest says what the input says."""
         try:
             said: Any = json.loads(data)
-            data = json.dumps({"sha256": _digest(said), "checkpoint": said}).encode()
+            data = json.dumps({"sha256": _sha256(json.dumps(said)), "checkpoint": said}).encode()
         except (ValueError, RecursionError):
             pass
         self.path.write_bytes(data)
@@ -186,7 +186,7 @@ class _Checkpoints:
         said["files"][self.shard.name] = {
             **said["files"][self.shard.name], "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()
         }  # fmt: skip
-        self.path.write_bytes(json.dumps({"sha256": _digest(said), "checkpoint": said}).encode())
+        self.path.write_bytes(json.dumps({"sha256": _sha256(json.dumps(said)), "checkpoint": said}).encode())
         try:
             return self.load()
         finally:
