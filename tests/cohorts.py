@@ -1,6 +1,6 @@
 """Lanes and cohorts on a CPU, with the recorder of the engine `replay`."""
 
-from itertools import groupby, islice
+from itertools import groupby
 
 import pytest
 import torch
@@ -63,8 +63,7 @@ class LaneEngine(Engine):
 
     def run(self, jobs):
         for _, alike in groupby(jobs, lambda job: job.kind):
-            while wave := list(islice(alike, self.settings.workers)):
-                yield from (result.read() for result in self.lane.launch(wave))
+            yield from (result.read() for result in self.lane.launch(list(alike)))
 
 
 def alternately(methods: list[str], first: int) -> list:

@@ -146,12 +146,13 @@ class Rows:
             self._length[block.untyped_storage().data_ptr()] = block.stride(0)
         return self._blocks[name][row]
 
-    def block(self, tensor: Tensor, count: int) -> Tensor | None:
-        """Return the rows of the first `count` workspaces for a tensor of the first one; None if it is shared."""
+    def block(self, tensor: Tensor, row: int, count: int) -> Tensor | None:
+        """Return the first `count` rows for a tensor of the workspace `row`; None if all workspaces share it."""
         length = self._length.get(tensor.untyped_storage().data_ptr())
         if length is None:
             return None
-        return tensor.detach().as_strided((count, *tensor.shape), (length, *tensor.stride()))
+        start = tensor.storage_offset() - row * length
+        return tensor.detach().as_strided((count, *tensor.shape), (length, *tensor.stride()), start)
 
 
 def distinct(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -1,12 +1,14 @@
-"""A lane of several clients: clients that reach the same call of `fit` take its steps as one vectorised operation.
+"""A lane of several clients: clients that wait in the same call of `fit` take its steps as one vectorised operation.
 
-Method code is unaware of this: each client's code runs as a greenlet up to a `fit`, and waits there.
+Method code is unaware of this: each client's code runs as a greenlet up to a `fit`, and waits there. A client that has
+finished makes room for the next one, so that rows are in use although clients have different amounts of data.
 """
 
 import warnings
+from collections import deque
 from collections.abc import Hashable, Sequence
-from itertools import takewhile
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 
@@ -19,7 +21,7 @@ from fedloom.core.workspace import Steps, Workspace
 from fedloom.engines.cuda.batching import batched
 from fedloom.engines.cuda.graphs import Recorder
 from fedloom.engines.cuda.lane import Lane, NewWorkspace, Shared, StepFunction, StepRun, bound, largest
-from fedloom.engines.cuda.schedule import Piece, pieces
+from fedloom.engines.cuda.schedule import Piece, Remaining, pieces
 from fedloom.engines.cuda.slot import Slot, guarded
 from fedloom.engines.cuda.tracing import Function, compiled, trace
 from fedloom.engines.recording import restored, touched, written
@@ -33,41 +35,38 @@ class Cohort(Lane):
         self._rows = Rows(slots + 1)
         self._slots = [Slot() for _ in range(slots + 1)]
         self._sent: FlatState | None = None
-        self._jobs = 0
         super().__init__(new_workspace, recorder, shared)
         first = self.workspaces[0]
         self._parts, self._received = (
-            FlatState(flat.layout, {dtype: self._all(buffer) for dtype, buffer in flat.buffers.items()})
+            FlatState(flat.layout, {dtype: self._block(buffer, 0, slots) for dtype, buffer in flat.buffers.items()})
             for flat in (first.flat, first.flat_received)
         )
 
     def _make_workspaces(self, new_workspace: NewWorkspace) -> list[Workspace]:
         return [new_workspace(stepper=slot, rows=(self._rows, i)) for i, slot in enumerate(self._slots)]
 
-    def _all(self, tensor: Tensor, count: int | None = None) -> Tensor:
-        """Return the rows of the first clients for a tensor of the first one, or the tensor itself if it is shared."""
-        found = self._rows.block(tensor, self.slots if count is None else count)
+    def _block(self, tensor: Tensor, row: int, count: int) -> Tensor:
+        """Return the first `count` rows for a tensor of one row, or the tensor itself if all rows share it."""
+        found = self._rows.block(tensor, row, count)
         return tensor.detach() if found is None else found
 
-    def _blocks(self, tensors: Sequence[Tensor], count: int) -> list[Tensor]:
-        """Return `_all` of several tensors."""
-        return [self._all(tensor, count) for tensor in tensors]
+    def _blocks(self, tensors: Sequence[Tensor], row: int, count: int) -> list[Tensor]:
+        """Return `_block` of several tensors."""
+        return [self._block(tensor, row, count) for tensor in tensors]
 
     def launch(self, jobs: Sequence[Job]) -> list[Result]:
-        """Run jobs concurrently, the longest first, so that the number of active clients only decreases."""
-        self._jobs = len(jobs)
-        slots = self._slots[: len(jobs)]
-        sent = self._sent = self._outboxes(len(jobs)) if jobs[0].kind == "update" else None
+        """Run jobs, as many at a time as there are slots."""
+        slots = self._slots[: min(self.slots, len(jobs))]
+        queue = deque(enumerate(jobs))
+        results: list[Result | None] = [None] * len(jobs)
+        self._sent = self._outboxes(len(jobs)) if jobs[0].kind == "update" else None
         try:
-            self._spread(jobs)
-            for slot, workspace, job in zip(slots, self.workspaces, jobs, strict=False):
-                slot.begin(workspace, job)
-            while waiting := [(i, slot, slot.steps) for i, slot in enumerate(slots) if slot.steps is not None]:
-                self._serve([(i, steps) for i, _, steps in waiting])
-                for _, slot, _ in waiting:
-                    slot.resume()
-            if sent is not None:
-                sent.take(self._parts.row(slice(len(jobs))))
+            while queue or any(slot.job is not None for slot in slots):
+                self._begin(slots, queue)
+                self._prepare([slot for slot in slots if slot.steps is not None and slot.left is None], len(slots))
+                self._step(slots)
+                self._resume(slots)
+                self._collect(slots, results)
         except BaseException:
             for slot in slots:
                 slot.cancel()
@@ -75,32 +74,36 @@ class Cohort(Lane):
         finally:
             for workspace in self.workspaces:
                 workspace.holds = workspace.outbox = None
-        results = [slot.result for slot in slots if slot.result is not None]
-        assert len(results) == len(jobs)
-        for slot in slots:
-            slot.result, slot.means = None, {}
-        return results
+        return [result for result in results if result is not None]
 
     def largest(self, results: Sequence[Result]) -> Tensor | None:
         """Return the largest magnitude in each message, in one operation if possible."""
-        if self._sent is None or len(results) != self._jobs or any(result.error is not None for result in results):
+        if self._sent is None or any(result.error is not None for result in results):
             return super().largest(results)
         floating = self._sent.floating()
         return largest(floating) if floating else None
 
     def _outboxes(self, jobs: int) -> FlatState | None:
-        """Allocate memory for all clients' messages, filled in one operation at the end; None if not possible."""
+        """Allocate memory for all clients' messages; None if not possible."""
         first = self.workspaces[0]
         if first.setup.codec.up is not None or first.setup.intercept is not None:
             return None
-        sent = FlatState(first.sent_layout, first.sent_layout.empty(first.device, (jobs,)))
-        for i, workspace in enumerate(self.workspaces[:jobs]):
-            workspace.outbox = sent.row(i)
-        return sent
+        return FlatState(first.sent_layout, first.sent_layout.empty(first.device, (jobs,)))
+
+    def _begin(self, slots: list[Slot], queue: deque[tuple[int, Job]]) -> None:
+        """Begin jobs in the free slots."""
+        free = [i for i, slot in enumerate(slots) if slot.job is None][: len(queue)]
+        coming = [queue.popleft() for _ in free]
+        if len(free) > 1 and all(slot.job is None for slot in slots):
+            self._spread([job for _, job in coming])
+        for i, (number, job) in zip(free, coming, strict=True):
+            workspace = self.workspaces[i]
+            workspace.outbox = None if self._sent is None else self._sent.row(number)
+            slots[i].begin(workspace, number, job)
 
     @torch.no_grad()
     def _spread(self, jobs: Sequence[Job]) -> None:
-        """Load a message into all workspaces at once, if all clients receive the same one without encoding."""
+        """Load a message into the first workspaces at once, if all jobs have the same one without encoding."""
         message, first = jobs[0].message, self.workspaces[0]
         encoded = jobs[0].kind in ENCODED and first.setup.codec.down is not None
         if encoded or any(job.message is not message for job in jobs):
@@ -113,92 +116,127 @@ class Cohort(Lane):
         for workspace in self.workspaces[rows]:
             workspace.holds = message
 
-    def _serve(self, requests: list[tuple[int, Steps]]) -> None:
-        """Take the steps that clients wait for, vectorised over the first clients that wait in the same call."""
-        first = requests[0][1]
-        alike = takewhile(lambda pair: pair[1][0] == pair[0] and _alike(pair[1][1], first), enumerate(requests))
-        group = [steps for _, (_, steps) in alike]
-        for number, steps in requests[len(group) :]:
-            self._serve_group(number, [steps])
-        if group:
-            self._serve_group(0, group)
+    def _prepare(self, slots: list[Slot], count: int) -> None:
+        """Prepare the steps that clients have reached, in few operations if all clients have reached the same call."""
+        waiting = [slot.steps for slot in slots if slot.steps is not None]
+        draw([steps.plan for steps in waiting])
+        for slot, steps in zip(slots, waiting, strict=True):
+            slot.left = Remaining(steps.plan)
+        if len(waiting) < count or not _all_alike(waiting):
+            for steps in waiting:
+                guarded(steps, Steps.prepare)
+            return
+        for block in self._blocks(waiting[0].cache.flat(), 0, count):
+            block.zero_()
+        for steps in waiting:
+            steps.cache.set_lr(steps.lr)
+            guarded(steps, Steps.restore)
 
-    def _serve_group(self, number: int, group: list[Steps]) -> None:
-        """Take the steps of clients, of which the first has the slot `number`."""
-        self._prepare(number, group)
+    def _step(self, slots: list[Slot]) -> None:
+        """Take steps of the clients that wait in the same call: of the call in which most wait."""
+        groups: dict[Hashable, dict[int, Steps]] = {}
+        for row, slot in enumerate(slots):
+            if slot.waits and slot.steps is not None:
+                groups.setdefault(_call(slot.steps), {})[row] = slot.steps
+        if not groups:
+            return
+        group = max(groups.values(), key=len)
         try:
-            able = self.can_capture(group[0])
+            able = self.can_capture(next(iter(group.values())))
         except torch.OutOfMemoryError:
             raise
         except Exception:  # raised again, in the right client, when clients run individually
             able = False
         if able:
-            self._take_pieces(group)
+            self._take_pieces(slots, group)
+            return
+        for row, steps in group.items():
+            guarded(steps, _eagerly)
+            self._left(row).clear()
+
+    def _resume(self, slots: list[Slot]) -> None:
+        """Continue the clients whose steps have been taken."""
+        done = [(slot, slot.steps) for slot in slots if slot.steps is not None and not slot.waits]
+        everyone = [steps for _, steps in done]
+        if len(done) == len(slots) > 1 and _all_alike(everyone):
+            self._keep_means(everyone)
         else:
-            for steps in group:
-                guarded(steps, _eagerly)
-        self._keep_means(number, group)
+            for slot, steps in done:
+                slot.means = steps.means()
+        for slot, _ in done:
+            slot.resume()
 
-    def _prepare(self, number: int, group: list[Steps]) -> None:
-        """Zero statistics and optimizers of all clients in few operations, and set their learning rates."""
-        if number or len(group) == 1:
-            for steps in group:
-                steps.prepare()
-            return
-        first = group[0].cache
-        for block in self._blocks(first.flat(), len(group)):
-            block.zero_()
-        for steps in group:
-            steps.cache.set_lr(steps.lr)
-            steps.restore()
-
-    def _keep_means(self, number: int, group: list[Steps]) -> None:
-        first = group[0].cache
-        if number or len(group) == 1:
-            for i, steps in enumerate(group, start=number):
-                self._slots[i].means = steps.means()
-            return
-        samples = torch.tensor([steps.plan.samples for steps in group])
-        if first.sums.is_cuda:
-            samples = samples.pin_memory().to(first.sums.device, non_blocking=True)
-        means = self._all(first.sums, len(group)) / samples[:, None]
-        columns = {name: means[:, i].unbind() for name, i in first.names.items()}
-        for i, slot in enumerate(self._slots[: len(group)]):
+    def _keep_means(self, everyone: list[Steps]) -> None:
+        """Compute the means of all clients' statistics in one operation."""
+        cache = everyone[0].cache
+        samples = torch.tensor([steps.plan.samples for steps in everyone])
+        if cache.sums.is_cuda:
+            samples = samples.pin_memory().to(cache.sums.device, non_blocking=True)
+        means = self._block(cache.sums, 0, len(everyone)) / samples[:, None]
+        columns = {name: means[:, i].unbind() for name, i in cache.names.items()}
+        for i, slot in enumerate(self._slots[: len(everyone)]):
             slot.means = {name: column[i] for name, column in columns.items()}
 
-    def _take_pieces(self, group: list[Steps]) -> None:
-        """Take clients' steps, vectorised where several clients reach steps of the same size."""
-        plans = [steps.plan for steps in group]
-        draw(plans)
-        order: list[Piece] = []
-        for piece in pieces(plans):
-            vectorised = piece.together and self._vectorised(group, piece) is not None
-            order += [piece] if vectorised or not piece.together else piece.one_by_one()
-        rows = [piece.rows(plans) for piece in order]
-        self.fill(rows)
+    def _collect(self, slots: list[Slot], results: list[Result | None]) -> None:
+        """Free the slots of jobs that have ended, with their results and messages."""
+        ended = [(row, slot.job) for row, slot in enumerate(slots) if slot.ended and slot.job is not None]
+        if self._sent is not None:
+            first = ended[0][1] if ended else 0
+            if ended == [(row, first + row) for row in range(len(ended))]:
+                self._sent.row(slice(first, first + len(ended))).take(self._parts.row(slice(len(ended))))
+            else:
+                for row, job in ended:
+                    self._sent.row(job).take(self._parts.row(row))
+        for row, job in ended:
+            results[job] = slots[row].collect()
+            self.workspaces[row].holds = self.workspaces[row].outbox = None
+
+    def _left(self, row: int) -> Remaining:
+        left = self._slots[row].left
+        assert left is not None
+        return left
+
+    def _take_pieces(self, slots: list[Slot], group: dict[int, Steps]) -> None:
+        """Take the clients' next steps, vectorised if enough of them are at steps of the same size."""
+        rows = len(slots)
+        while rows // 2 > max(group):
+            rows //= 2
+        waiting = {row: self._left(row) for row in group}
+        order = pieces(waiting, rows)
+        piece = order[0]
+        if len(piece.clients) > 1:
+            first = piece.clients[0]
+            if self._vectorised(group[first], first, piece) is not None:
+                self._take_rows(slots, group, piece, rows)
+                return
+            order = [Piece((row,), piece.size, piece.count) for row in piece.clients]
+        taken = [waiting[piece.clients[0]].take(piece.count) for piece in order]
+        self.fill(taken)
         position = 0
-        for piece, own in zip(order, rows, strict=True):
+        for piece, own in zip(order, taken, strict=True):
             position += own.size
-            if piece.together:
-                self._take_rows(group, piece)
-                continue
-            steps = group[piece.clients[0]]
-            if not guarded(steps, self._take_alone, piece):
+            if not guarded(group[piece.clients[0]], self._take_alone, piece):
                 self.seek(position)  # skips rows that were not used
 
-    def _take_rows(self, group: list[Steps], piece: Piece) -> None:
-        """Take steps of the first clients as one vectorised operation."""
-        first, clients = group[0], len(piece.clients)
+    def _take_rows(self, slots: list[Slot], group: dict[int, Steps], piece: Piece, count: int) -> None:
+        """Take steps as operations on the first `count` rows. Those of clients that do not take part are restored."""
+        row = piece.clients[0]
+        steps = group[row]
+        size = _width(steps, piece)
+        own = {client: self._left(client).take(piece.count) for client in piece.clients}
+        taken = np.stack([own.get(client, own[row]) for client in range(count)], axis=1)
 
         def step() -> StepFunction:
-            tensors = self._blocks(touched(first), clients)
-            function = self._fast(group, piece) or self._vectorised(group, piece)
+            tensors = self._blocks(touched(steps), row, count)
+            function = self._fast(steps, row, piece, taken[0]) or self._vectorised(steps, row, piece)
             assert function is not None
             return bound(function, tensors)
 
-        key = (*_kind(first, piece), clients)
-        run = StepRun(key, step, clients, _width(first, piece), lambda: self._blocks(written(first), clients))
-        self.take(run, piece.count)
+        memory = self._blocks(written(steps), row, count)
+        others = [r for r in range(count) if r not in own and slots[r].job is not None]
+        self.fill([taken])
+        with restored([block[r] for r in others for block in memory]):
+            self.take(StepRun((*_kind(steps, piece), count), step, count, size, lambda: memory), piece.count)
 
     def _take_alone(self, steps: Steps, piece: Piece) -> None:
         """Take steps of one client in the spare row, so that one graph serves all clients."""
@@ -220,25 +258,23 @@ class Cohort(Lane):
     def _traced(self, steps: Steps, piece: Piece) -> fx.GraphModule:
         kind = _kind(steps, piece)
         if kind not in self.shared.traced:
-            row = torch.from_numpy(steps.plan.part(piece.start[0], piece.size, 1)[0]).to(steps.workspace.device)
             steps.set_mode()  # the method may have changed modes
-            self.shared.traced[kind] = trace(steps, row)
+            self.shared.traced[kind] = trace(steps, _example(steps, piece))
         return self.shared.traced[kind]
 
-    def _batched(self, first: Steps, piece: Piece, fused: bool = False) -> Function:
+    def _batched(self, steps: Steps, row: int, piece: Piece, fused: bool = False) -> Function:
         """Return the step of one client as a function of blocks with a row for each of several clients."""
-        shared = [self._rows.block(tensor, 2) is None for tensor in touched(first)]
-        return batched(self._traced(first, piece), [*shared, False], fused)
+        shared = [self._rows.block(tensor, row, 2) is None for tensor in touched(steps)]
+        return batched(self._traced(steps, piece), [*shared, False], fused)
 
-    def _vectorised(self, group: list[Steps], piece: Piece) -> Function | None:
+    def _vectorised(self, steps: Steps, row: int, piece: Piece) -> Function | None:
         """Return the step of several clients, tried on two; None, with a warning, if vmap does not support it."""
-        first, kind = group[0], _kind(group[0], piece)
+        kind = _kind(steps, piece)
         if kind not in self.shared.functions:
             try:
-                function = self._batched(first, piece)
-                row = torch.from_numpy(first.plan.part(piece.start[0], piece.size, 1)[0]).to(first.workspace.device)
-                with restored(self._blocks(written(first), 2)):
-                    bound(function, self._blocks(touched(first), 2))(row.repeat(2, 1))
+                function = self._batched(steps, row, piece)
+                with restored(self._blocks(written(steps), row, 2)):
+                    bound(function, self._blocks(touched(steps), row, 2))(_example(steps, piece).repeat(2, 1))
                 self.shared.functions[kind] = function
             except torch.OutOfMemoryError:
                 raise
@@ -249,17 +285,17 @@ class Cohort(Lane):
                 )
         return self.shared.functions[kind]
 
-    def _fast(self, group: list[Steps], piece: Piece) -> Function | None:
-        """Return the compiled step, for a full cohort and steps that are taken often; otherwise None."""
-        first, clients = group[0], len(piece.clients)
-        if not self.shared.compile or clients < self.slots or piece.count == 1:
+    def _fast(self, steps: Steps, row: int, piece: Piece, rows: np.ndarray) -> Function | None:
+        """Return the compiled step, for all slots and steps that are taken often; otherwise None."""
+        if not self.shared.compile or len(rows) < self.slots or piece.count == 1:
             return None
-        key = (*_kind(first, piece), clients, "compiled")
+        key = (*_kind(steps, piece), len(rows), "compiled")
         if key not in self.shared.functions:
-            function = self._batched(first, piece, fused=True)
-            rows = torch.from_numpy(piece.rows([steps.plan for steps in group])[0]).to(first.workspace.device)
-            with restored(self._blocks(written(first), clients)):
-                self.shared.functions[key] = compiled(function, [*self._blocks(touched(first), clients), rows])
+            function = self._batched(steps, row, piece, fused=True)
+            example = torch.from_numpy(rows).to(steps.workspace.device)
+            with restored(self._blocks(written(steps), row, len(rows))):
+                tensors = self._blocks(touched(steps), row, len(rows))
+                self.shared.functions[key] = compiled(function, [*tensors, example])
         return self.shared.functions[key]
 
 
@@ -269,15 +305,24 @@ def _eagerly(steps: Steps) -> None:
         steps.step(row)
 
 
-def _alike(one: Steps, other: Steps) -> bool:
-    """Return whether two clients' steps can be vectorised."""
-    shapes = [None if s.cache.data is None else [t.shape for t in s.cache.data] for s in (one, other)]
-    return one.cache.site == other.cache.site and one.plan.batches == other.plan.batches and shapes[0] == shapes[1]
+def _call(steps: Steps) -> tuple[Hashable, ...]:
+    """Return what is equal for clients whose steps can be vectorised."""
+    data = None if steps.cache.data is None else tuple(t.shape for t in steps.cache.data)
+    return steps.cache.site, steps.plan.batches, data
+
+
+def _all_alike(several: Sequence[Steps]) -> bool:
+    return len({_call(steps) for steps in several}) == 1
 
 
 def _kind(steps: Steps, piece: Piece) -> tuple[Hashable, ...]:
-    data = None if steps.cache.data is None else tuple(t.shape for t in steps.cache.data)
-    return steps.cache.site, piece.size, steps.plan.batches, data
+    return *_call(steps), piece.size
+
+
+def _example(steps: Steps, piece: Piece) -> Tensor:
+    """Return the row of some step of this size."""
+    start = next(start for start, size, _ in steps.plan.runs() if size == piece.size)
+    return torch.from_numpy(steps.plan.part(start, piece.size, 1)[0]).to(steps.workspace.device)
 
 
 def _width(steps: Steps, piece: Piece) -> int:

@@ -29,6 +29,8 @@ from fedloom.engines.ordered import ordered
 
 AHEAD = 3
 """Batches of jobs per lane that are launched ahead of the awaited result."""
+LONGEST = 4
+"""Maximum number of jobs in a batch, as a multiple of the clients that a lane runs at a time."""
 
 
 class Batch:
@@ -107,7 +109,7 @@ class Lanes(Engine):
         self._lanes: list[_Stream] = [_Stream() for _ in range(self.tuning.lanes)]
         self._useful = len(self._lanes)
         self._clients = self.tuning.clients
-        self._open: Batch | None = None
+        self._jobs = self._clients
         self._undo.callback(torch.autograd.set_multithreading_enabled, torch.autograd.is_multithreading_enabled())
         torch.autograd.set_multithreading_enabled(False)  # backward passes must run in the capturing thread
 
@@ -128,52 +130,51 @@ class Lanes(Engine):
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Distribute jobs to the least loaded lanes and yield results in the order of the jobs."""
-        window = AHEAD * len(self._lanes) * self._clients
+        lanes = len(self._lanes)
         source = iter(jobs)
-        first = list(islice(source, window))
-        self._useful = useful_lanes([self._cost(job) for job in first]) if self._clients == 1 else len(self._lanes)
+        first = list(islice(source, (AHEAD if self._clients == 1 else LONGEST) * lanes * self._clients))
+        each = -(-len(first) // lanes)  # a client that has finished makes room for the next one of its lane
+        self._jobs = 1 if self._clients == 1 else max(self._clients, each)
+        self._useful = useful_lanes([self._cost(job) for job in first]) if self._clients == 1 else lanes
         for lane in self._lanes:
-            lane.load = 0
-        self._open = None
+            lane.load, lane.open = 0, None
         try:
+            window = lanes * max(AHEAD * self._clients, 2 * self._jobs)
             yield from ordered(chain(first, source), self._submit, window)
         finally:  # also if the consumer stops early: no work may remain for the next round
-            self._open = None
             for lane in self._lanes:
+                lane.open = None
                 lane.settle()
 
     def _cost(self, job: Job) -> int:
         return len(self.setup.task.samples(job.client)) if job.kind == "update" else 1
 
     def _submit(self, job: Job) -> Handle:
-        """Add a job to the open batch, and launch the batch when it is full."""
-        batch = self._open
-        if batch is not None and batch.jobs[0].kind != job.kind:
-            self.launch(batch)
-            batch = None
-        batch = self._open = batch or Batch()
+        """Add a job to the batch of the least loaded lane, and launch the batch when it is full."""
+        lane = min(self._lanes[: self._useful], key=lambda lane: lane.load)
+        if lane.open is not None and lane.open.jobs[0].kind != job.kind:
+            self.launch(lane.open)
+        batch = lane.open = lane.open or Batch()
         batch.jobs.append(job)
+        lane.load += self._cost(job)
         handle = Handle(self, batch, len(batch.jobs) - 1)
-        if len(batch.jobs) == self._clients:
+        if len(batch.jobs) == self._jobs:
             self.launch(batch)
         return handle
 
     def launch(self, batch: Batch) -> None:
-        """Launch a batch on the least loaded lane."""
-        if batch is self._open:
-            self._open = None
+        """Launch a batch on its lane, or on another one if that has run out of memory."""
         here = torch.cuda.current_stream()
         made = here.record_event()
         while batch.results is None:
-            lane = min(self._lanes[: self._useful], key=lambda lane: lane.load)
-            lane.load += sum(map(self._cost, batch.jobs))
+            least = min(self._lanes, key=lambda lane: lane.load)
+            lane = next((lane for lane in self._lanes if lane.open is batch), least)
+            lane.open = None
             try:
                 worker = lane.lane or self._make(lane)
                 with torch.cuda.stream(lane.stream):
                     lane.stream.wait_event(made)
-                    jobs, many = batch.jobs, worker.slots  # fewer slots than jobs after running out of memory
-                    parts = [jobs[i : i + many] for i in range(0, len(jobs), many)]
-                    batch.launched(worker, [result for part in parts for result in worker.launch(part)])
+                    batch.launched(worker, worker.launch(batch.jobs))
                 results: list[Result] = batch.results or []
                 for result in results:
                     if result.message is not None and isinstance(result.message.tensors, FlatState):
@@ -230,6 +231,8 @@ class _Stream:
 
     def __init__(self) -> None:
         self.lane: Lane | None = None
+        self.open: Batch | None = None
+        """The batch that is not full yet."""
         self.load = 0
         """Number of samples assigned to the lane in this round."""
         self._stream: torch.cuda.Stream | None = None

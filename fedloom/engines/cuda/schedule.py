@@ -1,68 +1,74 @@
-"""Schedule of a cohort: steps are vectorised over clients that reach steps of the same size at the same time."""
+"""Schedule of a cohort: which steps its clients take next, vectorised where several are at steps of the same size."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedloom.core.batches import Plan
 
+SPARSE = 6
+"""Steps are vectorised over rows of which at least one in SPARSE takes part; fewer clients take them individually."""
+
+
+class Remaining:
+    """The steps that a client has not taken yet."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self._runs = [(size, count) for _, size, count in plan.runs()][::-1]
+        self._taken = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    @property
+    def size(self) -> int:
+        """Batch size of the next step."""
+        return self._runs[-1][0]
+
+    @property
+    def count(self) -> int:
+        """Number of next steps with this batch size."""
+        return self._runs[-1][1]
+
+    def take(self, count: int) -> np.ndarray:
+        """Return the rows of the next steps, int64 [count, row], and advance."""
+        size, left = self._runs.pop()
+        rows = self.plan.part(self._taken, size, count)
+        self._taken += count
+        if left > count:
+            self._runs.append((size, left - count))
+        return rows
+
+    def clear(self) -> None:
+        """Drop the remaining steps."""
+        self._runs.clear()
+
 
 @dataclass(frozen=True)
 class Piece:
-    """Steps of one size, taken by the first `clients` clients at once or by one client."""
+    """Steps of one size, taken by several clients at once or by one client."""
 
-    clients: range
+    clients: tuple[int, ...]
     size: int
     count: int
-    start: tuple[int, ...]
-    """Index of the first of these steps in each client's plan."""
-
-    @property
-    def together(self) -> bool:
-        """Whether several clients take these steps at once."""
-        return len(self.clients) > 1
-
-    def one_by_one(self) -> list["Piece"]:
-        """Return the same steps as pieces of single clients."""
-        starts = zip(self.clients, self.start, strict=True)
-        return [Piece(range(client, client + 1), self.size, self.count, (start,)) for client, start in starts]
-
-    def rows(self, plans: Sequence[Plan]) -> np.ndarray:
-        """Return the rows of all steps, int64 [count, clients, row]."""
-        each = [plans[c].part(start, self.size, self.count) for c, start in zip(self.clients, self.start, strict=True)]
-        return np.stack(each, axis=1)
 
 
-def pieces(plans: Sequence[Plan]) -> list[Piece]:
-    """Return all clients' steps as a schedule that keeps each client's order.
+def pieces(waiting: Mapping[int, Remaining], rows: int) -> list[Piece]:
+    """Return the next steps of clients with remaining steps: one piece for several, or pieces of single clients.
 
-    While all clients with remaining steps are at the same batch size, their steps are vectorised. Before that, clients
-    at another size (a remainder) take those steps individually. Vectorised clients are always the first ones: a client
-    with more steps than a client before it takes its last steps individually.
+    Clients at another batch size than most (a remainder) take those steps first, individually. Then all are at the same
+    size, and their steps are vectorised up to the first client's end.
+
+    Args:
+        waiting: Remaining steps by the clients' rows.
+        rows: Number of rows over which steps are vectorised.
     """
-    left = [[(size, count) for _, size, count in plan.runs()][::-1] for plan in plans]
-    taken = [0] * len(plans)
-    found: list[Piece] = []
-
-    def take(clients: range, count: int) -> None:
-        size = left[clients[0]][-1][0]
-        found.append(Piece(clients, size, count, tuple(taken[client] for client in clients)))
-        for client in clients:
-            taken[client] += count
-            rest = left[client].pop()[1] - count
-            if rest:
-                left[client].append((size, rest))
-
-    usual = Counter(size for plan in plans for size in plan.sizes).most_common(1)[0][0] if any(left) else 0
-    while any(left):
-        active = range(next((client for client, runs in enumerate(left) if not runs), len(left)))
-        coming = {left[client][-1][0] for client in active}
-        if len(active) > 1 and len(coming) == 1:
-            take(active, min(left[client][-1][1] for client in active))
-            continue
-        alone = [client for client in active if left[client][-1][0] != usual] if len(active) > 1 else range(len(left))
-        for client in [client for client in alone if left[client]]:
-            take(range(client, client + 1), left[client][-1][1])
-    return found
+    usual = Counter(left.plan.sizes[0] for left in waiting.values()).most_common(1)[0][0]
+    coming = {left.size for left in waiting.values()}
+    odd = [row for row, left in waiting.items() if left.size != usual] if len(coming) > 1 else []
+    if not odd and len(waiting) > 1 and SPARSE * len(waiting) >= rows:
+        return [Piece(tuple(waiting), coming.pop(), min(left.count for left in waiting.values()))]
+    return [Piece((row,), waiting[row].size, waiting[row].count) for row in odd or waiting]

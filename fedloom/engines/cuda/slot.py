@@ -11,6 +11,7 @@ from fedloom.core.state import State
 from fedloom.core.torch_internals import contexts_open
 from fedloom.core.workspace import Eager, Steps, Workspace
 from fedloom.engines.cuda.coroutine import Coroutine
+from fedloom.engines.cuda.schedule import Remaining
 
 
 class Slot:
@@ -19,30 +20,53 @@ class Slot:
     fixed_memory = True
 
     def __init__(self) -> None:
+        self.job: int | None = None
+        """Number of the job that the slot runs; None if it is free."""
         self.steps: Steps | None = None
         """Steps that the client waits for."""
+        self.left: Remaining | None = None
+        """Those of them that have not been taken; None before they are prepared."""
         self.means: State = {}
         self.error: Exception | None = None
         """Exception raised by a step of this client."""
         self.result: Result | None = None
         self._work = Coroutine()
 
-    def begin(self, workspace: Workspace, job: Job) -> None:
+    def begin(self, workspace: Workspace, number: int, job: Job) -> None:
         """Run a job up to the first steps that it waits for, or to its end."""
 
         def work() -> None:
             self.result = launch(workspace, job)
 
+        self.job = number
         self._work.begin(work)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the job waits for steps."""
+        return bool(self.left)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended, so that its result can be collected."""
+        return self.job is not None and self.steps is None
 
     def resume(self) -> None:
         """Continue the job after its steps have been taken."""
-        self.steps = None
+        self.steps = self.left = None
         self._work.resume()
+
+    def collect(self) -> Result:
+        """Return the result of the job that has ended, and free the slot."""
+        result = self.result
+        assert result is not None
+        self.job = self.result = None
+        self.means = {}
+        return result
 
     def cancel(self) -> None:
         """End the job."""
-        self.steps = self.error = None
+        self.job = self.steps = self.left = self.error = self.result = None
         self._work.cancel()
 
     def run(self, steps: Steps) -> State:
@@ -80,6 +104,8 @@ def guarded(steps: Steps, work: Callable[..., None], *arguments: Any) -> bool:
         raise
     except Exception as error:
         slot.error = error
+        if slot.left is not None:
+            slot.left.clear()
         return False
 
 

@@ -56,7 +56,7 @@ TRAINED = sorted(REGISTRY.keys() - {"untrained"})
 @pytest.mark.parametrize("method", alternately([*TRAINED, "fedavg+ft", "fedavg+linear"], first=0))
 def test_every_method_ends_where_it_ends_alone(method):
     task = few_sizes(tiny_task(norm=False))
-    recorder = together_and_alone(method, 3, training__rounds=2, training__fraction=1.0, task=task)
+    recorder = together_and_alone(method, 2, training__rounds=2, training__fraction=1.0, task=task)
     assert recorder.replays > 1
 
 
@@ -171,6 +171,66 @@ def test_remainders_of_all_clients_are_one_graph():
     for round in (1, 2, 3):
         check(uneven, cohort, updates(uneven, range(3), round))
     assert (recorder.recorded, recorder.replays) == (4, 8)  # 16 together; 5, 4 and 3 alone, in the row for that
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_client_that_has_finished_makes_room_for_the_next(compile, monkeypatch):
+    monkeypatch.setattr("fedloom.engines.cuda.tracing.compile_graph", lambda graph, _: graph)
+    setup, recorder = of_size(setup_of(), 48, 16, 21, 64, 32, 16), Recorder()
+    cohort = lane_of(setup, 2, recorder, compile=compile)
+    for round, clients in enumerate(([0, 1, 2, 3, 4, 5], [5, 0, 3], [2, 2, 2, 2], [1]), start=1):
+        check(setup, cohort, updates(setup, clients, round))
+    assert recorder.replays > 3
+
+
+def test_even_clients_are_replaced_all_at_once(monkeypatch):
+    setup = of_size(setup_of(), 32, 32, 32, 32, 32)
+    cohort = lane_of(setup, 2)
+    common = []
+    monkeypatch.setattr(cohort, "_spread", lambda jobs: common.append([job.client for job in jobs]))
+    check(setup, cohort, updates(setup, range(5)))
+    assert common == [[0, 1], [2, 3]]
+
+
+def test_the_memory_of_clients_in_other_calls_is_restored():
+    """Clients of the head and of the whole model, of all sizes, in rows among each other; with kept optimizers."""
+
+    class Phases(FedAvg):
+        keeps = ("model.head",)
+
+        def update(self, client):
+            client.fit("model.head", self.loss, keep_optimizer=True)
+            if client.id % 2:
+                client.fit("model.extractor", self.loss, epochs=2)
+            z, y = client.features()
+            client.fit("model.head", self.head_loss, data=(z, y))
+
+        def head_loss(self, client, batch):
+            return cross_entropy(client.model.head(batch.x), batch.y)
+
+    fields = {"training__optimizer": {"name": "adam", "lr": 0.003, "keep": True}}
+    setup = of_size(setup_of(Phases, **fields), 48, 16, 21, 64, 32, 16)
+    cohort = lane_of(setup, 3)
+    for round, clients in enumerate(([0, 1, 2, 3, 4, 5], [5, 3, 0, 1], [4, 2, 1, 0, 3, 5]), start=1):
+        check(setup, cohort, updates(setup, clients, round))
+
+
+def test_a_client_that_fails_makes_room_for_the_next():
+    class Failing(FedAvg):
+        def update(self, client):
+            if client.id == 1:
+                raise ValueError("no more")
+            client.fit("model", self.broken if client.id == 2 else self.loss)
+
+        def broken(self, client, batch):
+            return self.loss(client, batch) + client.no_such_part
+
+    cohort = lane_of(setup := of_size(setup_of(Failing), 32, 32, 32, 48, 21), 2)
+    jobs = updates(setup, [1, 0, 2, 3, 1, 2, 4])
+    for got, job in zip(cohort.launch(jobs), jobs, strict=True):
+        assert (got.error is not None) is (job.client in (1, 2))
+        if got.error is None:
+            close(got.message, perform(Workspace(setup), job).message)
 
 
 def test_clients_are_spread_over_two_cohorts():

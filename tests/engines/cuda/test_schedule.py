@@ -5,15 +5,26 @@ import pytest
 import torch
 
 from fedloom.core.batches import draw, shuffled
-from fedloom.engines.cuda.schedule import pieces
+from fedloom.engines.cuda.schedule import SPARSE, Remaining, pieces
 
 
 def plans(sizes, *, size=16, epochs=1, batches=1):
     return [shuffled(1000 * i + np.arange(n), size, i, epochs=epochs, batches=batches) for i, n in enumerate(sizes)]
 
 
-def order(given):
-    return [(list(p.clients), p.size, p.count) for p in pieces(given)]
+def all_pieces(given, rows=2, take=lambda row, steps: None):
+    """The schedule to its end, when nobody else joins."""
+    left = {row: Remaining(plan) for row, plan in enumerate(given)}
+    while waiting := {row: remaining for row, remaining in left.items() if remaining}:
+        for piece in pieces(waiting, rows):
+            yield piece
+            for row in piece.clients:
+                assert left[row].size == piece.size
+                take(row, left[row].take(piece.count))
+
+
+def order(given, rows=2):
+    return [(list(p.clients), p.size, p.count) for p in all_pieces(given, rows)]
 
 
 UNEVEN = [
@@ -29,32 +40,19 @@ UNEVEN = [
 ]
 
 
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("rows", [2, 1000])
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("sizes", UNEVEN)
-def test_every_client_takes_its_own_steps_in_order(sizes, epochs, batches, alone):
+def test_every_client_takes_its_own_steps_in_order(sizes, epochs, batches, rows):
     given = plans(sizes, epochs=epochs, batches=batches)
     taken = [[] for _ in given]
-    for piece in pieces(given):
-        for part in piece.one_by_one() if alone else [piece]:
-            rows = part.rows(given)
-            assert rows.shape == (part.count, len(part.clients), 1 + batches * part.size)
-            assert part.together == (len(part.clients) > 1)
-            for step in rows:
-                for client, row in zip(part.clients, step, strict=True):
-                    taken[client].append(torch.from_numpy(row.copy()))
+    for piece in all_pieces(given, rows, lambda row, steps: taken[row].extend(torch.from_numpy(steps))):
+        assert rows == 2 or len(piece.clients) == 1
     for plan, steps in zip(given, taken, strict=True):
         expected = list(plan.steps(torch.device("cpu")))
         assert [len(row) for row in steps] == [len(row) for row in expected]
         assert all(torch.equal(want, got) for want, got in zip(expected, steps, strict=True))
-
-
-@pytest.mark.parametrize("sizes", UNEVEN)
-def test_those_who_go_together_are_the_first_ones(sizes):
-    for piece in pieces(plans(sizes, epochs=2)):
-        assert piece.clients.step == 1
-        assert not piece.together or piece.clients.start == 0
 
 
 def test_even_clients_are_together_all_the_way():
@@ -70,9 +68,19 @@ def test_remainders_are_taken_alone_and_then_all_go_on_together():
     assert order(plans((40, 36), epochs=2)) == 2 * one
 
 
-def test_nothing_to_do_is_no_piece():
-    assert order(plans((0,))) == []
-    assert order(plans((0, 0))) == []
+def test_few_clients_of_many_rows_are_taken_alone():
+    given = plans((64, 48))
+    assert order(given, rows=2 * SPARSE)[0] == ([0, 1], 16, 3)
+    assert order(given, rows=2 * SPARSE + 1) == [([0], 16, 4), ([1], 16, 3)]
+
+
+def test_steps_that_are_dropped_are_not_taken():
+    left = Remaining(*plans((40,)))
+    assert (left.size, left.count) == (16, 2)
+    left.take(1)
+    assert (left.size, left.count) == (16, 1)
+    left.clear()
+    assert not left
 
 
 def test_plans_drawn_together_are_those_drawn_alone():
