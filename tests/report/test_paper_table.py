@@ -283,7 +283,7 @@ def test_summaries_give_the_overview_or_the_table_of_their_folders(runs):
     summaries = [
         json.loads((path / "summary.json").read_text()) | {"global_accuracy": None} for path in sorted(runs.iterdir())
     ]
-    assert "worst tenth" in fedloom.table(summaries) and "±: sample std over seeds" in fedloom.table(summaries)
+    assert "spread" in fedloom.table(summaries) and "±: sample std over seeds" in fedloom.table(summaries)
     assert fedloom.table(summaries, format="markdown") == fedloom.table(runs, format="markdown")
     assert "| fedcrl | **92.0 ± 2.6** |" in fedloom.table(runs, format="markdown")
 
