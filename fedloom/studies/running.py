@@ -133,7 +133,8 @@ def _sharing(cell: Cell) -> list[Cell]:
 def next_in_time(waiting: deque[Work], plan: StudyPlan, tell: Callable[[str], None]) -> Work | None:
     """Remove the next run from a queue and return it; None if none is left, or the plan's deadline has passed."""
     if waiting and plan.left <= 0:
-        tell(f"time is up: {len(waiting)} runs were not started")
+        runs = "1 run was" if len(waiting) == 1 else f"{len(waiting)} runs were"
+        tell(f"time is up: {runs} not started")
         waiting.clear()
     return waiting.popleft() if waiting else None
 

@@ -138,37 +138,37 @@ def test_a_run_that_fails_does_not_stop_the_others_and_is_reported_with_its_log(
 
 @pytest.mark.slow
 def test_what_is_out_of_time_stops_with_a_checkpoint_and_is_resumed(data: Path) -> None:
-    options = ["--queue", queue(f"{LOCAL}, seeds: [0, 1], scale: 0.04}}"), "--data-dir", str(data)]
+    options = ["--queue", queue(f"{LOCAL}, seeds: [0, 1], scale: 0.2}}"), "--data-dir", str(data)]
     options += ["--engine", "inline"]
-    stopped = reproduce(*options, "--limit-seconds", "1")
+    stopped = reproduce(*options, "--limit-seconds", "3")
     assert stopped.exit_code == 0
-    found = re.search(r"stopped after round (\d+) of 8", stopped.stderr)
-    assert found and "1 of 2 runs were not started" in stopped.stderr
+    found = re.search(r"stopped after round (\d+) of 40", stopped.stderr)
+    assert found and "time is up: 1 run was not started" in stopped.stderr
     reached = int(found[1])
     (entry,) = entries_of(reproduce(*options, "--status", "--json"))
     assert (entry["stopped"], entry["waiting"], entry["done"]) == (1, 1, 0)
-    assert (entry["left"][0]["round"], entry["left"][0]["rounds"]) == (reached, 8)
+    assert (entry["left"][0]["round"], entry["left"][0]["rounds"]) == (reached, 40)
     steps = entry["image_steps_left"]
     assert [left["round"] for left in entry["left"]] == [reached, 0]
     (entry,) = entries_of(reproduce(*options, "--parallel", "2", "--json"))
     assert (entry["done"], entry["image_steps_left"], entry["left"]) == (2, 0, [])
-    assert steps == pytest.approx(45_000 * (8 - reached + 8))  # 75% of 60,000 images, and the rounds that were left
+    assert steps == pytest.approx(45_000 * (40 - reached + 40))  # 75% of 60,000 images, and the rounds that were left
     assert not list(Path("runs/reproduce/logs").iterdir())
 
 
 @pytest.mark.slow
 def test_a_queue_is_continued_from_the_carried_file(data: Path, tmp_path: Path) -> None:
-    options = ["--queue", queue(f"{LOCAL}, scale: 0.04}}"), "--data-dir", str(data), "--engine", "inline"]
+    options = ["--queue", queue(f"{LOCAL}, scale: 0.2}}"), "--data-dir", str(data), "--engine", "inline"]
     options += ["--carry", str(tmp_path / "back.tar"), "--results", "kept"]
-    said = reproduce(*options, "--limit-seconds", "1").stderr
-    reached = re.search(r"stopped after round (\d+) of 8", said)
+    said = reproduce(*options, "--limit-seconds", "3").stderr
+    reached = re.search(r"stopped after round (\d+) of 40", said)
     assert reached and re.search(r"carry: .*back\.tar, \d+\.\d MB", said)
     shutil.rmtree("runs")
     said = reproduce(*options).stderr
     assert "restored 0 results and 1 unfinished runs" in said and "[1/1] done" in said
     (result,) = Path("kept/fedcrl").iterdir()
     (metrics,) = Path("runs").glob("**/metrics.jsonl")
-    assert len(metrics.read_text().splitlines()) == json.loads(result.read_text())["rounds"] == 8
+    assert len(metrics.read_text().splitlines()) == json.loads(result.read_text())["rounds"] == 40
     shutil.rmtree("kept")
     assert "restored 1 results and 0 unfinished runs" in reproduce(*options).stderr
 
