@@ -83,7 +83,7 @@ class Plan:
     def steps(self, device: torch.device) -> Iterator[Row]:
         """Yield the `Row` of each step as a tensor on `device`."""
         for run in self.runs():
-            yield from torch.from_numpy(self.part(*run)).to(device)
+            yield from torch.from_numpy(self.part(*run)).to(device).unbind()
 
 
 def draw(plans: Sequence[Plan]) -> None:

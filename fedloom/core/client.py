@@ -275,7 +275,8 @@ class Client:
         rate = cache.lr if lr is None else lr
         if plain:
             used = [(p, g) for p, g in zip(parameters, gradients, strict=True) if g is not None]
-            descend_([p for p, _ in used], [g for _, g in used], rate)
+            with torch.no_grad():
+                descend_([p for p, _ in used], [g for _, g in used], rate)
         else:
             cache.optimizers[paths].step(gradients, rate)
 

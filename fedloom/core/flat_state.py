@@ -58,6 +58,7 @@ class Layout:
     def __init__(self, spans: dict[str, Span], sizes: dict[torch.dtype, int]):
         self.spans, self.sizes = spans, sizes
         self._ranges: dict[Layout, tuple[list[Range], list[str]]] = {}
+        self._missing: dict[Layout, list[str]] = {}
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> "Layout":
@@ -92,6 +93,12 @@ class Layout:
     def empty(self, device: torch.device, rows: tuple[int, ...] = ()) -> dict[torch.dtype, Tensor]:
         """Return uninitialised buffers. The caller must fill them completely, gaps included."""
         return {dtype: torch.empty(*rows, size, dtype=dtype, device=device) for dtype, size in self.sizes.items()}
+
+    def missing(self, target: "Layout") -> list[str]:
+        """Return the names of the tensors that only `target` has."""
+        if target not in self._missing:
+            self._missing[target] = [name for name in target.spans if name not in self.spans]
+        return self._missing[target]
 
     def ranges(self, target: "Layout") -> tuple[list[Range], list[str]]:
         """Return where the common tensors are in both layouts, and the names of tensors with different strides.
@@ -176,12 +183,11 @@ class FlatState(Mapping[str, Tensor]):
         """Return a deep copy."""
         return FlatState(self.layout, {dtype: buffer.clone() for dtype, buffer in self.buffers.items()})
 
-    @torch.no_grad()
     def take(self, source: "FlatState") -> None:
         """Copy the common tensors from another state. A source without rows is copied to all rows."""
         ranges, apart = source.layout.ranges(self.layout)
         for dtype, start, here, length in ranges:
-            self.buffers[dtype][..., here : here + length].copy_(source.buffers[dtype][..., start : start + length])
+            self.buffers[dtype].narrow(-1, here, length).copy_(source.buffers[dtype].narrow(-1, start, length))
         for name in apart:
             self[name].copy_(source[name])
 

@@ -336,7 +336,6 @@ def clipped(grads: list[Tensor], most: float) -> list[Tensor]:
     return list(foreach_mul(grads, (most / (norm + 1e-6)).clamp(max=1)))
 
 
-@torch.no_grad()
 def descend_(parameters: list[Tensor], directions: list[Tensor], lr: Tensor | float) -> None:
-    """Update in place: parameter ← parameter − lr · direction."""
+    """Update in place: parameter ← parameter − lr · direction. Gradients must be disabled."""
     foreach_sub_(parameters, foreach_mul(directions, lr))

@@ -8,6 +8,7 @@ bit for bit, normals within rounding.
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,8 +20,11 @@ Shape = Sequence[int]
 
 # Constants of C. Wellons's 32-bit hash "lowbias32" (xorshift, multiply, twice), as signed integers.
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B - 2**32
-STEP = np.uint64(0x9E3779B97F4A7C15)
-"""Increment of splitmix64."""
+# Constants of splitmix64.
+INCREMENT, MULTIPLY1, MULTIPLY2 = (
+    np.uint64(constant) for constant in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+SHIFT1, SHIFT2, SHIFT3 = (np.uint64(bits) for bits in (30, 27, 31))
 SMALL = 1024
 """Maximum number of elements of a small draw."""
 
@@ -37,13 +41,18 @@ def numpy_generator(*parts: object) -> np.random.Generator:
 
 def step_keys(seeds: np.ndarray, count: int) -> np.ndarray:
     """Return 64-bit keys as int64 [seeds, count], computed from each seed (uint64) by splitmix64."""
-    z: np.ndarray = np.arange(1, count + 1, dtype=np.uint64) * STEP + seeds[:, None]
-    z ^= z >> np.uint64(30)
-    z *= np.uint64(0xBF58476D1CE4E5B9)
-    z ^= z >> np.uint64(27)
-    z *= np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
+    z: np.ndarray = _increments(count) + seeds[:, None]
+    z ^= z >> SHIFT1
+    z *= MULTIPLY1
+    z ^= z >> SHIFT2
+    z *= MULTIPLY2
+    z ^= z >> SHIFT3
     return z.view(np.int64)
+
+
+@lru_cache(maxsize=16)  # clients of one size need the same ones
+def _increments(count: int) -> np.ndarray:
+    return np.arange(1, count + 1, dtype=np.uint64) * INCREMENT
 
 
 def permutation(seed: int, size: int) -> np.ndarray:

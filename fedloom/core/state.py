@@ -100,9 +100,10 @@ def parameters_of(part: Part) -> list[Tensor]:
     return [part] if isinstance(part, Tensor) else list(part.parameters())
 
 
-@torch.no_grad()
 def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy tensors in place, in few operations."""
+    if not targets:
+        return
     whole: tuple[list[Tensor], list[Tensor]] = ([], [])
     floating: tuple[list[Tensor], list[Tensor]] = ([], [])
     for target, source in zip(targets, sources, strict=True):
@@ -111,7 +112,8 @@ def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         from_.append(source)
     for to, from_ in (floating, whole):  # a fused copy handles one kind of dtype
         if to:
-            foreach_copy_(to, from_)
+            with torch.no_grad():
+                foreach_copy_(to, from_)
 
 
 def copies(tensors: Mapping[str, Tensor]) -> State:

@@ -87,8 +87,8 @@ class StepCache:
 
     def means(self, samples: int) -> State:
         """Return the mean of each statistic over the samples."""
-        means = self.sums / samples
-        return {name: means[i] for name, i in self.names.items()}
+        means = self.sums[: len(self.names)] / samples
+        return dict(zip(self.names, means.unbind(), strict=True))
 
     def optimizer_state(self, name: str) -> State:
         """Return the state of all optimizers, by the names used in a client's memory.

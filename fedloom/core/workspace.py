@@ -292,15 +292,16 @@ class Workspace:
         """Write initial values, overwritten by a message, into the parts and received parts of one or all rows."""
         tensors = getattr(message, "tensors", message)
         for target in (parts, received):
-            missing = [name for name in target if name not in tensors]
+            if isinstance(tensors, FlatState):
+                missing = tensors.layout.missing(target.layout)
+                target.take(tensors)
+            else:
+                missing = [name for name in target if name not in tensors]
+                known = [name for name in tensors if name in target]
+                copy_all_([target[name] for name in known], [tensors[name].expand_as(target[name]) for name in known])
             copy_all_(
                 [target[name] for name in missing], [self.initial[name].expand_as(target[name]) for name in missing]
             )
-            if isinstance(tensors, FlatState):
-                target.take(tensors)
-            else:
-                known = [name for name in tensors if name in target]
-                copy_all_([target[name] for name in known], [tensors[name].expand_as(target[name]) for name in known])
 
     def parameters(self, paths: tuple[str, ...]) -> list[Tensor]:
         """Return the trainable tensors under some paths; cached, because every step calls it."""
