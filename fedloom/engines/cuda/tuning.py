@@ -15,10 +15,8 @@ COHORT = 50
 SMALL_STEP = 32 * 32 * 32
 """Pixels of a step (batch size · height · width) up to which one client leaves most of a GPU idle."""
 EVEN = 0.5
-"""Ratio of mean to largest client size from which all clients of a round begin and end their steps at about the same
-time. Otherwise fewer are vectorised, and a client that has finished makes room for the next one."""
-FEWEST = 5
-"""Minimum number of clients of different sizes for which vectorisation pays off (docs/explanation/engines.md)."""
+"""Minimum ratio of mean to largest client size for which clients are vectorised. The user can vectorise less even ones
+(`engine.cohort`), but that has not been measured on a GPU, so it is not a default."""
 MEMORY = 0.5
 """Share of the free memory that clients' parameters may take."""
 
@@ -55,7 +53,7 @@ def tune(setup: Setup, settings: EngineSettings, parameters: int, free: int) -> 
         return Tuning(settings.workers, clients)
     if clients == 1:
         return Tuning(LARGE_LANES if parameters >= LARGE else LANES, 1)
-    return Tuning(2 if _even(setup) and per_round(setup) > clients else 1, clients)
+    return Tuning(1 if per_round(setup) <= clients else 2, clients)
 
 
 def per_round(setup: Setup) -> int:
@@ -63,29 +61,17 @@ def per_round(setup: Setup) -> int:
     return max(1, round(setup.training.fraction * setup.task.clients))
 
 
-def _sizes(setup: Setup) -> list[int]:
-    return sorted(len(samples) for samples in setup.task.federation.train)
-
-
-def _even(setup: Setup) -> bool:
-    sizes = _sizes(setup)
-    return sum(sizes) >= EVEN * len(sizes) * sizes[-1]
-
-
 def _together(setup: Setup, parameters: int, free: int) -> int:
-    """Return the number of clients to vectorise; 1 if one keeps the GPU busy, or waits for a much larger one."""
-    pixels = setup.training.batch_size * setup.task.dataset.area
-    if parameters >= LARGE or pixels > SMALL_STEP or setup.method.pooled:
+    """Return the number of clients to vectorise; 1 if one keeps the GPU busy, or if their sizes differ much."""
+    task, training = setup.task, setup.training
+    sizes = [len(samples) for samples in task.federation.train]
+    pixels = training.batch_size * task.dataset.area
+    even = sum(sizes) >= EVEN * len(sizes) * max(sizes)
+    if parameters >= LARGE or pixels > SMALL_STEP or not even or setup.method.pooled:
         return 1
     # parts, received parts, gradients, messages, and two moments of the optimizer
     fitting = int(MEMORY * free / max(1, 6 * 4 * parameters))
-    count = per_round(setup)
-    if _even(setup):
-        return max(1, min(COHORT, count, fitting))
-    sizes = _sizes(setup)
-    largest = sizes[min(len(sizes) - 1, len(sizes) * count // (count + 1))]  # of a typical round
-    useful = min(COHORT, count, fitting, count * sum(sizes) // max(1, len(sizes) * largest))
-    return useful if useful >= FEWEST else 1
+    return max(1, min(COHORT, per_round(setup), fitting))
 
 
 def free_memory(device: torch.device) -> int:
