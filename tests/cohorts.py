@@ -1,4 +1,4 @@
-"""Lanes and cohorts on a CPU, with the recorder of the engine `replay`."""
+"""Lanes and cohorts on a CPU, with a recorder that counts."""
 
 from itertools import groupby
 
@@ -13,7 +13,7 @@ from fedloom.core.workspace import Workspace
 from fedloom.engines.base import Engine
 from fedloom.engines.cuda.cohort import Cohort
 from fedloom.engines.cuda.lane import Lane, Shared
-from fedloom.engines.replay import Tapes
+from fedloom.engines.tape import Tapes
 
 
 class Recorder(Tapes):

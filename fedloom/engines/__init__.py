@@ -30,8 +30,14 @@ def make_engine(setup: Setup, settings: EngineSettings) -> Engine:
         >>> with make_engine(setup, EngineSettings(name="processes", workers=4)) as engine:
         ...     results = list(engine.run(jobs))
     """
-    if settings.name == AUTO and len(setup.variants) > 1:
-        settings = settings.model_copy(update={"name": Inline.name})
+    if len(setup.variants) > 1:
+        if (settings.cohort or 1) > 1:
+            raise UserError(
+                f"engine.cohort = {settings.cohort}: clients have different networks, so their steps cannot be "
+                "vectorised; remove engine.cohort"
+            )
+        if settings.name == AUTO:
+            settings = settings.model_copy(update={"name": Inline.name})
     return engine_class(settings)(setup, settings)
 
 
@@ -60,7 +66,26 @@ def engine_class(settings: EngineSettings) -> type[Engine]:
             f"engine.client_timeout = {settings.client_timeout:g}: the engine '{engine.name}' cannot stop a client "
             f"that takes too long; set engine.name to one of: {able}"
         )
+    if (settings.cohort or 1) > 1:
+        _refuse_cohort(engine, settings)
     return engine
+
+
+def _refuse_cohort(engine: type[Engine], settings: EngineSettings) -> None:
+    """Raise a UserError if the engine cannot vectorise clients, or not with these settings."""
+    field = f"engine.cohort = {settings.cohort}"
+    if not engine.vectorises:
+        able = ", ".join(sorted(name for name in ENGINES if ENGINES[name].vectorises))
+        raise UserError(
+            f"{field}: the engine '{engine.name}' trains one client at a time; set engine.name to one of: {able}"
+        )
+    if settings.deterministic:
+        raise UserError(f"{field}: engine.deterministic trains one client at a time per lane; remove one setting")
+    if settings.client_timeout is not None:
+        raise UserError(
+            f"{field}: engine.client_timeout cannot stop one of several clients that share training steps; remove one "
+            "setting"
+        )
 
 
 __all__ = [

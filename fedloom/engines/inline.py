@@ -1,24 +1,57 @@
-"""The engine that runs one client after another in this process."""
+"""The engine that runs clients in this process: one after another, or several per training step."""
 
 from collections.abc import Iterable, Iterator
+from itertools import groupby, islice
 from typing import ClassVar
 
+from fedloom.core.errors import UserError
 from fedloom.core.execution import launch
 from fedloom.core.job import Job, Result
-from fedloom.engines.base import Engine, channels_last_hint
+from fedloom.core.setup import Setup
+from fedloom.core.workspace import Workspace
+from fedloom.engines.base import Engine, EngineSettings, channels_last_hint, cohort_hint
+from fedloom.engines.cuda.cohort import Cohort
+from fedloom.engines.cuda.lane import Shared
+from fedloom.engines.tape import Tapes
+
+LONGEST = 4
+"""Maximum number of jobs that a cohort is given at a time, as a multiple of its clients."""
 
 
 class Inline(Engine):
-    """The simplest engine, and the reference for the others."""
+    """One client after another, the reference for the other engines; on a CPU also several at a time (`cohort`)."""
 
     name: ClassVar[str] = "inline"
     gpu: ClassVar[bool] = True
+    vectorises: ClassVar[bool] = True
+
+    def __init__(self, setup: Setup, settings: EngineSettings):
+        super().__init__(setup, settings)
+        self._cohort: Cohort | None = None
+        if (clients := settings.cohort or 1) > 1:
+            if self.device.type != "cpu":
+                raise UserError(
+                    f"engine.cohort = {clients}: the engine 'inline' vectorises clients on a CPU only; use "
+                    "engine.name = 'lanes' on a GPU"
+                )
+            self._cohort = Cohort(clients, self._workspace, Tapes(), Shared())
+
+    def _workspace(self, **options: object) -> Workspace:
+        return Workspace(
+            self.setup, stored=self.server_workspace.stored, built=self.server_workspace.parts,
+            precision=self.precision, **options,  # type: ignore[arg-type]
+        )  # fmt: skip
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Run each job eagerly in the server's workspace."""
-        for job in jobs:
-            yield launch(self.server_workspace, job).read()
+        """Run each job in the server's workspace, or several at a time in the rows of a cohort."""
+        if self._cohort is None:
+            for job in jobs:
+                yield launch(self.server_workspace, job).read()
+            return
+        for _, alike in groupby(jobs, lambda job: job.kind):
+            while batch := list(islice(alike, LONGEST * self._cohort.slots)):
+                yield from (result.read() for result in self._cohort.launch(batch))
 
     def hints(self) -> list[str]:
-        """Return a faster memory layout for convolutions."""
-        return channels_last_hint(self)
+        """Return settings that would be faster."""
+        return [*channels_last_hint(self), *cohort_hint(self)]

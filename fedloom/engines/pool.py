@@ -12,7 +12,7 @@ from fedloom.core.failures import Failure
 from fedloom.core.job import Job, Result
 from fedloom.core.message import Message
 from fedloom.core.setup import Setup
-from fedloom.engines.base import Engine, EngineSettings
+from fedloom.engines.base import Engine, EngineSettings, per_round
 from fedloom.engines.ordered import ordered
 
 AHEAD = 4
@@ -91,6 +91,10 @@ class WorkerPool(Engine, Generic[W]):
         self._workers: list[W] = []
         self._queue: deque[Task] = deque()
         self._failed_starts = 0
+
+    def share(self, jobs: int) -> int:
+        """Return the number of jobs to send at a time: this many, but at most a worker's share of a round."""
+        return max(1, min(jobs, -(-per_round(self.setup) // self.size)))
 
     @abstractmethod
     def _start(self) -> W:

@@ -20,14 +20,13 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 from fedloom.core.errors import brief
-from fedloom.core.execution import handle
 from fedloom.core.flat_state import nbytes
 from fedloom.core.job import Job, Result
 from fedloom.core.message import Message
-from fedloom.core.setup import Precision, Setup
+from fedloom.core.setup import Setup
 from fedloom.core.signals import ignore_in_worker
-from fedloom.core.workspace import Workspace
-from fedloom.engines.base import EngineSettings, channels_last_hint
+from fedloom.engines.base import EngineSettings, channels_last_hint, cohort_hint
+from fedloom.engines.inline import Inline
 from fedloom.engines.pickling import ByValue, receive, send
 from fedloom.engines.pool import NO_MESSAGE, Worker, WorkerError, WorkerLostError, WorkerPool, portable
 
@@ -53,17 +52,19 @@ class Processes(WorkerPool[_Worker]):
     """Clients in parallel on the cores of one machine; bit-identical to inline."""
 
     name: ClassVar[str] = "processes"
+    vectorises: ClassVar[bool] = True
     # On one machine, the client is the most likely reason for its worker's death.
     retries_updates: ClassVar[bool] = False
 
     def __init__(self, setup: Setup, settings: EngineSettings):
         super().__init__(setup, settings)
         self.size = settings.workers or cores()
+        self.batch = self.share(settings.cohort or 1)
         self._fill()
 
     def hints(self) -> list[str]:
-        """Return a faster memory layout for convolutions."""
-        return channels_last_hint(self)
+        """Return settings that would be faster."""
+        return [*channels_last_hint(self), *cohort_hint(self)]
 
     def _fill(self) -> None:
         if len(self._workers) < self.size:
@@ -82,7 +83,7 @@ class Processes(WorkerPool[_Worker]):
         inherited = [here, *(worker.socket for worker in self._workers)] if self._forks else []
         context: Any = multiprocessing.get_context("fork" if self._forks else "spawn")
         setup = self.setup if self._forks else ByValue(self.setup.method.plain, self.setup)
-        process = context.Process(target=_serve, args=(there, setup, self.precision, inherited), daemon=True)
+        process = context.Process(target=_serve, args=(there, setup, self.settings, inherited), daemon=True)
         try:
             with quiet_fork():
                 process.start()
@@ -99,23 +100,26 @@ class Processes(WorkerPool[_Worker]):
         """Return whether a worker can be sent this job, possibly queued behind a quick client.
 
         The worker then starts it while its previous result is being read. This is disabled with a timeout, which counts
-        from when a job is sent.
+        from when a job is sent, and if a worker gets several jobs at a time.
         """
         if super()._accepts(worker, job):
             return True
+        if self.batch > 1:
+            return False
         small = job.message is worker.message and nbytes(job.memory or {}) + 8 * len(job.clients) < SMALL
         return worker.quick and len(worker.tasks) < 2 and small and self.settings.client_timeout is None
 
     def _send(self, worker: _Worker, jobs: list[Job]) -> None:
-        (job,) = jobs
         # A worker that hangs while sending or receiving must not block the round.
-        worker.socket.settimeout(self.settings.client_timeout if job.kind == "update" else None)
-        new_message = None if job.message is worker.message else job.message
+        worker.socket.settimeout(self.settings.client_timeout if jobs[0].kind == "update" else None)
+        sent = []
+        for job in jobs:
+            sent.append((replace(job, message=NO_MESSAGE), None if job.message is worker.message else job.message))
+            worker.message = job.message
         try:
-            send(worker.socket, (replace(job, message=NO_MESSAGE), new_message))
+            send(worker.socket, sent)
         except OSError as error:
             raise WorkerLostError(str(error)) from error
-        worker.message = job.message
 
     def _poll(self, timeout: float | None) -> Iterable[_Worker]:
         reporting = wait([worker.socket for worker in self._workers], timeout)
@@ -179,7 +183,9 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _serve(server: socket.socket, setup: Setup | ByValue, precision: Precision, inherited: list[socket.socket]) -> None:
+def _serve(
+    server: socket.socket, setup: Setup | ByValue, settings: EngineSettings, inherited: list[socket.socket]
+) -> None:
     """Run jobs in a worker process until the engine closes the socket."""
     if isinstance(setup, ByValue):
         setup = setup.values[-1]
@@ -187,15 +193,16 @@ def _serve(server: socket.socket, setup: Setup | ByValue, precision: Precision, 
     for other in inherited:
         other.close()
     ignore_in_worker()
-    torch.set_num_threads(1)
-    workspace = Workspace(setup, precision=precision)
+    engine = Inline(setup, settings.model_copy(update={"device": "cpu"}))
     message = NO_MESSAGE
     with suppress(EOFError, OSError):
         send(server, [])  # ready
         while True:
-            job, new_message = receive(server)
-            message = message if new_message is None else new_message
-            result = handle(workspace, replace(job, message=message))
-            if result.error is not None and result.error.kind == "died":  # an injected crash
-                os._exit(CRASHED)
-            send(server, [portable(result)])
+            jobs = []
+            for job, new_message in receive(server):
+                message = message if new_message is None else new_message
+                jobs.append(replace(job, message=message))
+            results = [portable(result) for result in engine.run(jobs)]
+            if len(results) == 1 and results[0].error is not None and results[0].error.kind == "died":
+                os._exit(CRASHED)  # an injected crash
+            send(server, results)

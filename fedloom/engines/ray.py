@@ -27,7 +27,7 @@ from fedloom.core.setup import Precision, Setup
 from fedloom.core.signals import SIGNALS
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.cuda.lanes import AHEAD, Lanes
-from fedloom.engines.cuda.tuning import per_round, tune
+from fedloom.engines.cuda.tuning import tune
 from fedloom.engines.inline import Inline
 from fedloom.engines.pickling import to_array, to_new_tensor, to_tensor
 from fedloom.engines.pool import NO_MESSAGE, Worker, WorkerError, WorkerLostError, WorkerPool, portable
@@ -74,6 +74,7 @@ class Ray(WorkerPool[_Worker]):
     """Clients in parallel on the machines of a cluster; bit-identical to inline on CPUs."""
 
     name: ClassVar[str] = "ray"
+    vectorises: ClassVar[bool] = True
     retries_updates: ClassVar[bool] = True
 
     def __init__(self, setup: Setup, settings: EngineSettings):
@@ -94,7 +95,7 @@ class Ray(WorkerPool[_Worker]):
         self._ray.util.register_serializer(Tensor, serializer=to_array, deserializer=to_tensor)
         self._undo.callback(self._ray.util.deregister_serializer, Tensor)
         self.size = settings.workers or self._capacity()
-        self.batch = self._jobs_at_once() if settings.worker_gpus else 1
+        self.batch = self._jobs_at_once() if settings.worker_gpus else self.share(settings.cohort or 1)
         # Methods are pickled by class name, so the class comes first: by value if defined in a script or notebook.
         try:
             self._setup = self._ray.put((setup.method.plain, setup))
@@ -130,14 +131,10 @@ class Ray(WorkerPool[_Worker]):
         return max(1, workers)
 
     def _jobs_at_once(self) -> int:
-        """Return the number of jobs to send to a GPU worker at a time.
-
-        Several for each slot of its lanes, but at most its share of a round.
-        """
+        """Return the number of jobs to send to a GPU worker at a time: several for each slot of its lanes."""
         parameters = sum(parameter.numel() for parameter in self.server_workspace.parts.parameters())
         tuning = tune(self.setup, self.settings.model_copy(update={"workers": None}), parameters, free=sys.maxsize)
-        share = -(-per_round(self.setup) // self.size)
-        return max(1, min(AHEAD * tuning.lanes * tuning.clients, share))
+        return self.share(AHEAD * tuning.lanes * tuning.clients)
 
     def _start(self) -> _Worker:
         actor = self._actor.remote(self._setup, self.settings)

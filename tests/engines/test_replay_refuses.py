@@ -15,7 +15,7 @@ from fedloom.core.training import Training
 from fedloom.core.workspace import Workspace
 from fedloom.engines.cuda.lane import Lane, Shared
 from fedloom.engines.recording import CaptureError
-from fedloom.engines.replay import Tapes
+from fedloom.engines.tape import Tapes
 from fedloom.methods import get
 
 FOREIGN = torch.ones(())

@@ -93,6 +93,7 @@ class Lanes(Engine):
 
     name: ClassVar[str] = "lanes"
     gpu: ClassVar[bool] = True
+    vectorises: ClassVar[bool] = True
     mixes_networks: ClassVar[bool] = False
 
     def __init__(self, setup: Setup, settings: EngineSettings):

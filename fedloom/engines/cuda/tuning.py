@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedloom.core.errors import UserError
 from fedloom.core.setup import Setup
-from fedloom.engines.base import EngineSettings
+from fedloom.engines.base import EngineSettings, per_round
 
 LANES, LARGE_LANES, LARGE = 8, 4, 4_000_000
 """Number of lanes with one client each: for small networks, and for networks of at least LARGE parameters."""
@@ -40,25 +39,13 @@ def tune(setup: Setup, settings: EngineSettings, parameters: int, free: int) -> 
         settings: The recipe's `engine` section.
         parameters: Number of parameters of the network.
         free: Free memory of the GPU, in bytes.
-
-    Raises:
-        UserError: `engine.cohort` and `engine.deterministic` contradict each other.
     """
     clients = settings.cohort or (1 if settings.deterministic else _together(setup, parameters, free))
-    if settings.deterministic and clients > 1:
-        raise UserError(
-            f"engine.cohort = {clients}: with engine.deterministic a lane runs one client at a time; remove one setting"
-        )
     if settings.workers:
         return Tuning(settings.workers, clients)
     if clients == 1:
         return Tuning(LARGE_LANES if parameters >= LARGE else LANES, 1)
     return Tuning(1 if per_round(setup) <= clients else 2, clients)
-
-
-def per_round(setup: Setup) -> int:
-    """Return the number of clients that take part in a round."""
-    return max(1, round(setup.training.fraction * setup.task.clients))
 
 
 def _together(setup: Setup, parameters: int, free: int) -> int:
