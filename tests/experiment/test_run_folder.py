@@ -190,3 +190,23 @@ def test_an_error_is_not_hidden_by_a_disk_that_is_full(tmp_path, monkeypatch):
         tiny_experiment("fedavg", out=tmp_path / "run", on_round=die).run()
     assert ended.value.__notes__[0] == "no checkpoint: the disk is full"
     assert ended.value.__notes__[1].startswith("rounds after the last checkpoint are repeated; resume with")
+
+
+@pytest.mark.parametrize("when", ["in the middle", "at the end"])
+def test_a_run_whose_folder_was_taken_over_writes_neither_checkpoints_nor_results(tmp_path, when):
+    def lose(record):
+        if record["round"] == (2 if when == "in the middle" else 3):
+            before.update({path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()})
+            experiment.folder._lock.lost = "process 1 on elsewhere"
+            if when == "in the middle":
+                raise ValueError("the cause")
+
+    before: dict[Path, bytes] = {}
+    fields = {"training__rounds": 3, "storage__checkpoint_every": 1}
+    experiment = tiny_experiment("fedavg", out=tmp_path / "run", on_round=lose, **fields)
+    with pytest.raises((ValueError, UserError)) as ended:
+        experiment.run()
+    words = [str(ended.value), *getattr(ended.value, "__notes__", [])]
+    assert any("another process has taken this folder over" in text for text in words)
+    assert before and all(path.read_bytes() == content for path, content in before.items() if path.name != "log.txt")
+    assert {path for path in (tmp_path / "run").rglob("*") if path.is_file()} == before.keys()
