@@ -704,7 +704,7 @@ def test_nothing_of_jobs_that_were_ended_by_an_error_reaches_the_next_ones():
     assert cohort._sent is None
     assert all(slot.steps is None and not slot.means for slot in cohort._slots)
     Stubborn.scarce = False
-    check(setup, cohort, updates(setup, [2, 2]))  # without samples: no steps of its own, so none of the ended job's
+    check(setup, cohort, updates(setup, [2, 2]))  # without samples: nothing changes what they received
 
 
 def test_a_compiled_cohort_is_the_same(monkeypatch):
