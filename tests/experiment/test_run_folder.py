@@ -1,5 +1,6 @@
 """A run's folder: what is in it after a run, and what it refuses."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import fedloom
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.reading import without_nan
+from fedloom.experiment.files import unwritable
 from fedloom.experiment.run_folder import RunFolder
 
 TINY: dict[str, Any] = {
@@ -210,3 +212,13 @@ def test_a_run_whose_folder_was_taken_over_writes_neither_checkpoints_nor_result
     assert any("another process has taken this folder over" in text for text in words)
     assert before and all(path.read_bytes() == content for path, content in before.items() if path.name != "log.txt")
     assert {path for path in (tmp_path / "run").rglob("*") if path.is_file()} == before.keys()
+
+
+def test_a_folder_without_permission_is_named_as_what_cannot_be_written(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.stat", refuse)
+        error = unwritable(tmp_path / "run/metrics.jsonl", PermissionError(errno.EACCES, "Permission denied"))
+    assert "run/metrics.jsonl' cannot be written: Permission denied" in str(error)
