@@ -20,5 +20,5 @@ class Inline(Engine):
             yield launch(self.server_workspace, job).read()
 
     def hints(self) -> list[str]:
-        """Return a faster memory layout for convolutions."""
+        """Return the hint about the memory layout of convolutions."""
         return channels_last_hint(self)

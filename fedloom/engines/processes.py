@@ -62,7 +62,7 @@ class Processes(WorkerPool[_Worker]):
         self._fill()
 
     def hints(self) -> list[str]:
-        """Return a faster memory layout for convolutions."""
+        """Return the hint about the memory layout of convolutions."""
         return channels_last_hint(self)
 
     def _fill(self) -> None:
