@@ -222,3 +222,18 @@ def test_a_folder_without_permission_is_named_as_what_cannot_be_written(tmp_path
         patched.setattr("os.stat", refuse)
         error = unwritable(tmp_path / "run/metrics.jsonl", PermissionError(errno.EACCES, "Permission denied"))
     assert "run/metrics.jsonl' cannot be written: Permission denied" in str(error)
+
+
+def test_the_time_before_a_run_was_resumed_counts(tmp_path, monkeypatch):
+    clock = [0.0]
+
+    def take(record):
+        clock[0] += 100
+        if clock[0] == 200:
+            raise ValueError("the cause")
+
+    monkeypatch.setattr("fedloom.experiment.run_checkpoints.perf_counter", lambda: clock[0])
+    with pytest.raises(ValueError, match="the cause"):
+        tiny_experiment("fedavg", out=tmp_path / "run", on_round=take, training__rounds=3).run()
+    resumed = tiny_experiment("fedavg", out=tmp_path / "run", on_round=take, training__rounds=3)
+    assert resumed.run(resume=True)["seconds"] == 300
