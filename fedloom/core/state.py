@@ -102,7 +102,7 @@ def parameters_of(part: Part) -> list[Tensor]:
 
 def copy_all_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy tensors in place, in few operations."""
-    if not targets:
+    if not targets and not sources:
         return
     whole: tuple[list[Tensor], list[Tensor]] = ([], [])
     floating: tuple[list[Tensor], list[Tensor]] = ([], [])

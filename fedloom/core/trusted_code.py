@@ -179,14 +179,16 @@ def resume_command(folder: Path, *values: Any) -> str:
     server = deployment_of(folder)
     if server is None:
         return f"fedloom resume {quote(str(folder))}{trust}"
-    recipe = quote(str(server / "recipes" / f"{folder.name}.yaml"))
-    return f"fedloom deploy start {recipe} --folder {quote(str(server))} --name {quote(folder.name)}{trust}"
+    name = Path(os.path.abspath(folder)).name
+    recipe = quote(str(server / "recipes" / f"{name}.yaml"))
+    return f"fedloom deploy start {recipe} --folder {quote(str(server))} --name {quote(name)}{trust}"
 
 
 def deployment_of(folder: Path) -> Path | None:
     """Return the server's folder of a deployment's run, which is in SERVER/runs/NAME; None for other runs."""
-    server = folder.parent.parent
-    is_its = folder.parent.name == "runs" and (server / "recipes" / f"{folder.name}.federation").exists()
+    run = Path(os.path.abspath(folder))
+    server = run.parent.parent
+    is_its = run.parent.name == "runs" and os.path.exists(server / "recipes" / f"{run.name}.federation")
     return server if is_its else None
 
 

@@ -89,7 +89,7 @@ def _inputs(name: str, x: Any) -> tuple[Tensor, tuple[str, ...]]:
 def _mask(name: str, test: Any, count: int) -> Tensor:
     """Return the mask of the official test set as bool [N]."""
     array = plain_array(name, "test", test)
-    if array.shape != (count,) or array.dtype.kind not in "biu" or (array > 1).any():
+    if array.shape != (count,) or array.dtype.kind not in "biu" or (array > 1).any() or (array < 0).any():
         raise UserError(
             f"dataset '{name}': test is {array.dtype} {list(array.shape)}; it must be a mask with one bool for each of "
             f"{count} samples"

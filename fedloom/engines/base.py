@@ -22,8 +22,8 @@ from fedloom.core.setup import Precision, Setup
 from fedloom.core.workspace import Workspace
 
 CHANNELS_LAST = (
-    "engine: engine.channels_last=true computes convolutions up to 1.3 times as fast on a CPU, but changes the last "
-    "digits"
+    "engine: engine.channels_last=true may compute convolutions faster on a CPU (0.9 to 1.2 times as fast, by network "
+    "and batch size), but changes the last digits"
 )
 """Hint for networks such as those of `python -m benchmarks.layout`, none of which keeps all bits: the user decides."""
 
@@ -191,7 +191,7 @@ def per_round(setup: Setup) -> int:
 
 
 def channels_last_hint(engine: Engine) -> list[str]:
-    """Return the hint that another memory layout is faster, if the engine computes convolutions on a CPU."""
+    """Return the hint that another memory layout may be faster, if the engine computes convolutions on a CPU."""
     if engine.device.type != "cpu" or engine.precision.channels_last:
         return []
     convolves = any(isinstance(module, nn.Conv2d) for module in engine.server_workspace.parts.modules())

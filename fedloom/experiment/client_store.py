@@ -71,7 +71,7 @@ class ClientStore(MutableMapping[int, State]):
     def __setitem__(self, client: int, state: State) -> None:
         self._forget((client, False))
         self._note_change(client)
-        self._admit((client, False), state)
+        self._admit((client, False), _in_own_memory(state))
 
     def __delitem__(self, client: int) -> None:
         if client not in self:
@@ -92,7 +92,7 @@ class ClientStore(MutableMapping[int, State]):
         """Store a state that replaces the client's state at the next `commit`."""
         self._forget((client, True))
         self._staged.add(client)
-        self._admit((client, True), state)
+        self._admit((client, True), _in_own_memory(state))
 
     def commit(self) -> None:
         """Replace clients' states by the staged ones."""
@@ -171,3 +171,13 @@ class ClientStore(MutableMapping[int, State]):
             self._temporary = Path(tempfile.mkdtemp(prefix=".memory-", dir=self._inside))
         client, staged = key
         return self._temporary / f"{client // 1000:04d}" / f"{client:07d}{'.staged' if staged else ''}.safetensors"
+
+
+def _in_own_memory(state: State) -> State:
+    """Copy tensors that are a small part of larger memory, such as all messages of a round, which they would hold."""
+    memories = {name: tensor.untyped_storage() for name, tensor in state.items()}
+    used: dict[int, int] = {}
+    for name, memory in memories.items():
+        used[memory.data_ptr()] = used.get(memory.data_ptr(), 0) + state[name].nbytes
+    small = {name for name, memory in memories.items() if memory.nbytes() > 2 * used[memory.data_ptr()]}
+    return {n: tensor.clone() if n in small else tensor for n, tensor in state.items()} if small else state

@@ -49,7 +49,8 @@ def sync_folder(folder: Path) -> None:
 
 def unwritable(path: Path, error: OSError) -> UserError:
     """Return the error for a file that cannot be written."""
-    run = next((folder for folder in path.parents if (folder / "metrics.jsonl").exists()), None)
+    # os.path.exists: Path.exists raises an error for a folder without permission
+    run = next((folder for folder in path.parents if os.path.exists(folder / "metrics.jsonl")), None)
     how = "start again" if run is None else f"resume from the last checkpoint with: {resume_command(run)}"
     return UserError(
         f"'{path}' cannot be written: {error.strerror or error}; existing files are intact. Free disk space or grant "

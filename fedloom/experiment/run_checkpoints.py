@@ -54,7 +54,12 @@ class RunCheckpoints:
         return perf_counter() - self._start
 
     def save(self, history: list[RoundRecord], ledger: Ledger) -> None:
-        """Write a checkpoint after the last round of the history, and the ledger."""
+        """Write a checkpoint after the last round of the history, and the ledger.
+
+        Raises:
+            UserError: They cannot be written, or another process has taken the run folder over.
+        """
+        self._folder.refuse_if_lost()
         notes = {
             "task": self.fingerprint, "seconds": self.seconds, "history": history, "ledger": ledger.to_json()
         }  # fmt: skip

@@ -67,9 +67,8 @@ class RunFolder:
             raise UserError(f"out = '{path}' cannot be created: {error.strerror}; choose another folder") from None
         self._lock = RunLock(path)
         try:
-            self._refuse_a_run(
-                resume, locked=True
-            )  # again: another process may have started a run before this one got the lock
+            # again: another process may have started a run before this one got the lock
+            self._refuse_a_run(resume, locked=True)
             for left in path.glob(".memory-*"):  # left by a process that was killed
                 shutil.rmtree(left, ignore_errors=True)
             self._metrics = (path / METRICS).open("ab", buffering=0)
@@ -110,13 +109,17 @@ class RunFolder:
         self.write_json(VERSIONS, used | {"format": FORMAT})
         write_whole(self.path / RECIPE, recipe.encode())
 
-    def record(self, line: RoundRecord) -> None:
-        """Append a round's record to metrics.jsonl."""
+    def refuse_if_lost(self) -> None:
+        """Raise a UserError if another process has taken the folder over."""
         if self._lock.lost:
             raise UserError(
                 f"out = '{self.path}': another process has taken this folder over ({self._lock.lost}), because this "
                 "one gave no sign of life; this run ends, and the other one repeats its rounds"
             )
+
+    def record(self, line: RoundRecord) -> None:
+        """Append a round's record to metrics.jsonl."""
+        self.refuse_if_lost()
         data = _line(line)
         try:
             while data:
@@ -132,14 +135,17 @@ class RunFolder:
 
     def write_json(self, name: str, value: Any) -> None:
         """Write an indented JSON file."""
+        self.refuse_if_lost()
         write_json(self.path / name, value)
 
     def write_lines(self, name: str, rows: Iterable[RoundRecord | ClientRow]) -> None:
         """Write a file of JSON lines."""
+        self.refuse_if_lost()
         write_whole(self.path / name, b"".join(map(_line, rows)))
 
     def write_model(self, name: str, state: Mapping[str, Tensor]) -> None:
         """Write named tensors to models/NAME.safetensors."""
+        self.refuse_if_lost()
         path = self.path / "models" / f"{name}.safetensors"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ class MaxPool2d(nn.MaxPool2d):
 
     On a CPU, torch vectorises max-pooling only in the memory layout channels-last. Here the positions of the maxima are
     found in that layout, and the values are gathered in the layout of the input, which decides how convolutions round.
-    On other devices, and where a step is traced, transformed or compiled, this is torch's operation.
+    On other devices, and where a step is traced, transformed, compiled or exported, this is torch's operation.
 
     Example:
         >>> MaxPool2d(2)(torch.rand(16, 32, 24, 24)).shape
@@ -21,7 +21,7 @@ class MaxPool2d(nn.MaxPool2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the largest value in each window."""
-        if torch.compiler.is_compiling() or self.return_indices or not _gains(input):
+        if self.return_indices or torch.compiler.is_compiling() or torch.jit.is_tracing() or not _gains(input):
             pooled: Tensor = super().forward(input)
             return pooled
         with torch.no_grad():

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 from tiny import same_state, tiny_task
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedloom.core.batches import shuffled
@@ -244,3 +245,9 @@ def test_without_a_step_nothing_is_told_whoever_worked_here_before():
     client = client_of()
     assert set(client.fit("model", plain)) == {"loss"}
     assert client.fit("model", plain, epochs=0) == {}
+
+
+@pytest.mark.parametrize("parts", [(nn.Identity(), nn.Linear(2, 2)), (nn.Linear(2, 2), nn.Identity())])
+def test_parts_of_different_structure_are_not_copied(parts):
+    with pytest.raises(ValueError, match="argument 2 is (longer|shorter)"):
+        copy_(*parts)

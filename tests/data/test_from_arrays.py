@@ -145,8 +145,10 @@ def test_what_does_not_fit_is_refused(x, y, words):
     ("options", "words"),
     [
         ({"test": [1, 2]}, r"test is int64 \[2\]; it must be a mask with one bool for each of 8 samples"),
+        ({"test": [True, False]}, r"test is bool \[2\]; it must be a mask"),
         ({"test": np.arange(8)}, r"test is int64 \[8\]; it must be a mask"),
         ({"test": ["train"] * 8}, r"test is <U5 \[8\]; it must be a mask"),
+        ({"test": [-1, 1] * 4}, r"test is int64 \[8\]; it must be a mask"),
         ({"test": np.full(8, np.nan)}, r"test is float64 \[8\]; it must be a mask"),
         ({"groups": [1, 2]}, "2 groups for 8 samples"),
         ({"classes": ["0", "1", "1"]}, r"classes = \('0', '1', '1'\): a name is there twice; remove one"),

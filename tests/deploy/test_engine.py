@@ -1,6 +1,7 @@
 """The engine without a network: what it computes, and who is waited for."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -120,7 +121,7 @@ def test_fewer_than_min_clients_end_the_run_and_it_can_go_on(tmp_path):
     assert same_state(again.server.state, simulated.server.state)
 
 
-def test_a_run_that_ends_names_the_command_of_the_deployment_that_resumes_it(tmp_path):
+def test_a_run_that_ends_names_the_command_of_the_deployment_that_resumes_it(tmp_path, monkeypatch):
     server, run = tmp_path / "my server", tmp_path / "my server/runs/first"
     (server / "recipes/first.federation").mkdir(parents=True)
     federation = LocalFederation(tmp_path / "fed", small_recipe("fedavg", training__min_clients=3, out=run))
@@ -135,6 +136,9 @@ def test_a_run_that_ends_names_the_command_of_the_deployment_that_resumes_it(tmp
     assert str(unwritable(run / "models/server.safetensors", OSError(28, "full"))).endswith(f"with: {command}")
     with pytest.raises(UserError, match="the run of a deployment, .* resume it on its server: fedloom deploy start"):
         fedloom.resume(run)
+    monkeypatch.chdir(run)
+    with pytest.raises(UserError, match=f"resume it on its server: {re.escape(command)}"):
+        fedloom.resume(".")
 
 
 def test_who_does_not_answer_in_time_is_left_out(tmp_path):

@@ -166,6 +166,20 @@ def test_tensors_that_share_memory_survive_a_spill(store: ClientStore) -> None:
     assert equal(store[0], {"first": rows[0], "second": rows[1], "again": rows[0], "all": rows})
 
 
+@pytest.mark.parametrize("put", [ClientStore.__setitem__, ClientStore.stage])
+def test_a_small_part_of_larger_memory_does_not_hold_it(put) -> None:
+    """A client's head in the message of its whole model, or in memory with the messages of all clients."""
+    store = ClientStore(100 * KB)
+    messages = torch.randn(100, 3 * KB)
+    put(store, 0, {"a": messages[0, :KB], "b": messages[0, KB : KB + 8].view(2, 4)})
+    whole = {"a": messages[1, : 2 * KB].clone()[:KB], "b": torch.ones(2)}
+    put(store, 1, whole)
+    store.commit()
+    assert sum(tensor.untyped_storage().nbytes() for tensor in store[0].values()) == 4 * (KB + 8)
+    assert equal(store[0], {"a": messages[0, :KB], "b": messages[0, KB : KB + 8].view(2, 4)})
+    assert store[1] is whole  # most of its memory is its own
+
+
 def test_a_client_that_keeps_nothing_is_known_nevertheless(store: ClientStore) -> None:
     store[3] = {}
     for client in range(10, 20):

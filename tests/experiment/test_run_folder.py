@@ -1,5 +1,6 @@
 """A run's folder: what is in it after a run, and what it refuses."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import fedloom
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import UserError
 from fedloom.core.reading import without_nan
+from fedloom.experiment.files import unwritable
 from fedloom.experiment.run_folder import RunFolder
 
 TINY: dict[str, Any] = {
@@ -190,3 +192,48 @@ def test_an_error_is_not_hidden_by_a_disk_that_is_full(tmp_path, monkeypatch):
         tiny_experiment("fedavg", out=tmp_path / "run", on_round=die).run()
     assert ended.value.__notes__[0] == "no checkpoint: the disk is full"
     assert ended.value.__notes__[1].startswith("rounds after the last checkpoint are repeated; resume with")
+
+
+@pytest.mark.parametrize("when", ["in the middle", "at the end"])
+def test_a_run_whose_folder_was_taken_over_writes_neither_checkpoints_nor_results(tmp_path, when):
+    def lose(record):
+        if record["round"] == (2 if when == "in the middle" else 3):
+            before.update({path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()})
+            experiment.folder._lock.lost = "process 1 on elsewhere"
+            if when == "in the middle":
+                raise ValueError("the cause")
+
+    before: dict[Path, bytes] = {}
+    fields = {"training__rounds": 3, "storage__checkpoint_every": 1}
+    experiment = tiny_experiment("fedavg", out=tmp_path / "run", on_round=lose, **fields)
+    with pytest.raises((ValueError, UserError)) as ended:
+        experiment.run()
+    words = [str(ended.value), *getattr(ended.value, "__notes__", [])]
+    assert any("another process has taken this folder over" in text for text in words)
+    assert before and all(path.read_bytes() == content for path, content in before.items() if path.name != "log.txt")
+    assert {path for path in (tmp_path / "run").rglob("*") if path.is_file()} == before.keys()
+
+
+def test_a_folder_without_permission_is_named_as_what_cannot_be_written(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.stat", refuse)
+        error = unwritable(tmp_path / "run/metrics.jsonl", PermissionError(errno.EACCES, "Permission denied"))
+    assert "run/metrics.jsonl' cannot be written: Permission denied" in str(error)
+
+
+def test_the_time_before_a_run_was_resumed_counts(tmp_path, monkeypatch):
+    clock = [0.0]
+
+    def take(record):
+        clock[0] += 100
+        if clock[0] == 200:
+            raise ValueError("the cause")
+
+    monkeypatch.setattr("fedloom.experiment.run_checkpoints.perf_counter", lambda: clock[0])
+    with pytest.raises(ValueError, match="the cause"):
+        tiny_experiment("fedavg", out=tmp_path / "run", on_round=take, training__rounds=3).run()
+    resumed = tiny_experiment("fedavg", out=tmp_path / "run", on_round=take, training__rounds=3)
+    assert resumed.run(resume=True)["seconds"] == 300

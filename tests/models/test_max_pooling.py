@@ -89,3 +89,9 @@ def test_it_compiles_as_one_graph():
     compiler = CompileCounter()
     torch.compile(MaxPool2d(2), backend=compiler, fullgraph=True)(torch.randn(2, 3, 4, 4))
     assert compiler.frame_count == 1
+
+
+def test_exported_models_contain_one_operation():
+    traced = torch.jit.trace(MaxPool2d(2), torch.randn(2, 3, 4, 4))
+    operations = [node.kind() for node in traced.graph.nodes() if not node.kind().startswith("prim::")]
+    assert operations == ["aten::max_pool2d"]

@@ -70,6 +70,7 @@ class Cohort(Lane):
         except BaseException:
             for slot in slots:
                 slot.cancel()
+            self._sent = None
             raise
         finally:
             for workspace in self.workspaces:

@@ -73,7 +73,6 @@ class Lane:
     It is the stepper of its workspace.
     """
 
-    slots = 1
     fixed_memory = True
 
     def __init__(self, new_workspace: NewWorkspace, recorder: Recorder, shared: Shared):

@@ -66,8 +66,9 @@ class Slot:
 
     def cancel(self) -> None:
         """End the job."""
+        self._work.cancel()  # first: its clean-up code may call `fit`
         self.job = self.steps = self.left = self.error = self.result = None
-        self._work.cancel()
+        self.means = {}
 
     def run(self, steps: Steps) -> State:
         """Pause until the cohort has taken the steps."""

@@ -183,6 +183,14 @@ def test_a_client_that_has_finished_makes_room_for_the_next(compile, monkeypatch
     assert recorder.replays > 3
 
 
+def test_clients_that_finish_beside_a_longer_one_are_replaced_without_touching_it():
+    """Slots 1 and 2 become free at once, twice, while the client in slot 0 is in the middle of its steps."""
+    setup = of_size(setup_of(), 96, 32, 32, 32, 32, 16)
+    cohort = lane_of(setup, 3)
+    for round in (1, 2):
+        check(setup, cohort, updates(setup, range(6), round))
+
+
 def test_even_clients_are_replaced_all_at_once(monkeypatch):
     setup = of_size(setup_of(), 32, 32, 32, 32, 32)
     cohort = lane_of(setup, 2)
@@ -674,6 +682,29 @@ def test_after_it_ran_out_of_memory_a_cohort_can_be_used_or_let_go_of(where):
     del cohort
     gc.collect()
     assert held() is None
+
+
+def test_nothing_of_jobs_that_were_ended_by_an_error_reaches_the_next_ones():
+    class Stubborn(FedAvg):
+        scarce = True
+
+        def update(self, client):
+            try:
+                super().update(client)
+                super().update(client)
+                if client.id == 1 and self.scarce:
+                    raise torch.OutOfMemoryError("so says the test")
+            finally:  # trains while the cohort ends the job
+                super().update(client)
+
+    setup = of_size(setup_of(Stubborn), 32, 16, 0)
+    cohort = lane_of(setup, 2)
+    with pytest.raises(torch.OutOfMemoryError):
+        cohort.launch(updates(setup, [0, 1]))
+    assert cohort._sent is None
+    assert all(slot.steps is None and not slot.means for slot in cohort._slots)
+    Stubborn.scarce = False
+    check(setup, cohort, updates(setup, [2, 2]))  # without samples: nothing changes what they received
 
 
 def test_a_compiled_cohort_is_the_same(monkeypatch):

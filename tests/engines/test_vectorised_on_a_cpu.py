@@ -1,0 +1,114 @@
+"""Clients that are vectorised on a CPU (`engine.cohort`) end where they end one after another."""
+
+import logging
+
+import pytest
+import torch
+from cohorts import alternately, same_run
+from references import reference
+from test_workers_fail import engine_of, jobs
+from tiny import same_state, tiny_run, tiny_run_with_memory, tiny_task
+
+from fedloom.core.errors import UserError
+from fedloom.engines.base import MANY_STEPS
+from fedloom.methods import Method
+
+
+@pytest.mark.parametrize("cohort", [2, 6])
+@pytest.mark.parametrize("method", alternately(["fedavg", "fedrep", "scaffold"], 0))
+def test_inline_ends_where_clients_end_alone(method, cohort):
+    task = tiny_task(norm=False)
+    got = tiny_run_with_memory(method, task=task, engine__cohort=cohort)
+    same_run(got, tiny_run_with_memory(method, task=task))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_get_their_share_of_a_round(workers):
+    task, everyone = tiny_task(norm=False), {"training__fraction": 1.0}
+    got = tiny_run_with_memory("fedper", task=task, engine="processes", workers=workers, engine__cohort=4, **everyone)
+    same_run(got, tiny_run_with_memory("fedper", task=task, **everyone))
+    # 6 clients: 4 and 2 with one worker, 3 and 3 with two
+    with engine_of("fedavg", workers=workers, cohort=4) as engine:
+        assert engine.batch == (4, 3)[workers - 1]
+
+
+def test_a_resumed_run_is_bit_identical(tmp_path):
+    fields = {"engine__cohort": 4, "out": tmp_path / "run", "storage__checkpoint_every": 1}
+    whole = tiny_run("fedavg", engine__cohort=4, training__rounds=4)
+    tiny_run("fedavg", training__rounds=2, **fields)
+    assert same_state(tiny_run("fedavg", training__rounds=4, resume=True, **fields).server.state, whole.server.state)
+
+
+class _Raising(Method, abstract=True):
+    def update(self, client):
+        super().update(client)
+        if client.id == 1:
+            raise ValueError("no")
+
+
+def test_an_error_of_one_client_is_its_own():
+    with engine_of(_Raising(), workers=1, cohort=3) as engine:
+        results = list(engine.run(jobs(engine, [0, 1, 2])))
+    assert [result.error is None for result in results] == [True, False, True]
+
+
+def test_injected_crashes_leave_out_the_same_clients():
+    with engine_of(_Raising(), workers=1, cohort=3, faults={"crash": 0.5}) as engine:
+        vectorised = [r.error.kind if r.error else None for r in engine.run(jobs(engine, [0, 2, 3, 4]))]
+    with engine_of(_Raising(), workers=1, faults={"crash": 0.5}) as engine:
+        alone = [r.error.kind if r.error else None for r in engine.run(jobs(engine, [0, 2, 3, 4]))]
+    assert vectorised == alone
+    assert "died" in alone
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"engine": "replay"}, "'replay' trains one client at a time; set engine.name to one of: inline, lanes"),
+        ({"engine__deterministic": True}, "engine.deterministic trains one client at a time"),
+        ({"engine": "processes", "engine__client_timeout": 9}, "engine.client_timeout cannot stop one of several"),
+        ({"model": ["mlp", {"name": "mlp", "hidden": 32}], "method": "fedproto"}, "clients have different networks"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused(fields, words):
+    fields = {"method": "fedavg"} | fields
+    with pytest.raises(UserError, match=f"engine.cohort = 4.*{words}"):
+        tiny_run(fields.pop("method"), engine__cohort=4, **fields)
+
+
+def test_a_step_that_cannot_be_vectorised_runs_alone_with_a_warning():
+    class Reading(Method, abstract=True):
+        def loss(self, client, batch):
+            value = super().loss(client, batch)
+            return value * (1 if value.item() < 100 else 2)
+
+    task = tiny_task(norm=False)
+    with pytest.warns(UserWarning, match="a training step cannot be recorded and runs eagerly"):
+        got = tiny_run(Reading(), task=task, engine__cohort=3)
+    for name, value in tiny_run("fedavg", task=task).server.state.items():
+        torch.testing.assert_close(got.server.state[name], value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "hinted"),
+    [
+        ({}, True),
+        ({"engine": "processes"}, True),
+        ({"engine__cohort": 2}, False),
+        ({"engine__cohort": 1}, False),
+        ({"training__batch_size": 64}, False),
+        ({"task": tiny_task("cnn4", width=4)}, False),
+    ],
+)
+def test_small_networks_in_long_runs_have_a_hint(caplog, fields, hinted):
+    caplog.set_level(logging.INFO, "fedloom.engines")
+    epochs = MANY_STEPS  # of each of 6 clients with at least one batch, none of which is trained
+    tiny_run("untrained", training__rounds=1, training__epochs=epochs, **fields)
+    assert ("engine.cohort=50" in caplog.text) is hinted
+    caplog.clear()
+    tiny_run("untrained", training__rounds=1, **fields)
+    assert "engine.cohort=50" not in caplog.text
+
+
+def test_the_reference_is_not_vectorised():
+    assert same_state(tiny_run("fedavg", engine__cohort=1).server.state, reference("fedavg").state)
