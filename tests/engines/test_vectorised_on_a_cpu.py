@@ -1,17 +1,25 @@
 """Clients that are vectorised on a CPU (`engine.cohort`) end where they end one after another."""
 
 import logging
+from dataclasses import replace
 
 import pytest
-import torch
-from cohorts import alternately, same_run
+from cohorts import alternately, close, same_run, updates
 from references import reference
 from test_workers_fail import engine_of, jobs
-from tiny import same_state, tiny_run, tiny_run_with_memory, tiny_task
+from tiny import same_state, tiny_experiment, tiny_run, tiny_run_with_memory, tiny_task
 
 from fedloom.core.errors import UserError
+from fedloom.core.execution import perform
+from fedloom.core.setup import Setup
+from fedloom.core.training import Training
+from fedloom.core.workspace import Workspace
+from fedloom.engines import EngineSettings, Inline
 from fedloom.engines.base import MANY_STEPS
-from fedloom.methods import Method
+from fedloom.methods import get
+from fedloom.methods.fedavg import FedAvg
+from fedloom.models import Factory
+from fedloom.models.per_client import dealt
 
 
 @pytest.mark.parametrize("cohort", [2, 6])
@@ -28,18 +36,19 @@ def test_workers_get_their_share_of_a_round(workers):
     got = tiny_run_with_memory("fedper", task=task, engine="processes", workers=workers, engine__cohort=4, **everyone)
     same_run(got, tiny_run_with_memory("fedper", task=task, **everyone))
     # 6 clients: 4 and 2 with one worker, 3 and 3 with two
-    with engine_of("fedavg", workers=workers, cohort=4) as engine:
+    with engine_of(get("fedavg"), workers=workers, cohort=4) as engine:
         assert engine.batch == (4, 3)[workers - 1]
 
 
 def test_a_resumed_run_is_bit_identical(tmp_path):
-    fields = {"engine__cohort": 4, "out": tmp_path / "run", "storage__checkpoint_every": 1}
-    whole = tiny_run("fedavg", engine__cohort=4, training__rounds=4)
-    tiny_run("fedavg", training__rounds=2, **fields)
-    assert same_state(tiny_run("fedavg", training__rounds=4, resume=True, **fields).server.state, whole.server.state)
+    whole = tiny_run("fedavg", engine__cohort=4)
+    tiny_run("fedavg", engine__cohort=4, training__rounds=2, out=str(tmp_path / "run"))
+    rest = tiny_experiment("fedavg", engine__cohort=4, out=str(tmp_path / "run"))
+    rest.run(resume=True, extend=True)
+    assert same_state(rest.server.state, whole.server.state)
 
 
-class _Raising(Method, abstract=True):
+class _Raising(FedAvg, abstract=True):
     def update(self, client):
         super().update(client)
         if client.id == 1:
@@ -67,26 +76,34 @@ def test_injected_crashes_leave_out_the_same_clients():
         ({"engine": "replay"}, "'replay' trains one client at a time; set engine.name to one of: inline, lanes"),
         ({"engine__deterministic": True}, "engine.deterministic trains one client at a time"),
         ({"engine": "processes", "engine__client_timeout": 9}, "engine.client_timeout cannot stop one of several"),
-        ({"model": ["mlp", {"name": "mlp", "hidden": 32}], "method": "fedproto"}, "clients have different networks"),
+        (
+            {"task": replace(tiny_task(), network=dealt((Factory("mlp"), Factory("mlp", {"hidden": 16})), 6))},
+            "different networks",
+        ),
     ],
 )
 def test_what_cannot_be_combined_is_refused(fields, words):
-    fields = {"method": "fedavg"} | fields
     with pytest.raises(UserError, match=f"engine.cohort = 4.*{words}"):
-        tiny_run(fields.pop("method"), engine__cohort=4, **fields)
+        tiny_run("local", engine__cohort=4, **fields)
 
 
-def test_a_step_that_cannot_be_vectorised_runs_alone_with_a_warning():
-    class Reading(Method, abstract=True):
-        def loss(self, client, batch):
-            value = super().loss(client, batch)
-            return value * (1 if value.item() < 100 else 2)
+class _Reading(FedAvg, abstract=True):
+    """Reads a value on the host, so its steps can be neither recorded nor vectorised."""
 
-    task = tiny_task(norm=False)
-    with pytest.warns(UserWarning, match="a training step cannot be recorded and runs eagerly"):
-        got = tiny_run(Reading(), task=task, engine__cohort=3)
-    for name, value in tiny_run("fedavg", task=task).server.state.items():
-        torch.testing.assert_close(got.server.state[name], value)
+    def loss(self, client, batch):
+        value = super().loss(client, batch)
+        return value * (1 if value.item() < 100 else 2)
+
+
+def test_a_step_that_cannot_be_recorded_runs_eagerly_with_a_warning():
+    setup = Setup(tiny_task(norm=False), _Reading(), Training(), seed=0)
+    with (
+        Inline(setup, EngineSettings(name="inline", cohort=3)) as engine,
+        pytest.warns(UserWarning, match="a training step cannot be recorded and runs eagerly"),
+    ):
+        results = list(engine.run(updates(setup, [0, 1, 2, 3])))
+    for result, job in zip(results, updates(setup, [0, 1, 2, 3]), strict=True):
+        close(result.message, perform(Workspace(setup), job).message)
 
 
 @pytest.mark.parametrize(

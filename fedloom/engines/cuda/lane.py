@@ -64,7 +64,7 @@ class Shared:
             raise error
         if steps.cache.site not in self.eager:
             self.eager.add(steps.cache.site)
-            warnings.warn(f"a training step cannot be captured as a CUDA graph and runs eagerly: {error}", stacklevel=2)
+            warnings.warn(f"a training step cannot be recorded and runs eagerly: {error}", stacklevel=2)
 
 
 class Lane:
@@ -204,7 +204,7 @@ class Lane:
         except RuntimeError as error:
             if self.shared.strict:
                 raise
-            warnings.warn(f"training steps cannot be captured as a CUDA graph and run eagerly: {error}", stacklevel=2)
+            warnings.warn(f"training steps cannot be recorded and run eagerly: {error}", stacklevel=2)
             return work
 
 

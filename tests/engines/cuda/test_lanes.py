@@ -120,7 +120,7 @@ def test_two_cohorts_with_convolutions_and_dropout(method, fields):
     common = {"task": task, "training__rounds": 2, "training__epochs": 3, "training__fraction": 1.0}
     common["training__optimizer__lr"] = 0.01
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="engine.compile|engine.cohort|a training step cannot be captured")
+        warnings.filterwarnings("error", message="engine.compile|engine.cohort|a training step cannot be recorded")
         got = on_gpu(method, workers=2, engine__cohort=2, **common, **fields)
     layout = {name: value for name, value in fields.items() if name == "engine__channels_last"}
     assert furthest(got.server.state, on_gpu(method, "inline", **common, **layout).server.state) < 2e-3
