@@ -1,10 +1,10 @@
 """Overhead of fedloom's engines per client on a CPU, measured with many tiny clients.
 
-    python -m benchmarks.overhead [--clients 1000] [--samples 10] [--rounds 5]
+    python -m benchmarks.overhead [--clients 1000] [--samples 10] [--rounds 5] [--model mlp] [--side 8]
 
-A round of FedAvg with `mlp` is compared with a plain PyTorch loop that takes the same training steps with as little
-overhead as PyTorch allows. Each contestant runs in a separate process; they take turns round by round. Evaluation is
-not counted.
+A round of FedAvg is compared with a plain PyTorch loop that takes the same training steps with as little overhead as
+PyTorch allows. `-cohortK` are engines that vectorise K clients per training step (`engine.cohort`). Each contestant
+runs in a separate process; they take turns round by round. Evaluation is not counted.
 """
 
 import argparse
@@ -30,8 +30,8 @@ from fedloom import Experiment, Recipe, Task, objectives
 from fedloom.data import Dataset, Federation
 from fedloom.models import Factory, build
 
-SHAPE, LR, TESTED = (1, 8, 8), 0.01, 10
-ENGINES = ("inline", "processes")
+LR, TESTED = 0.01, 10
+ENGINES = ("inline", "processes", "inline-cohort50", "processes-cohort50")
 
 
 def main() -> None:
@@ -42,9 +42,11 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=10, help="training samples per client")
     parser.add_argument("--batch", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after one warm-up round")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--model", default="mlp")
+    parser.add_argument("--side", type=int, default=8, help="width and height of the images, of one channel")
+    parser.add_argument("--engines", nargs="+", default=list(ENGINES), help="-cohortK: K clients per step")
     parser.add_argument("--workers", type=int, default=2, help="workers of the engine `processes`")
-    parser.add_argument("--contestant", choices=("plain", *ENGINES), help=argparse.SUPPRESS)
+    parser.add_argument("--contestant", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contestant:
         take_part(options)
@@ -82,24 +84,24 @@ def contest(options: argparse.Namespace) -> None:
 def table(seconds: dict[str, float], options: argparse.Namespace) -> None:
     steps = -(-options.samples // options.batch)
     print(
-        f"FedAvg, {options.clients:,} clients of {options.samples} samples, mlp, {steps} step(s) each; median of "
-        f"{options.rounds} rounds, contestants take turns"
+        f"FedAvg, {options.clients:,} clients of {options.samples} samples, {options.model} on {options.side}×"
+        f"{options.side}, {steps} step(s) each; median of {options.rounds} rounds, contestants take turns"
     )
     print(
-        "{:<12}{:>9}{:>10}{:>14}{:>10}{:>20}".format("", "workers", "s/round", "µs/client", "× plain", "overhead, µs")
+        "{:<20}{:>9}{:>10}{:>14}{:>10}{:>20}".format("", "workers", "s/round", "µs/client", "× plain", "overhead, µs")
     )
     plain = 1e6 * seconds["plain"] / options.clients
     for name, value in seconds.items():
-        workers = options.workers if name == "processes" else 1
+        workers = options.workers if name.startswith("processes") else 1
         each = 1e6 * value / options.clients
-        print(f"{name:<12}{workers:>9}{value:>10.3f}{each:>14.0f}{each / plain:>10.2f}{each - plain / workers:>20.0f}")
+        print(f"{name:<20}{workers:>9}{value:>10.3f}{each:>14.0f}{each / plain:>10.2f}{each - plain / workers:>20.0f}")
     print("overhead: wall time per client minus that of plain (with several workers, divided by their number)")
 
 
 def take_part(options: argparse.Namespace) -> None:
     """Run one contestant: for each line of input, run a round and print a line with its result."""
     torch.set_num_threads(1)
-    dataset = synthetic(options.clients * options.samples + TESTED, SHAPE)
+    dataset = synthetic(options.clients * options.samples + TESTED, (1, options.side, options.side))
     *train, test = np.split(np.arange(len(dataset)), np.arange(1, options.clients + 1) * options.samples)
     federation = Federation(train=train, test=[test] * options.clients)
     tell({})
@@ -119,28 +121,30 @@ def tell(values: dict[str, Any]) -> None:
 def fedloom_rounds(
     dataset: Dataset, federation: Federation, options: argparse.Namespace, on_round: Callable[[Any], None]
 ) -> None:
+    engine, _, cohort = options.contestant.partition("-cohort")
     with tempfile.TemporaryDirectory(prefix="fedloom-benchmark-") as folder:
         values = {
             "method": "fedavg",
-            "model": "mlp",
+            "model": options.model,
             "training": {"rounds": 2 + options.rounds, "batch_size": options.batch, "optimizer": {"lr": LR}},
             "evaluation": {"every": 10**6, "clients": 1},
             "storage": {"personal_models": False},
             "engine": {
-                "name": options.contestant,
+                "name": engine,
                 "device": "cpu",
-                "workers": options.workers if options.contestant == "processes" else None,
+                "workers": options.workers if engine == "processes" else None,
+                "cohort": int(cohort) if cohort else None,
             },
             "out": str(Path(folder) / "run"),
         }
-        task = Task(dataset, federation, Factory("mlp"), objectives.get("labels"))
+        task = Task(dataset, federation, Factory(options.model), objectives.get("labels"))
         Experiment(Recipe.parse(values), task=task, on_round=on_round).run()
 
 
 def plain_rounds(dataset: Dataset, federation: Federation, options: argparse.Namespace) -> None:
     """Run FedAvg with one model for all clients, prepared tensors, autograd, torch.optim.SGD and a running sum."""
     torch.manual_seed(0)
-    model = build("mlp", shape=SHAPE, classes=len(dataset.classes))
+    model = build(options.model, shape=dataset.inputs.shape[1:], classes=len(dataset.classes))
     parameters = list(model.parameters())
     optimizer = torch.optim.SGD(parameters, lr=LR)
     held = [((dataset.inputs[part].float() / 255 - 0.5) / 0.5, dataset.labels[part]) for part in federation.train]
