@@ -66,12 +66,14 @@ def run(
     failures: list[Failure] = []
     missing: study_data.Missing = {}
     if not only_status:
+        if carry is not None:
+            if carry.exists():
+                _unpack(carry, plan)
+            pack(carry, runs)  # if the file cannot be written, nothing is run
         ready, missing = study_data.split([(one.plan, list(one.cells)) for one in runs])
         study_data.show(missing)
         plans = {id(plan) for plan, _ in ready}
-        runs = [one for one in runs if id(one.plan) in plans]
-        if carry is not None and carry.exists():
-            _unpack(carry, plan)
+        ready_runs = [one for one in runs if id(one.plan) in plans]
 
         def tell(text: str) -> None:
             say(text, err)
@@ -80,7 +82,7 @@ def run(
 
         with showing_progress(), Interrupts() as interrupts:
             try:
-                failures = run_queue(runs, parallel, plan, interrupts, tell)
+                failures = run_queue(ready_runs, parallel, plan, interrupts, tell)
             finally:
                 if carry is not None:
                     say(f"carry: {carry}, {pack(carry, runs) / 1e6:.1f} MB", err)

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from fedloom.core.errors import UserError
 from fedloom.experiment.checkpoint import Checkpoint, DamagedError
 from fedloom.experiment.run_folder import METRICS, RECIPE, VERSIONS
-from fedloom.studies.outcome import MACHINES
+from fedloom.studies.outcome import CODE, MACHINES
 from fedloom.studies.queue import QueuedRun
 from fedloom.studies.table import RUNS
 
@@ -117,7 +117,7 @@ def _members(run: QueuedRun) -> list[Member]:
         needed = [manifest.with_name(name) for name in Checkpoint.from_json(manifest.read_bytes()).files]
     except DamagedError:
         return []
-    here = [folder / name for name in (RECIPE, VERSIONS, METRICS, MACHINES)]
+    here = [folder / name for name in (RECIPE, VERSIONS, METRICS, MACHINES, CODE)]
     found = [*(path for path in here if path.exists()), *needed, manifest]
     return [(f"{UNFINISHED}/{path.relative_to(RUNS).as_posix()}", path) for path in found]
 
