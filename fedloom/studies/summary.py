@@ -158,10 +158,12 @@ def _cost(tables: Tables, lines: Lines, results: Sequence[CellResult]) -> Iterat
 
 
 def _left(lines: Sequence[Line]) -> list[Cell]:
-    """Return one cell of each run that is not stored in its full setting and whose data can be had."""
-    done = {line.cell.key for line in lines if line.results and not line.changes}
-    cells = [run[0] for run in runs_of(line.cell for line in lines)]
-    return [cell for cell in cells if cell.key not in done and cell.values["data"]["name"] not in NOT_AT_HAND]
+    """Return one cell of each run that is not stored in its full setting and whose data can be had.
+
+    A shorter run may be enough for the columns of early rounds, and not for the others.
+    """
+    missing = (line.cell for line in lines if not line.results or line.changes)
+    return [run[0] for run in runs_of(missing) if run[0].values["data"]["name"] not in NOT_AT_HAND]
 
 
 def _cost_row(costs: Sequence[Cost], known: Mapping[Workload, float]) -> str:
