@@ -55,7 +55,8 @@ def reproduce(
         ),
     ] = None,
     queue: Annotated[
-        str | None, typer.Option("--queue", help="Run a queue: a YAML file, or a shipped one (decisive, tables).")
+        str | None,
+        typer.Option("--queue", help="Run a queue: a YAML file, or a shipped one (decisive, tables, board)."),
     ] = None,
     carry: Annotated[
         Path | None,

@@ -12,7 +12,7 @@ FINDINGS = {
         "CIFAR-10, β = 0.1 and 0.5. Half of the figures agree, most others are above the paper. FedPer with averaged heads "
         "is 20 points above it at β = 0.1, and FedAvg and FedProx are 11 and 17 above it on newcomers (one seed); the "
         "reason is unknown. FedRep is 5 points below it at β = 0.5; the paper does not say how it divides its epochs. The "
-        "paper does not specify the network; with another one of the same description, two methods are 11 points below."
+        "paper does not specify the network; with another one of the same description, three methods are 11 to 13 points below at β = 0.1."
     ),
     "fedcrl": (
         "CIFAR-10, practical heterogeneity, six methods. In the stated setting, personal methods are 13 to 21 points below "

@@ -33,8 +33,8 @@ A figure **agrees** if it is within 2 points of the paper's, in either direction
 it is counted separately, because it is not a result in the paper's setting. The order of a pair of methods is
 **confirmed** if the 95% confidence interval of their difference over seeds (Student's t, unequal variances) is entirely
 on the paper's side of 0, and **contradicted** if it is entirely on the other side. It is **open** if the interval
-contains 0 or if one of the two methods has a single seed. A figure that appears in several tables is counted in each of
-them.
+contains 0 or if one of the two methods has a single seed. The table counts pairs of runs in the paper's setting. A
+figure that appears in several tables is counted in each of them.
 """
 COST = """\
 Million images: passed forward and backward through the network; evaluation is not counted. GPU: from the speed of
@@ -42,7 +42,8 @@ stored runs with the same network, on a GPU that is kept busy with several runs;
 there are in brackets and not counted. CPU: from the speeds that `python -m benchmarks.core_speed` measured on a core of
 an AMD EPYC. `fedloom reproduce --list --measure` estimates the time on your machine, and `fedloom reproduce --queue
 tables --status` that of each table. `fedloom reproduce --queue tables --parallel 6 --data-dir DATA` runs them, the
-cheapest first; it can be stopped and resumed."""
+cheapest first; it can be stopped and resumed. Not in this queue, but counted here: the variants
+`fedcrc/table1-averaged`, `fedcrc/table2-averaged`, `fedcrl/table2-sgd` and `repper/table2-common`."""
 COLUMNS = "cells | run | agree | above | below | in another setting | shortened | confirmed, contradicted, open pairs"
 Tables = Mapping[str, Table]
 Lines = Mapping[str, list[Line]]
