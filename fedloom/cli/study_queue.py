@@ -25,12 +25,16 @@ if TYPE_CHECKING:
 STATES: tuple[State, ...] = ("done", "running", "stopped", "failed", "waiting")
 
 
-def refuse_selection(given: Mapping[str, object]) -> None:
-    """Raise a UserError if an option was given that a queue does not allow."""
+def refuse(given: Mapping[str, object], option: str, what: str) -> None:
+    """Raise a UserError if an option was given that another option does not allow.
+
+    Args:
+        given: Values of options by their names.
+        option: The other option.
+        what: What the other option does.
+    """
     if names := [name for name, value in given.items() if value]:
-        raise UserError(
-            f"{names[0]}: cannot be combined with --queue, which defines what is run; leave out {names[0]} or --queue"
-        )
+        raise UserError(f"{names[0]}: cannot be combined with {option}, which {what}; leave out {names[0]} or {option}")
 
 
 def run(

@@ -108,7 +108,10 @@ def test_mistakes_in_a_queue_are_named(text: str, words: str) -> None:
         (["--queue", "decisve"], "queue 'decisve' cannot be read: .*did you mean 'decisive'"),
         (["--queue", "decisive", "--methods", "fedavg"], "--methods: cannot be combined with --queue"),
         (["--queue", "decisive", "--set", "model.features=8"], "--set model.features: changes the figures"),
+        (["--queue", "decisive", "--status", "--carry", "a.tar"], "--carry: cannot be combined with --status"),
         (["--status"], "--status: name a queue"),
+        (["fedcrl", "--figures", "--methods", "fedavg"], "--methods: cannot be combined with --figures"),
+        (["--report", "--queue", "decisive"], "--queue: cannot be combined with --report"),
         (["fedcrc/fig3", "--carry", "back.tar"], "--carry back.tar: only affects queues; add --queue"),
     ],
 )
