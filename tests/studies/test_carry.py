@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from fedloom.cli import commands, study_data
 from fedloom.core.errors import UserError
+from fedloom.experiment.run_folder import read_rounds
 from fedloom.studies.carry import newest, pack, unpack
 from fedloom.studies.plan import StudyPlan
 from fedloom.studies.queue import Entry, QueuedRun
@@ -102,8 +103,12 @@ def test_what_is_further_here_is_kept(machines: tuple[Path, Path], tmp_path: Pat
     pack(tmp_path / "back.tar", [stopped])
     run(stopped, seconds=0)
     assert unpack(tmp_path / "back.tar", Path("kept")) == (0, 0)
-    assert stopped.recipe.out is not None
-    assert newest(stopped.recipe.out) == 2
+    folder = stopped.recipe.out
+    assert folder is not None
+    assert newest(folder) == 2
+    run(stopped)
+    assert unpack(tmp_path / "back.tar", Path("kept")) == (0, 0), "finished: it has no checkpoint any more"
+    assert len(read_rounds(folder)) == 4
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
@@ -118,7 +123,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         pack(tmp_path / "text" / "back.tar", [])
 
 
-def test_what_cannot_run_here_for_want_of_data_stays_in_the_file(
+def test_runs_whose_data_are_not_here_stay_in_the_file(
     machines: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped, done, _ = runs()
