@@ -188,7 +188,7 @@ def _questions(folder: Path) -> Iterator[str]:
 
 
 def _missing_data(lines: Lines) -> Iterator[str]:
-    """Yield the cells that cannot be run for want of data, with the commands that run them."""
+    """Yield the cells whose data are missing, with the commands that run them."""
     yield "## Data that were not at hand"
     yield ""
     yield "Not run because the data could not be downloaded; `fedloom datasets` says how to get them."
