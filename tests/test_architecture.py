@@ -58,6 +58,20 @@ def test_every_package_is_on_the_page():
     assert files == {"__init__.py", "__main__.py", "py.typed"}
 
 
+def test_the_table_of_packages_names_the_files_that_exist():
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    packages = {package for package, _ in rows}
+    assert len(packages) == 16
+    for package, content in rows:
+        inside = {path.stem for path in (PACKAGE / package).iterdir() if not path.name.startswith("__")}
+        named = {name.strip("/").removesuffix(".json") for name in re.findall(r"`([^`]+)`", content)}
+        gone = {name for name in named - inside - packages if re.fullmatch(r"[a-z_]+", name)}
+        assert (package, gone) == (package, set())
+        if "one file per paper" in content or package in {"losses", "models", "objectives"}:
+            continue  # a file for each method, loss, network and objective
+        assert (package, inside - named) == (package, set())
+
+
 def lines_of_code(path: Path) -> int:
     """Count the lines with code: no blank lines, comments or docstrings."""
     source = path.read_text(encoding="utf-8")

@@ -55,7 +55,8 @@ def board(
     ] = None,
     page: Annotated[bool, typer.Option("--page", help="Write the board as Markdown.")] = False,
     to: Annotated[
-        Path | None, typer.Option("--to", help="File of --page; default: docs/board.md; for your own board BOARD.md.")
+        Path | None,
+        typer.Option("--to", help="File of --page; default: the board's page in docs; for your own board BOARD.md."),
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", help="Write the board as HTML with sortable tables.")] = None,
     trust_code: flags.TrustCode = False, as_json: flags.Json = False,

@@ -55,7 +55,8 @@ def reproduce(
         ),
     ] = None,
     queue: Annotated[
-        str | None, typer.Option("--queue", help="Run a queue: a YAML file, or a shipped one (decisive, tables).")
+        str | None,
+        typer.Option("--queue", help="Run a queue: a YAML file, or a shipped one (decisive, tables, board)."),
     ] = None,
     carry: Annotated[
         Path | None,
@@ -112,6 +113,14 @@ def reproduce(
 
     began = monotonic()
     results = results or default_folder(tables or ())
+    selected = {
+        "--only": only, "--at": at, "--alpha": alpha, "--beta": beta, "--methods": methods, "--first": first,
+        "--scale": scale != 1, "--reduced": reduced, "--seed": seed, "--again": again, "--list": list_,
+    }  # fmt: skip
+    if report_ or figures:
+        option, what = ("--report", "reports on all results") if report_ else ("--figures", "draws whole tables")
+        named = {"TABLE": tables} if report_ else {}
+        study_queue.refuse({**named, **selected, "--queue": queue, "--carry": carry}, option, what)
     if report_:
         from fedloom.studies.report import write
 
@@ -127,11 +136,9 @@ def reproduce(
         deadline=None if limit_seconds is None else began + limit_seconds,
     )  # fmt: skip
     if queue is not None:
-        study_queue.refuse_selection({
-            "TABLE": tables, "--only": only, "--at": at, "--alpha": alpha, "--beta": beta, "--methods": methods,
-            "--first": first, "--scale": scale != 1, "--reduced": reduced, "--seed": seed, "--again": again,
-            "--list": list_,
-        })  # fmt: skip
+        study_queue.refuse({"TABLE": tables, **selected}, "--queue", "defines what is run")
+        if status or dry_run:
+            study_queue.refuse({"--carry": carry}, "--status" if status else "--dry-run", "runs nothing")
         study_queue.run(queue, plan, parallel, only_status=status, dry_run=dry_run, as_json=as_json, carry=carry)
         return
     if carry is not None:

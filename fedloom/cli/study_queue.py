@@ -25,12 +25,16 @@ if TYPE_CHECKING:
 STATES: tuple[State, ...] = ("done", "running", "stopped", "failed", "waiting")
 
 
-def refuse_selection(given: Mapping[str, object]) -> None:
-    """Raise a UserError if an option was given that a queue does not allow."""
+def refuse(given: Mapping[str, object], option: str, what: str) -> None:
+    """Raise a UserError if an option was given that another option does not allow.
+
+    Args:
+        given: Values of options by their names.
+        option: The other option.
+        what: What the other option does.
+    """
     if names := [name for name, value in given.items() if value]:
-        raise UserError(
-            f"{names[0]}: cannot be combined with --queue, which defines what is run; leave out {names[0]} or --queue"
-        )
+        raise UserError(f"{names[0]}: cannot be combined with {option}, which {what}; leave out {names[0]} or {option}")
 
 
 def run(
@@ -66,12 +70,14 @@ def run(
     failures: list[Failure] = []
     missing: study_data.Missing = {}
     if not only_status:
+        if carry is not None:
+            if carry.exists():
+                _unpack(carry, plan)
+            pack(carry, runs)  # if the file cannot be written, nothing is run
         ready, missing = study_data.split([(one.plan, list(one.cells)) for one in runs])
         study_data.show(missing)
         plans = {id(plan) for plan, _ in ready}
-        runs = [one for one in runs if id(one.plan) in plans]
-        if carry is not None and carry.exists():
-            _unpack(carry, plan)
+        ready_runs = [one for one in runs if id(one.plan) in plans]
 
         def tell(text: str) -> None:
             say(text, err)
@@ -80,7 +86,7 @@ def run(
 
         with showing_progress(), Interrupts() as interrupts:
             try:
-                failures = run_queue(runs, parallel, plan, interrupts, tell)
+                failures = run_queue(ready_runs, parallel, plan, interrupts, tell)
             finally:
                 if carry is not None:
                     say(f"carry: {carry}, {pack(carry, runs) / 1e6:.1f} MB", err)

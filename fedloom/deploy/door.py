@@ -313,7 +313,12 @@ def clock_sentence(skew: float) -> str:
 def clock_difference(skew: float) -> str:
     """Return by how much a clock is wrong, such as `3.0 h behind`; positive differences are `ahead of`."""
     size = abs(skew)
-    units = ((600.0, f"{size:.0f} s"), (48 * 3600.0, f"{size / 3600:.1f} h"), (inf, f"{size / 86400:.0f} days"))
+    units = (
+        (10.0, f"{size:.1f} s"),
+        (600.0, f"{size:.0f} s"),
+        (48 * 3600.0, f"{size / 3600:.1f} h"),
+        (inf, f"{size / 86400:.0f} days"),
+    )
     return f"{next(text for limit, text in units if size < limit)} {'ahead of' if skew > 0 else 'behind'}"
 
 

@@ -11,7 +11,7 @@ from fedloom.studies.code import note
 from fedloom.studies.comparison import Line
 from fedloom.studies.results import CellResult
 from fedloom.studies.schema import Table
-from fedloom.studies.table import Cell
+from fedloom.studies.table import SUFFIX, Cell
 from fedloom.studies.workload import duration_in_words
 
 HEAD = """\
@@ -52,7 +52,7 @@ def markdown(name: str, table: Table, cells: Sequence[Cell], results: Sequence[C
         rest: Runs that remain and how long they take, in words.
     """
     own = "" if name == "pfllib/board" else f" {name}"
-    source = f"fedloom/studies/recipes/{name}.yaml" if not own else name
+    source = name if name.endswith(SUFFIX) else f"fedloom/studies/recipes/{name}.yaml"
     head = HEAD.format(command=f"fedloom board{own} --page", source=source, run=f"fedloom board{own} --run")
     found = standings(cells, results)
     text = ["# Leaderboard", ""]
@@ -89,7 +89,8 @@ def _times(found: Sequence[Standing]) -> Iterator[str]:
 
 def _standing(standing: Standing, publisher: str) -> Iterator[str]:
     heads = ["method", *([publisher] if publisher else []), *(measure.title for measure in standing.measures)]
-    heads += ["best round", "seeds"]
+    rounds = {line.cell.row: best_rounds(line) for line in standing.lines}
+    heads += ["best round"] * any(rounds.values()) + ["seeds"]
     if standing.changes:
         yield f"{standing.changes}; published figures are those of the full setting."
         yield ""
@@ -98,7 +99,8 @@ def _standing(standing: Standing, publisher: str) -> Iterator[str]:
     for line in standing.lines:
         figures = [f"{measure.text(line)} {_spread(line, measure)}".rstrip() for measure in standing.measures]
         printed = "" if line.cell.printed is None else f"{line.cell.printed:.2f}"
-        row = [line.cell.name, *([printed] if publisher else []), *figures, best_rounds(line), str(len(line.results))]
+        row = [line.cell.name, *([printed] if publisher else []), *figures]
+        row += [rounds[line.cell.row]] * any(rounds.values()) + [str(len(line.results))]
         yield f"| {' | '.join(row)} |"
     if words := order_in_words(standing):
         yield ""
@@ -152,7 +154,8 @@ def page(table: Table, cells: Sequence[Cell], results: Sequence[CellResult]) -> 
 def _section(number: int, standing: Standing, publisher: str) -> PageSection:
     columns = [Column("method"), *([Column(publisher, "published figure")] if publisher else [])]
     columns += [Column(measure.title, measure.help) for measure in standing.measures]
-    columns += [Column("best round", "the round of the best figure, for each seed"), Column("seeds")]
+    has_best = any(best_rounds(line) for line in standing.lines)
+    columns += [Column("best round", "the round of the best figure, for each seed")] * has_best + [Column("seeds")]
     rows = []
     for line in standing.lines:
         printed = line.cell.printed
@@ -160,7 +163,7 @@ def _section(number: int, standing: Standing, publisher: str) -> PageSection:
         row += [PageCell("" if printed is None else f"{printed:.2f}", printed)] * bool(publisher)
         row += [PageCell(m.text(line), m.of(line), spread=_spread(line, m)) for m in standing.measures]
         seeds = len(line.results)
-        rows.append([*row, PageCell(best_rounds(line)), PageCell(str(seeds), float(seeds))])
+        rows.append([*row, *[PageCell(best_rounds(line))] * has_best, PageCell(str(seeds), float(seeds))])
     name, (counts, *reversed_) = f"standing-{number}", order_in_words(standing) or [""]
     table = PageTable(name, columns, rows, note=standing.changes)
     texts = [("pairs of methods in the reverse order", "\n".join(reversed_))] if reversed_ else []

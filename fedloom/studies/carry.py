@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 
 from fedloom.core.errors import UserError
 from fedloom.experiment.checkpoint import Checkpoint, DamagedError
-from fedloom.experiment.run_folder import METRICS, RECIPE, VERSIONS
-from fedloom.studies.outcome import MACHINES
+from fedloom.experiment.run_folder import METRICS, RECIPE, SUMMARY, VERSIONS
+from fedloom.studies.outcome import CODE, MACHINES
 from fedloom.studies.queue import QueuedRun
 from fedloom.studies.table import RUNS
 
@@ -67,7 +67,8 @@ def unpack(file: Path, results: Path) -> tuple[int, int]:
         with tarfile.open(file) as archive:
             members = [member for member in archive.getmembers() if member.isfile()]
             places = {member.name: _place(file, member.name, results) for member in members}
-            later = {folder for folder, round in _rounds(places.values()).items() if round > newest(folder)}
+            reached = _rounds(places.values())
+            later = {f for f, round in reached.items() if round > newest(f) and not (f / SUMMARY).exists()}
             restored = set()
             for member in members:
                 place = places[member.name]
@@ -117,7 +118,7 @@ def _members(run: QueuedRun) -> list[Member]:
         needed = [manifest.with_name(name) for name in Checkpoint.from_json(manifest.read_bytes()).files]
     except DamagedError:
         return []
-    here = [folder / name for name in (RECIPE, VERSIONS, METRICS, MACHINES)]
+    here = [folder / name for name in (RECIPE, VERSIONS, METRICS, MACHINES, CODE)]
     found = [*(path for path in here if path.exists()), *needed, manifest]
     return [(f"{UNFINISHED}/{path.relative_to(RUNS).as_posix()}", path) for path in found]
 

@@ -12,7 +12,7 @@ FINDINGS = {
         "CIFAR-10, β = 0.1 and 0.5. Half of the figures agree, most others are above the paper. FedPer with averaged heads "
         "is 20 points above it at β = 0.1, and FedAvg and FedProx are 11 and 17 above it on newcomers (one seed); the "
         "reason is unknown. FedRep is 5 points below it at β = 0.5; the paper does not say how it divides its epochs. The "
-        "paper does not specify the network; with another one of the same description, two methods are 11 points below."
+        "paper does not specify the network; with another one of the same description, three methods are 11 to 13 points below at β = 0.1."
     ),
     "fedcrl": (
         "CIFAR-10, practical heterogeneity, six methods. In the stated setting, personal methods are 13 to 21 points below "
@@ -36,15 +36,15 @@ NOT_AT_HAND = {"emnist": "EMNIST", "cinic10": "CINIC-10", "office-home": "Office
 GPU = "NVIDIA H200"
 """The machine of the stored GPU runs."""
 CORE_SPEEDS: dict[tuple[str, int | None], float] = {
-    ("cnn3", 32): 6888,
-    ("cnn3", None): 5992,
-    ("resnet20", None): 407,
-    ("cnn4", None): 1136,
-    ("resnet18", None): 42,
-    ("cnn2", None): 1732,
-    ("resnet34", None): 19,
-    ("mobilenet", None): 228,
-    ("resnet18", 32): 44,
+    ("cnn3", 32): 8665,
+    ("cnn3", None): 14146,
+    ("resnet20", None): 450,
+    ("cnn4", None): 1532,
+    ("resnet18", None): 48,
+    ("cnn2", None): 3114,
+    ("resnet34", None): 25,
+    ("mobilenet", None): 270,
+    ("resnet18", 32): 47,
     ("resnet18", 224): 10,
 }
 """Images forward and backward per second of CPU time on one core (AMD EPYC), by network and image size:

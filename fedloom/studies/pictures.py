@@ -6,13 +6,14 @@ from statistics import mean, stdev
 
 from fedloom.report.paper.panels import Panel, Series, draw
 from fedloom.studies.comparison import Line, changes_in_words
-from fedloom.studies.schema import Picture, Table
+from fedloom.studies.schema import BEST, Picture, Table
 
 FOLDER = "figures"
 """Folder of pictures, next to the pages of the papers."""
 SUFFIX = ".svg"
 LABELS = {
-    "personal_accuracy": "accuracy of personal models (%)", "global_accuracy": "accuracy of the global model (%)",
+    "personal_accuracy": "accuracy of personal models (%)",
+    "personal_weighted": "accuracy over all test samples (%)", "global_accuracy": "accuracy of the global model (%)",
     "global_mean_accuracy": "mean accuracy of the global model (%)", "loss": "training loss",
     "newcomer_global_accuracy": "accuracy on newcomers (%)", "distance": "L2 distance of output layers",
 }  # fmt: skip
@@ -23,7 +24,8 @@ UNSCALED = ("loss", "distance")
 
 def pictures_of(name: str, table: Table) -> list[Picture]:
     """Return the pictures that a table declares; if none, its curves by round."""
-    return table.pictures or [Picture(name=name.replace("/", "-"), title=table.title, kind="rounds")]
+    file = name.removesuffix(".yaml").replace("/", "-")
+    return table.pictures or [Picture(name=file, title=table.title, kind="rounds")]
 
 
 def shown(picture: Picture, lines: Iterable[Line]) -> list[Line]:
@@ -37,10 +39,12 @@ def shown(picture: Picture, lines: Iterable[Line]) -> list[Line]:
 
 
 def lacks(picture: Picture, lines: Iterable[Line]) -> str:
-    """Return why a picture cannot be drawn: no run is stored, or those of a single value of its axis."""
+    """Return why a picture cannot be drawn: no run is stored, no curves, or one value of its axis only."""
     found = [line for line in lines if line.here is not None and _is_at(line, picture)]
     values = sorted({line.cell.column.at[picture.axis] for line in found}, key=str) if picture.axis else []
-    return f"only {picture.axis} = {values[0]} was run" if values else "not run yet"
+    if values:
+        return f"only {picture.axis} = {values[0]} was run"
+    return "the stored results have no such curves" if found else "not run yet"
 
 
 def panels_of(picture: Picture, lines: Iterable[Line]) -> list[Panel]:
@@ -98,7 +102,7 @@ def _is_at(line: Line, picture: Picture) -> bool:
 
 
 def _measures(picture: Picture, line: Line) -> list[str]:
-    return picture.measures or [line.cell.measure]
+    return picture.measures or [line.cell.measure.removesuffix(BEST)]
 
 
 def _scale(name: str) -> float:

@@ -153,7 +153,7 @@ def load_queue(source: str) -> Queue:
     """Read a queue.
 
     Args:
-        source: A file, or the name of a shipped queue: `decisive`, `tables`.
+        source: A file, or the name of a shipped queue: `decisive`, `tables`, `board`.
 
     Raises:
         UserError: If the file cannot be read, or is not a list of entries.

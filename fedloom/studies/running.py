@@ -64,8 +64,8 @@ def run_cells(cells: list[Cell], plan: StudyPlan, watch: Watch | None = None) ->
     assert recipe.out is not None
     if plan.again and finished(recipe.out):
         _set_aside(recipe.out)
-    if (start := start_recipe(cell, plan)) is not None:
-        _pretrain(start)
+    if (start := start_recipe(cell, plan)) is not None and not _pretrain(start, plan):
+        return Outcome(None, 0, recipe.training.rounds)
     reset_gpu_memory()
     rounds = _Rounds(plan, recipe, watch(recipe) if watch else None, fingerprint(cell.values))
     try:
@@ -82,16 +82,28 @@ def run_cells(cells: list[Cell], plan: StudyPlan, watch: Watch | None = None) ->
     return Outcome(result, result.rounds, result.rounds)
 
 
-def _pretrain(recipe: Recipe) -> None:
-    """Train the model that cells start from, unless it is there; wait if another process trains it."""
+def _pretrain(recipe: Recipe, plan: StudyPlan) -> bool:
+    """Train the model that cells start from, unless it is there; wait if another process trains it.
+
+    Returns:
+        Whether the model is there; False if the plan's deadline has passed before.
+    """
     assert recipe.out is not None
+    rounds = _Rounds(plan, recipe, None, {})
     while finished(recipe.out) is None:
         try:
-            run(recipe, resume=True)
+            run(recipe, on_round=rounds, resume=True)
+        except Interrupted as stopped:
+            if not rounds.timed_out:
+                raise Interrupted(stopped.when, SAME, stopped.signal) from None
+            return False
         except UserError:
             if holder(recipe.out) != "alive" and finished(recipe.out) is None:
                 raise
+            if plan.left <= 0:
+                return False
             sleep(1)
+    return True
 
 
 def _set_aside(folder: Path) -> None:

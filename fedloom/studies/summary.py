@@ -33,8 +33,8 @@ A figure **agrees** if it is within 2 points of the paper's, in either direction
 it is counted separately, because it is not a result in the paper's setting. The order of a pair of methods is
 **confirmed** if the 95% confidence interval of their difference over seeds (Student's t, unequal variances) is entirely
 on the paper's side of 0, and **contradicted** if it is entirely on the other side. It is **open** if the interval
-contains 0 or if one of the two methods has a single seed. A figure that appears in several tables is counted in each of
-them.
+contains 0 or if one of the two methods has a single seed. The table counts pairs of runs in the paper's setting. A
+figure that appears in several tables is counted in each of them.
 """
 COST = """\
 Million images: passed forward and backward through the network; evaluation is not counted. GPU: from the speed of
@@ -42,7 +42,8 @@ stored runs with the same network, on a GPU that is kept busy with several runs;
 there are in brackets and not counted. CPU: from the speeds that `python -m benchmarks.core_speed` measured on a core of
 an AMD EPYC. `fedloom reproduce --list --measure` estimates the time on your machine, and `fedloom reproduce --queue
 tables --status` that of each table. `fedloom reproduce --queue tables --parallel 6 --data-dir DATA` runs them, the
-cheapest first; it can be stopped and resumed."""
+cheapest first; it can be stopped and resumed. Not in this queue, but counted here: the variants
+`fedcrc/table1-averaged`, `fedcrc/table2-averaged`, `fedcrl/table2-sgd` and `repper/table2-common`."""
 COLUMNS = "cells | run | agree | above | below | in another setting | shortened | confirmed, contradicted, open pairs"
 Tables = Mapping[str, Table]
 Lines = Mapping[str, list[Line]]
@@ -158,10 +159,12 @@ def _cost(tables: Tables, lines: Lines, results: Sequence[CellResult]) -> Iterat
 
 
 def _left(lines: Sequence[Line]) -> list[Cell]:
-    """Return one cell of each run that is not stored in its full setting and whose data can be had."""
-    done = {line.cell.key for line in lines if line.results and not line.changes}
-    cells = [run[0] for run in runs_of(line.cell for line in lines)]
-    return [cell for cell in cells if cell.key not in done and cell.values["data"]["name"] not in NOT_AT_HAND]
+    """Return one cell of each run that is not stored in its full setting and whose data can be had.
+
+    A shorter run may be enough for the columns of early rounds, and not for the others.
+    """
+    missing = (line.cell for line in lines if not line.results or line.changes)
+    return [run[0] for run in runs_of(missing) if run[0].values["data"]["name"] not in NOT_AT_HAND]
 
 
 def _cost_row(costs: Sequence[Cost], known: Mapping[Workload, float]) -> str:
@@ -185,7 +188,7 @@ def _questions(folder: Path) -> Iterator[str]:
 
 
 def _missing_data(lines: Lines) -> Iterator[str]:
-    """Yield the cells that cannot be run for want of data, with the commands that run them."""
+    """Yield the cells whose data are missing, with the commands that run them."""
     yield "## Data that were not at hand"
     yield ""
     yield "Not run because the data could not be downloaded; `fedloom datasets` says how to get them."

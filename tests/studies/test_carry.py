@@ -3,13 +3,18 @@
 import tarfile
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from fedloom.cli import commands, study_data
 from fedloom.core.errors import UserError
+from fedloom.experiment.run_folder import read_rounds
 from fedloom.studies.carry import newest, pack, unpack
 from fedloom.studies.plan import StudyPlan
 from fedloom.studies.queue import Entry, QueuedRun
+from fedloom.studies.results import read
 from fedloom.studies.running import run_cells
 
 BOARD = """\
@@ -42,6 +47,17 @@ def run(queued: QueuedRun, seconds: float | None = None) -> QueuedRun:
     return queued
 
 
+def files_in(archive: Path) -> list[str]:
+    with tarfile.open(archive) as opened:
+        return sorted(opened.getnames())
+
+
+def continued(*options: str) -> Result:
+    Path("queue.yaml").write_text("- {name: all, table: small.yaml}\n")
+    ask = ["reproduce", "--queue", "queue.yaml", "--results", "kept", "--json", *options]
+    return CliRunner().invoke(commands.app, ask)
+
+
 def test_a_stopped_run_is_finished_on_another_machine_with_the_same_result(
     machines: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +77,7 @@ def test_a_stopped_run_is_finished_on_another_machine_with_the_same_result(
     assert [one.state for one in runs()] == ["stopped", "done", "waiting"]
     assert runs()[0].round == 1
     resumed = run(runs()[0]).result.read_text()
+    assert "methods/fedper.py" in read(runs()[0].result).code, "hashes of the code that began the run"
 
     monkeypatch.chdir(machines[0])
     alone = run(runs()[0]).result.read_text()
@@ -86,8 +103,12 @@ def test_what_is_further_here_is_kept(machines: tuple[Path, Path], tmp_path: Pat
     pack(tmp_path / "back.tar", [stopped])
     run(stopped, seconds=0)
     assert unpack(tmp_path / "back.tar", Path("kept")) == (0, 0)
-    assert stopped.recipe.out is not None
-    assert newest(stopped.recipe.out) == 2
+    folder = stopped.recipe.out
+    assert folder is not None
+    assert newest(folder) == 2
+    run(stopped)
+    assert unpack(tmp_path / "back.tar", Path("kept")) == (0, 0), "finished: it has no checkpoint any more"
+    assert len(read_rounds(folder)) == 4
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
@@ -100,3 +121,31 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         unpack(tmp_path / "other.tar", Path("kept"))
     with pytest.raises(UserError, match="cannot be written"):
         pack(tmp_path / "text" / "back.tar", [])
+
+
+def test_runs_whose_data_are_not_here_stay_in_the_file(
+    machines: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped, done, _ = runs()
+    run(stopped, seconds=0)
+    run(done)
+    pack(tmp_path / "back.tar", runs())
+    carried = files_in(tmp_path / "back.tar")
+    monkeypatch.chdir(machines[1])
+    there = []
+
+    def split(waiting: list[Any]) -> tuple[list[Any], dict[str, int]]:
+        there.extend(run.state for run in runs())
+        return [], {"no data": len(waiting)}
+
+    monkeypatch.setattr(study_data, "split", split)
+    assert continued("--carry", str(tmp_path / "back.tar")).exit_code == 2
+    assert files_in(tmp_path / "back.tar") == carried
+    assert there == ["stopped", "done", "waiting"], "restored before the data are looked for: what is done needs none"
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(machines: tuple[Path, Path]) -> None:
+    Path("file").write_text("")
+    with pytest.raises(UserError, match=r"--carry file/back\.tar: cannot be written"):
+        raise continued("--carry", "file/back.tar").exception or AssertionError
+    assert not Path("runs").exists()

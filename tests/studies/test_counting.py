@@ -6,6 +6,7 @@ from scipy import stats
 from fedloom.studies.comparison import Count, Line, compared, tally, with_other_seeds
 from fedloom.studies.order import Pair, pairs, verdicts_in_words, welch
 from fedloom.studies.results import CellResult
+from fedloom.studies.summary import _left
 from fedloom.studies.table import Cell, cells_of, load_table
 
 
@@ -87,6 +88,12 @@ def test_a_column_of_round_500_takes_seeds_from_runs_of_500_and_of_1000_rounds()
     assert seeds.figures == [50, 50]
     both = compared([lines[500]], [run_of(lines[500], 0, 500), run_of(lines[500], 0, 1000)])[0]
     assert [result.rounds for result in both.results] == [1000]
+
+
+def test_a_run_that_is_stored_for_early_rounds_only_is_among_the_rest() -> None:
+    cells = [cell(INFERRED, "fedavg", **AT, rounds=at) for at in (500, 1000)]
+    assert [one.column.round for one in _left(compared(cells, [run_of(cells[0], 0, 500)]))] == [1000]
+    assert _left(compared(cells, [run_of(cells[0], 0, 1000)])) == []
 
 
 def test_a_schedule_that_depends_on_the_number_of_rounds_makes_a_shorter_run_another_one() -> None:

@@ -103,6 +103,18 @@ def test_rows_of_a_table_with_pictures_have_different_names_and_pictures_select_
         assert any(all(c.at.get(axis) == v for axis, v in one.at.items()) for c in load_table(table).columns)
 
 
+def test_a_board_that_ranks_by_the_best_round_has_curves_without_published_figures() -> None:
+    cells = [cell for cell in cells_of("pfllib/board", load_table("pfllib/board")) if cell.row == "fedavg"]
+    curve = {"personal_weighted": [(10, 0.5), (2000, 0.7)]}
+    lines = [Line(cell, (result(cell, curve=curve),)) for cell in cells]
+    panels = panels_of(picture("pfllib/board"), lines)
+    assert [panel.y for panel in panels] == ["accuracy over all test samples (%)"] * 4
+    assert [(series.y, series.published) for series in panels[0].series] == [([50, 70], [])]
+    assert pictures_of("boards/mine.yaml", load_table("pfllib/board"))[0].name == "boards-mine"
+    without = [Line(line.cell, (replace(line.results[0], curve={}),)) for line in lines]
+    assert lacks(picture("pfllib/board"), without) == "the stored results have no such curves"
+
+
 def test_columns_can_be_the_lines() -> None:
     panels = panels_of(picture("fedcrc/fig1"), lines_of("fedcrc/fig1", 0))
     assert [panel.title for panel in panels] == ["Output layer only", "Whole network"]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from threading import Timer
+from time import monotonic
 
 import pytest
 
@@ -58,6 +59,14 @@ def test_a_run_waits_while_another_process_trains_the_model(cells: list[Cell]) -
     lock = RunLock(folder)
     Timer(0.3, lock.release).start()
     assert run_cells(cells[:1], StudyPlan(results=Path("kept"))).result is not None
+
+
+def test_the_time_limit_holds_while_the_model_is_trained(cells: list[Cell]) -> None:
+    stopped = run_cells(cells[:1], StudyPlan(results=Path("kept"), deadline=monotonic()))
+    assert (stopped.result, stopped.round) == (None, 0)
+    assert [record["round"] for record in read_rounds(started_from(cells[0]))] == [1]
+    assert run_cells(cells[:1], StudyPlan(results=Path("kept"))).result is not None
+    assert [record["round"] for record in read_rounds(started_from(cells[0]))] == [1, 2]
 
 
 def test_figure_1_of_fedcrc_has_one_pretrained_model_for_all_cells() -> None:

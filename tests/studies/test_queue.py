@@ -12,10 +12,13 @@ from typer.testing import CliRunner, Result
 from fedloom.cli import commands
 from fedloom.config.loading import shipped
 from fedloom.core.errors import UserError
+from fedloom.studies.findings import NOT_AT_HAND
 from fedloom.studies.plan import StudyPlan, runs_of
 from fedloom.studies.queue import distinct, load_queue, shipped_queues
 from fedloom.studies.queue_running import arguments_of, status
 from fedloom.studies.selection import Selection
+from fedloom.studies.summary import COST
+from fedloom.studies.table import cells_of, load_table, table_names
 
 pytestmark = pytest.mark.usefixtures("no_results")
 ROOT = Path(__file__).parents[2]
@@ -53,6 +56,14 @@ def test_shipped_queues_are_the_decisive_runs_and_the_tables_and_no_recipes() ->
     assert not [name for name in shipped() if "queue" in name or name in shipped_queues()]
     names = {entry.name.partition(",")[0] for entry in load_queue("decisive").entries}
     assert names == {"R1", "R2", "R3", "R4", "R5"}
+
+
+def test_the_report_names_the_tables_that_are_in_no_entry_of_the_queue_of_tables() -> None:
+    queued = {cell.key for run in distinct(load_queue("tables").runs(StudyPlan())) for cell in run.cells}
+    cells = {cell for name in table_names() for cell in cells_of(name, load_table(name))}
+    left = {cell.table for cell in cells if cell.values["data"]["name"] not in NOT_AT_HAND and cell.key not in queued}
+    named = re.findall(r"`(\w+/[\w-]+)`", COST.partition("Not in this queue")[2])
+    assert sorted(named) == sorted(left)
 
 
 def test_an_entry_has_all_cells_with_the_first_seed_then_with_the_next() -> None:
@@ -97,7 +108,10 @@ def test_mistakes_in_a_queue_are_named(text: str, words: str) -> None:
         (["--queue", "decisve"], "queue 'decisve' cannot be read: .*did you mean 'decisive'"),
         (["--queue", "decisive", "--methods", "fedavg"], "--methods: cannot be combined with --queue"),
         (["--queue", "decisive", "--set", "model.features=8"], "--set model.features: changes the figures"),
+        (["--queue", "decisive", "--status", "--carry", "a.tar"], "--carry: cannot be combined with --status"),
         (["--status"], "--status: name a queue"),
+        (["fedcrl", "--figures", "--methods", "fedavg"], "--methods: cannot be combined with --figures"),
+        (["--report", "--queue", "decisive"], "--queue: cannot be combined with --report"),
         (["fedcrc/fig3", "--carry", "back.tar"], "--carry back.tar: only affects queues; add --queue"),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from fedloom.cli import commands
+from fedloom.cli import board, commands
 from fedloom.data import hub
 from fedloom.studies import results, workload
 from fedloom.studies.cost import image_steps
@@ -35,6 +35,14 @@ def test_the_report_in_the_repository_is_what_the_stored_results_give() -> None:
     assert len(pages) == 6
     for path, text in pages.items():
         assert path.read_text(encoding="utf-8") == text, "run: fedloom reproduce --report"
+
+
+@pytest.mark.parametrize(("name", "page"), board.PAGES.items())
+def test_a_boards_page_in_the_repository_has_the_figures_that_are_stored(name: str, page: Path, tmp_path: Path) -> None:
+    CliRunner().invoke(commands.app, ["board", name, "--page", "--to", str(tmp_path / "page.md")])
+    made, kept = (path.read_text(encoding="utf-8").splitlines() for path in (tmp_path / "page.md", ROOT / page))
+    tables = [[line for line in lines if line.startswith(("|", "#"))] for lines in (made, kept)]
+    assert tables[0] == tables[1], f"run: fedloom board {name} --page"
 
 
 def test_new_results_go_to_the_package_in_a_checkout_and_to_a_local_folder_elsewhere(

@@ -55,26 +55,37 @@ def compare_layers(models: Sequence[TrainedModel], images: Tensor) -> Layers | N
 
 
 def _outputs(model: TrainedModel, images: Tensor) -> dict[str, Tensor]:
-    """Return what the layers put out for the images, flattened, in the order in which they run."""
-    found: dict[str, Tensor] = {}
+    """Return what the layers put out for the images, flattened, in the order in which they run.
+
+    Layers are named by their place in the extractor; if a method has several networks, with the name of the network.
+    """
+    found: dict[tuple[str, str], Tensor] = {}
     hooks = []
     for path, network in model.parts.named_modules():
         if isinstance(network, SplitModel):
             layers = dict(network.named_modules())
             for tap in network.taps:
-                hooks.append(layers[tap].register_forward_hook(_keep(found, f"{path}.{tap}")))
+                hooks.append(layers[tap].register_forward_hook(_keep(found, path, tap)))
     try:
         z = model.features(images)
     finally:
         for hook in hooks:
             hook.remove()
-    several = len({name.partition(".")[0] for name in found}) > 1
-    named = {name if several else name.rpartition(".")[2]: output for name, output in found.items()}
+    several = len({path for path, _ in found}) > 1
+    named = {f"{path}.{tap}" if several else _place(tap): output for (path, tap), output in found.items()}
     return named | {"representation": z.flatten(1)}
 
 
-def _keep(found: dict[str, Tensor], name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        found[name] = output.flatten(1)
+def _place(tap: str) -> str:
+    """Return the name of a layer in its network: also in one with a projection, which `models.projected` wraps."""
+    return tap.removeprefix("extractor.").removeprefix("network.")
+
+
+def _keep(
+    found: dict[tuple[str, str], Tensor], path: str, tap: str
+) -> Callable[[nn.Module, tuple[Tensor, ...], object], None]:
+    def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+        if isinstance(output, Tensor):  # a recurrent layer returns its state too, and is left out
+            found[path, tap] = output.flatten(1)
 
     return hook

@@ -1,13 +1,17 @@
 """Separation scores by hand, and what real runs give to look at."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from tiny import tiny_run
+from torch import nn
 
 import fedloom
 from fedloom.inference.trained_run import TrainedRun
+from fedloom.models import split_model
 from fedloom.report.page.insight import Insights
 from fedloom.report.page.layers import compare_layers
 from fedloom.report.page.maps import _within, in_the_plane, silhouette
@@ -97,6 +101,26 @@ def test_layers_of_clients_networks_are_compared_pair_by_pair_on_the_same_sample
     assert found.std[-1] == pytest.approx(np.std(each), abs=1e-5)
     assert found.mean[1] == pytest.approx(found.mean[-1]), "the last layer is the representation"
     assert compare_layers([models[0]] * 2, images) is None
+
+
+class Blocks(nn.Module):
+    """A network whose layers have the same names in two blocks, and a recurrent layer, which returns its state too."""
+
+    def __init__(self, num_classes=10):
+        super().__init__()
+        self.one = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU())
+        self.two = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        self.memory = nn.GRU(8, 8, batch_first=True)
+        self.fc = nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        return self.fc(self.memory(self.two(self.one(x))[:, None])[0][:, 0])
+
+
+def test_layers_of_a_network_of_ones_own_have_their_dotted_names():
+    networks = [split_model(Blocks(), head="fc", taps=("one.2", "two.1", "memory")) for _ in range(2)]
+    models = [SimpleNamespace(parts=nn.ModuleDict({"model": n}), features=n.extractor) for n in networks]
+    assert compare_layers(models, torch.rand(50, 1, 8, 8)).names == ["one.2", "two.1", "representation"]
 
 
 def test_the_report_has_layers_only_of_methods_whose_clients_have_networks_of_their_own(tmp_path):
