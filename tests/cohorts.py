@@ -11,9 +11,9 @@ from fedloom.core.message import Message
 from fedloom.core.setup import Setup
 from fedloom.core.workspace import Workspace
 from fedloom.engines.base import Engine
-from fedloom.engines.cuda.cohort import Cohort
-from fedloom.engines.cuda.lane import Lane, Shared
-from fedloom.engines.tape import Tapes
+from fedloom.engines.recorded.cohort import Cohort
+from fedloom.engines.recorded.lane import Lane, Shared
+from fedloom.engines.recorded.tape import Tapes
 
 
 class Recorder(Tapes):

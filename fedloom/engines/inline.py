@@ -10,9 +10,9 @@ from fedloom.core.job import Job, Result
 from fedloom.core.setup import Setup
 from fedloom.core.workspace import Workspace
 from fedloom.engines.base import Engine, EngineSettings, channels_last_hint, cohort_hint
-from fedloom.engines.cuda.cohort import Cohort
-from fedloom.engines.cuda.lane import Shared
-from fedloom.engines.tape import Tapes
+from fedloom.engines.recorded.cohort import Cohort
+from fedloom.engines.recorded.lane import Shared
+from fedloom.engines.recorded.tape import Tapes
 
 LONGEST = 4
 """Maximum number of jobs that a cohort is given at a time, as a multiple of its clients."""

@@ -13,8 +13,8 @@ from fedloom.core.job import Job, Result
 from fedloom.core.setup import Setup
 from fedloom.core.workspace import Workspace
 from fedloom.engines.base import Engine, EngineSettings
-from fedloom.engines.cuda.lane import Lane, Shared
-from fedloom.engines.tape import Tapes
+from fedloom.engines.recorded.lane import Lane, Shared
+from fedloom.engines.recorded.tape import Tapes
 
 
 class ReplayEngine(Engine):

@@ -13,9 +13,9 @@ from fedloom.core.client import Client
 from fedloom.core.setup import Setup
 from fedloom.core.training import Training
 from fedloom.core.workspace import Workspace
-from fedloom.engines.cuda.lane import Lane, Shared
-from fedloom.engines.recording import CaptureError
-from fedloom.engines.tape import Tapes
+from fedloom.engines.recorded.checks import CaptureError
+from fedloom.engines.recorded.lane import Lane, Shared
+from fedloom.engines.recorded.tape import Tapes
 from fedloom.methods import get
 
 FOREIGN = torch.ones(())

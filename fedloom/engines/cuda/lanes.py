@@ -21,11 +21,11 @@ from fedloom.core.setup import Setup
 from fedloom.core.workspace import Workspace
 from fedloom.engines.base import Engine, EngineSettings
 from fedloom.engines.cuda import connections
-from fedloom.engines.cuda.cohort import Cohort
 from fedloom.engines.cuda.graphs import Graphs
-from fedloom.engines.cuda.lane import Lane, Shared
 from fedloom.engines.cuda.tuning import Tuning, faster, free_memory, tune
 from fedloom.engines.ordered import ordered
+from fedloom.engines.recorded.cohort import Cohort
+from fedloom.engines.recorded.lane import Lane, Shared
 
 AHEAD = 3
 """Batches of jobs per lane that are launched ahead of the awaited result."""

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.engines.cuda.graphs import Feed, Graphs
-from fedloom.engines.recording import restored
+from fedloom.engines.cuda.graphs import Graphs
+from fedloom.engines.recorded.checks import restored
+from fedloom.engines.recorded.recorder import Feed
 
 
 class Graph:

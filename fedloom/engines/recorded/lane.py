@@ -1,4 +1,4 @@
-"""A lane: runs clients on a GPU one after another, or several at a time, with training steps as CUDA graphs."""
+"""A lane: runs clients in steps that are recorded once and repeated, as CUDA graphs or on a CPU."""
 
 import warnings
 from collections.abc import Callable, Hashable, Sequence
@@ -13,9 +13,9 @@ from fedloom.core.flat_state import FlatState
 from fedloom.core.job import Job, Result
 from fedloom.core.state import State
 from fedloom.core.workspace import Steps, Workspace
-from fedloom.engines.cuda.graphs import Feed, Recorder, Work
-from fedloom.engines.cuda.tracing import Function, compiled, trace
-from fedloom.engines.recording import CaptureError, check, restored, touched, undone, written
+from fedloom.engines.recorded.checks import CaptureError, check, restored, touched, undone, written
+from fedloom.engines.recorded.recorder import Feed, Recorder, Work
+from fedloom.engines.recorded.tracing import Function, compiled, trace
 
 UNROLL = (16, 8, 4, 2, 1)
 """Steps per graph: the largest first, then the remainder."""

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fedloom.core.torch_internals import DispatchMode
-from fedloom.engines.cuda.graphs import Work
-from fedloom.engines.recording import NoPythonReads, Watch, storage
+from fedloom.engines.recorded.checks import NoPythonReads, Watch, storage
+from fedloom.engines.recorded.recorder import Work
 
 
 class Tape(DispatchMode):

@@ -22,7 +22,7 @@ def pooled(
     ours = not ceil_mode and _pair(dilation) == (1, 1) and height * width <= PLACES and _places_are_hidden(node)
     if rows is None or not rows.is_cuda or rows.dim() != 5 or not ours:
         return None
-    from fedloom.engines.cuda.kernels import max_pool
+    from fedloom.engines.recorded.kernels import max_pool
 
     values, places = max_pool(rows, (height, width), _pair(stride or kernel), _pair(padding))
     level = vmap_level(x)
@@ -33,7 +33,7 @@ def pooled_backward(
     gradient: Tensor, x: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, _: Sizes, __: bool, places: Tensor
 ) -> Tensor:
     """Compute aten::max_pool2d_with_indices_backward, given the positions of `pooled`."""
-    from fedloom.engines.cuda.kernels import max_pool_backward
+    from fedloom.engines.recorded.kernels import max_pool_backward
 
     where, rows = unbatched(places), unbatched(gradient)
     assert where is not None

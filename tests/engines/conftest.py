@@ -1,4 +1,4 @@
-"""Fixtures of lanes and cohorts."""
+"""Fixtures of engines with recorded steps."""
 
 import warnings
 from types import SimpleNamespace

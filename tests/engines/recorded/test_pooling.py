@@ -5,7 +5,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import max_pool2d
 
-from fedloom.engines.cuda.batching import batched
+from fedloom.engines.recorded.batching import batched
 
 SHAPES = [(2, 2, 0), (3, 2, 1), (3, 1, 0), ((2, 3), (1, 2), (1, 0))]
 

@@ -5,7 +5,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import conv2d
 
-from fedloom.engines.cuda.batching import batched
+from fedloom.engines.recorded.batching import batched
 
 
 def applied(function, *blocks):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx
 
 from fedloom.core.torch_internals import has_batching_rule, rebatched, resolve_overload, unbatched, vmap_level
-from fedloom.engines.cuda.pooling import pooled, pooled_backward
-from fedloom.engines.cuda.products import Products
+from fedloom.engines.recorded.pooling import pooled, pooled_backward
+from fedloom.engines.recorded.products import Products
 
 ELEMENTWISE = {"add", "sub", "mul", "div", "lerp", "addcmul", "addcdiv", "sqrt", "neg", "exp", "abs", "copy", "pow",
                "sign"}  # fmt: skip

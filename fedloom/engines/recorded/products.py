@@ -84,7 +84,7 @@ def _seen(x: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes) -> Tensor:
     """Return the patches, by one Triton kernel on a GPU; a compiler-generated kernel takes three times as long."""
     all_rows = unbatched(x)
     if all_rows is not None and all_rows.is_cuda:  # inside vmap
-        from fedloom.engines.cuda.kernels import unfold
+        from fedloom.engines.recorded.kernels import unfold
 
         length = math.prod(kernel) * x.shape[1] + 1
         patches = unfold(all_rows, [*kernel], [*stride], [*padding], length + -length % ALIGNED)
@@ -122,7 +122,7 @@ def _overlaid_at_once(patches: Tensor, image: Sizes, stride: Sizes, padding: Siz
     """Compute `_overlaid` without a compiler: by one Triton kernel on a GPU, otherwise by in-place sums."""
     all_rows = unbatched(patches)
     if all_rows is not None and all_rows.is_cuda:  # inside vmap
-        from fedloom.engines.cuda.kernels import overlay
+        from fedloom.engines.recorded.kernels import overlay
 
         images = overlay(all_rows.flatten(0, 1), image, stride, padding).unflatten(0, all_rows.shape[:2])
         return rebatched(images, vmap_level(patches)).permute(0, 3, 1, 2)

@@ -1,4 +1,4 @@
-"""Checks of what a recorded step may do, and recording without side effects. Used by `replay` and by CUDA graphs."""
+"""Checks of what a recorded step may do, and recording without side effects."""
 
 import traceback
 from collections.abc import Iterator, Sequence

@@ -15,8 +15,8 @@ from fedloom.core.job import Job
 from fedloom.core.message import Message
 from fedloom.core.workspace import Workspace
 from fedloom.data import Federation
-from fedloom.engines.cuda import lane as module
-from fedloom.engines.cuda.lane import UNROLL
+from fedloom.engines.recorded import lane as module
+from fedloom.engines.recorded.lane import UNROLL
 from fedloom.methods import METHODS as REGISTRY
 
 FedAvg = REGISTRY["fedavg"]
@@ -245,7 +245,7 @@ def test_a_compiled_step_falls_back_with_a_warning(monkeypatch):
     def fails(graph, inputs):
         raise RuntimeError("no compiler here")
 
-    monkeypatch.setattr("fedloom.engines.cuda.tracing.compile_graph", fails)
+    monkeypatch.setattr("fedloom.engines.recorded.tracing.compile_graph", fails)
     setup = of_size(setup_of(), 32)
     lane = lane_of(setup, compile=True)
     with pytest.warns(UserWarning, match="engine.compile: a training step runs uncompiled: no compiler here"):
@@ -256,7 +256,7 @@ def test_a_compiled_step_falls_back_with_a_warning(monkeypatch):
 def test_a_compiled_step_is_the_same_step(monkeypatch):
     """With the traced operations in place of the compiler's, which are the same up to rounding."""
     made = []
-    monkeypatch.setattr("fedloom.engines.cuda.tracing.compile_graph", lambda graph, _: made.append(1) or graph)
+    monkeypatch.setattr("fedloom.engines.recorded.tracing.compile_graph", lambda graph, _: made.append(1) or graph)
     setup = of_size(setup_of(training__epochs=2), 32, 21)
     lane = lane_of(setup, compile=True)
     for round in (1, 2):
@@ -267,7 +267,7 @@ def test_a_compiled_step_is_the_same_step(monkeypatch):
 @pytest.mark.parametrize("compile", [False, True])
 def test_lanes_that_share_what_they_know(monkeypatch, compile):
     """A step that one lane has checked and compiled is taken by another: with its statistics."""
-    monkeypatch.setattr("fedloom.engines.cuda.tracing.compile_graph", lambda graph, _: graph)
+    monkeypatch.setattr("fedloom.engines.recorded.tracing.compile_graph", lambda graph, _: graph)
     setup = of_size(setup_of(training__epochs=2), 32, 21)
     one, other = lane_of(setup, compile=compile), lane_of(setup, compile=compile)
     other.shared = one.shared

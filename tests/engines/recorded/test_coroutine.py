@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedloom.engines.cuda.coroutine import Coroutine
+from fedloom.engines.recorded.coroutine import Coroutine
 
 
 def test_it_runs_from_pause_to_pause():

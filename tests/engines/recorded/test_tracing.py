@@ -11,10 +11,10 @@ from fedloom.core.execution import perform
 from fedloom.core.workspace import Workspace
 from fedloom.data import Federation
 from fedloom.engines.base import Engine
-from fedloom.engines.cuda import tracing
-from fedloom.engines.cuda.lane import bound
-from fedloom.engines.cuda.tracing import compiled, trace
-from fedloom.engines.recording import touched, undone
+from fedloom.engines.recorded import tracing
+from fedloom.engines.recorded.checks import touched, undone
+from fedloom.engines.recorded.lane import bound
+from fedloom.engines.recorded.tracing import compiled, trace
 from fedloom.methods import METHODS as REGISTRY
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedloom.core.batches import draw, shuffled
-from fedloom.engines.cuda.schedule import SPARSE, Remaining, pieces
+from fedloom.engines.recorded.schedule import SPARSE, Remaining, pieces
 
 
 def plans(sizes, *, size=16, epochs=1, batches=1):

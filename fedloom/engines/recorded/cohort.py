@@ -18,13 +18,13 @@ from fedloom.core.job import ENCODED, Job, Result
 from fedloom.core.state import copy_all_
 from fedloom.core.step_cache import Rows
 from fedloom.core.workspace import Steps, Workspace
-from fedloom.engines.cuda.batching import batched
-from fedloom.engines.cuda.graphs import Recorder
-from fedloom.engines.cuda.lane import Lane, NewWorkspace, Shared, StepFunction, StepRun, bound, largest
-from fedloom.engines.cuda.schedule import Piece, Remaining, pieces
-from fedloom.engines.cuda.slot import Slot, guarded
-from fedloom.engines.cuda.tracing import Function, compiled, trace
-from fedloom.engines.recording import restored, touched, written
+from fedloom.engines.recorded.batching import batched
+from fedloom.engines.recorded.checks import restored, touched, written
+from fedloom.engines.recorded.lane import Lane, NewWorkspace, Shared, StepFunction, StepRun, bound, largest
+from fedloom.engines.recorded.recorder import Recorder
+from fedloom.engines.recorded.schedule import Piece, Remaining, pieces
+from fedloom.engines.recorded.slot import Slot, guarded
+from fedloom.engines.recorded.tracing import Function, compiled, trace
 
 
 class Cohort(Lane):

@@ -1,6 +1,6 @@
 """Training steps as functions of tensors: traced once, applied to one or many clients, optionally compiled.
 
-A step touches only its workspace's memory, which recording.py checks. So operations traced in one workspace can be
+A step touches only its workspace's memory, which checks.py checks. So operations traced in one workspace can be
 applied to the tensors of another.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from fedloom.core.batches import Row
 from fedloom.core.torch_internals import compile_graph, decompositions, make_fx
 from fedloom.core.workspace import Steps
-from fedloom.engines.recording import touched, undone
+from fedloom.engines.recorded.checks import touched, undone
 
 Function = Callable[..., Any]
 """A step: updates its arguments, the tensors that `touched` lists, given the row as its last argument."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import conv2d
 
-from fedloom.engines.cuda.products import Products
+from fedloom.engines.recorded.products import Products
 
 FUSED = pytest.mark.parametrize("fused", [False, True])
 """The form for a compiler, and the one without."""

@@ -10,8 +10,8 @@ from fedloom.core.job import Job, Result
 from fedloom.core.state import State
 from fedloom.core.torch_internals import contexts_open
 from fedloom.core.workspace import Eager, Steps, Workspace
-from fedloom.engines.cuda.coroutine import Coroutine
-from fedloom.engines.cuda.schedule import Remaining
+from fedloom.engines.recorded.coroutine import Coroutine
+from fedloom.engines.recorded.schedule import Remaining
 
 
 class Slot:

@@ -132,7 +132,7 @@ def test_adam_whose_state_is_kept():
 def test_every_optimizer(optimizer, monkeypatch):
     """One by one, together, and with the graph that the compiler gets."""
     made = []
-    monkeypatch.setattr("fedloom.engines.cuda.tracing.compile_graph", lambda graph, _: made.append(1) or graph)
+    monkeypatch.setattr("fedloom.engines.recorded.tracing.compile_graph", lambda graph, _: made.append(1) or graph)
     fields = {"task": few_sizes(tiny_task(norm=False)), "training__fraction": 1.0, "training__epochs": 2}
     fields["training__optimizer"] = optimizer
     together_and_alone("fedrep", 1, training__optimizer__keep=True, **fields)
@@ -175,7 +175,7 @@ def test_remainders_of_all_clients_are_one_graph():
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_client_that_has_finished_makes_room_for_the_next(compile, monkeypatch):
-    monkeypatch.setattr("fedloom.engines.cuda.tracing.compile_graph", lambda graph, _: graph)
+    monkeypatch.setattr("fedloom.engines.recorded.tracing.compile_graph", lambda graph, _: graph)
     setup, recorder = of_size(setup_of(), 48, 16, 21, 64, 32, 16), Recorder()
     cohort = lane_of(setup, 2, recorder, compile=compile)
     for round, clients in enumerate(([0, 1, 2, 3, 4, 5], [5, 0, 3], [2, 2, 2, 2], [1]), start=1):
@@ -624,7 +624,7 @@ def test_what_is_compressed_is_sent_compressed():
 
 
 def test_nothing_beyond_the_last_row_is_read_while_capturing(monkeypatch):
-    monkeypatch.setattr("fedloom.engines.cuda.lane.CAPACITY", 1)  # as many as twice what the first round needs
+    monkeypatch.setattr("fedloom.engines.recorded.lane.CAPACITY", 1)  # as many as twice what the first round needs
     setup = of_size(setup_of(training__batch_size=12), 24, 24, 24)
     check(setup, lane_of(setup, 3), updates(setup, range(3)))
 
@@ -710,7 +710,7 @@ def test_nothing_of_jobs_that_were_ended_by_an_error_reaches_the_next_ones():
 def test_a_compiled_cohort_is_the_same(monkeypatch):
     """With the traced operations in place of the compiler's, which are the same up to rounding."""
     made = []
-    monkeypatch.setattr("fedloom.engines.cuda.tracing.compile_graph", lambda graph, _: made.append(1) or graph)
+    monkeypatch.setattr("fedloom.engines.recorded.tracing.compile_graph", lambda graph, _: made.append(1) or graph)
     task = replace(tiny_task("cnn2", dropout=0.3), dataset=tiny_dataset(shape=(1, 16, 16)))
     setup = of_size(setup_of(task=task), 32, 37, 32)
     cohort = lane_of(setup, 3, compile=True)
