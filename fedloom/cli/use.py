@@ -257,9 +257,9 @@ def export_model(
     trust_code: flags.TrustCodeOrAsk = False,
     as_json: flags.Json = False,
 ) -> None:
-    """Export a model with its preprocessing to ONNX, TorchScript or safetensors.
+    r"""Export a model with its preprocessing to ONNX, TorchScript or safetensors.
 
-    ONNX and TorchScript models take uint8 images [batch, H, W, C] and return logits; safetensors files are for fedloom
+    ONNX and TorchScript models take uint8 images \[batch, H, W, C] and return logits; safetensors files are for fedloom
     predict. The exported model is run on random images first. If its logits differ from the model's by more than 1e-4,
     no file is written. Class names are stored in the file's metadata.
 
