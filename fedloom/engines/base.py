@@ -31,8 +31,8 @@ SMALL_NETWORK, SMALL_BATCH, MANY_STEPS = 50_000, 32, 100_000
 """Parameters and batch size up to which, and training steps from which, vectorised clients save more than 10 seconds
 on a CPU (`python -m benchmarks.overhead`)."""
 COHORT = (
-    "engine: engine.cohort=50 trains 50 clients per step, about 2.5 times as fast for such a small network, but "
-    "changes the last digits"
+    "engine: engine.cohort=50 trains 50 clients per step, up to 2.5 times as fast for such a small network if clients "
+    "are many and of similar size, but changes the last digits"
 )
 
 
