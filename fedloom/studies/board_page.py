@@ -55,7 +55,7 @@ def markdown(name: str, table: Table, cells: Sequence[Cell], results: Sequence[C
     source = name if name.endswith(SUFFIX) else f"fedloom/studies/recipes/{name}.yaml"
     head = HEAD.format(command=f"fedloom board{own} --page", source=source, run=f"fedloom board{own} --run")
     found = standings(cells, results)
-    text = ["# Leaderboard", ""]
+    text = [f"# {table.title}", ""]
     if not found:
         text += [*EMPTY.format(board=f"fedloom board{own}").splitlines(), ""]
     text += [head, table.setting]
