@@ -66,7 +66,7 @@ def read_yaml(source: str | Path) -> dict[str, Any]:
             text = file.read(LONGEST + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UserError(f"recipe '{source}' cannot be read: {reason}; shipped: {nearest(source, known)}") from None
+        raise UserError(f"recipe '{source}' cannot be read: {reason}; {nearest(source, known)}, or a file") from None
     try:
         values = parse_yaml(text)
     except yaml.YAMLError as error:

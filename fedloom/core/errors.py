@@ -23,12 +23,14 @@ def nearest(value: object, choices: Iterable[str]) -> str:
 
     >>> nearest("fedavgg", ["fedavg", "local"])
     "did you mean 'fedavg'? (choices: fedavg, local)"
+    >>> nearest("mine", ["fedavg", "local"])
+    'choose one of fedavg, local'
     """
     names = sorted(choices)
     # one of two letters may differ, but a longer word must share more: 'rotate' is not meant as 'jitter' (0.5)
     close = get_close_matches(str(value), names, n=1, cutoff=0.5 if len(str(value)) <= 3 else 0.6)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{hint}(choices: {', '.join(names)})"
+    listed = ", ".join(names)
+    return f"did you mean '{close[0]}'? (choices: {listed})" if close else f"choose one of {listed}"
 
 
 def brief(error: BaseException) -> str:

@@ -151,7 +151,7 @@ class Registry(dict[str, T], Generic[T]):
 
     def _fitting(self, thing: Any, named_by: str, others: Sequence[str] = ()) -> Any:
         if not self.fits(thing):
-            found = f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
+            found = f"the class {thing.__name__}" if isinstance(thing, type) else f"of type {type(thing).__name__}"
             offer = f"; {self._choice('', others)}" if others else ""
             raise UserError(f"{named_by} it is {found}, but must be {self.what}{offer}")
         return thing

@@ -164,7 +164,7 @@ def load_queue(source: str) -> Queue:
         values = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UserError(f"queue '{source}' cannot be read: {reason}; shipped: {nearest(source, known)}") from None
+        raise UserError(f"queue '{source}' cannot be read: {reason}; {nearest(source, known)}, or a file") from None
     except yaml.YAMLError as error:
         raise UserError(f"queue '{source}' is not YAML: {error!s:.600}; write a list of entries") from None
     if not isinstance(values, list) or not values:

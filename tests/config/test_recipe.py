@@ -178,11 +178,11 @@ WRONG: list[tuple[dict[Any, Any], list[str]]] = [
     ({"evaluation": {"evry": 2}}, ["evaluation.evry = 2", "did you mean 'every'"]),
     ({"storage": {"memory": 2}}, ["storage.memory = 2", "did you mean 'memory_mb'"]),
     ({"engine": {"worker": 2}}, ["engine.worker = 2", "did you mean 'workers'"]),
-    ({3: 4}, ["3: there is no such field", "(choices: ", "data, "]),
+    ({3: 4}, ["3: there is no such field", "choose one of ", "data, "]),
     # names
     ({"method": "fedavgg"}, ["method.name = 'fedavgg'", "did you mean 'fedavg'"]),
     ({"method": "fedavg+fft"}, ["method.name = 'fedavg+fft'", "did you mean 'ft'"]),
-    ({"method": {"name": "fedprox", "mew": 1}}, ["method.mew = 1", "fedprox", "choices: mu, norm"]),
+    ({"method": {"name": "fedprox", "mew": 1}}, ["method.mew = 1", "fedprox", "choose one of mu, norm"]),
     ({"method": {"mu": 1}}, ["method.mu = 1", "fedavg has none"]),
     ({"method": {"name": "fedprox", "mu": "big"}}, ["method.mu = 'big'", "number"]),
     ({"method": {"name": "fedprox", "norm": "l3"}}, ["method.norm = 'l3'", "'l2'"]),
@@ -358,5 +358,5 @@ def test_a_text_in_place_of_a_list_is_shown_as_a_list() -> None:
 
 
 def test_a_choice_that_is_not_similar_is_not_suggested() -> None:
-    with pytest.raises(UserError, match=r"augmentation 'rotate' is unknown: \(choices: crop, "):
+    with pytest.raises(UserError, match=r"augmentation 'rotate' is unknown: choose one of .*crop, "):
         Recipe.parse({"data": {"augment": ["rotate"]}})

@@ -193,9 +193,9 @@ def test_a_run_whose_file_changed_says_so_and_one_whose_file_is_gone_stops(tmp_p
     ("fields", "words"),
     [
         ({"method": "gone.py:Mine"}, ["method.name = 'gone.py:Mine': there is no file '", "/gone.py'"]),
-        ({"method": "my+Code/own.py"}, ["name an object in it: my+Code/own.py:NAME; (choices: Mine)"]),
+        ({"method": "my+Code/own.py"}, ["name an object in it: my+Code/own.py:NAME; choose one of Mine"]),
         ({"method": "my+Code/own.py:Mina"}, ["'Mina' is not in own.py; did you mean 'Mine'?"]),
-        ({"method": "my+Code/own.py:HELP"}, ["it is a int, but must be a subclass of fedloom.Method; (choices: Mine)"]),
+        ({"method": "my+Code/own.py:HELP"}, ["it is of type int, but must be a subclass", "choose one of Mine"]),
         ({"method": "my+Code/own.py:Net"}, ["it is the class Net, but must be a subclass of fedloom.Method"]),
         ({"method": "my+Code/own.py:Mine+fft"}, ["'+fft' is unknown"]),
         ({"method": {"name": "my+Code/own.py:Mine", "pul": 1}}, ["did you mean 'pull'?"]),

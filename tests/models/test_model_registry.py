@@ -97,7 +97,7 @@ def test_the_same_seed_gives_the_same_weights():
 
 
 def test_a_choice_names_what_there_is_to_choose():
-    with pytest.raises(UserError, match=r"model.stem = 'tiny': is unknown; \(choices: auto, large, small\)"):
+    with pytest.raises(UserError, match=r"model.stem = 'tiny': is unknown; choose one of auto, large, small"):
         build("resnet18", shape=(3, 32, 32), classes=10, stem="tiny")
 
 

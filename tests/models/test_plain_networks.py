@@ -277,7 +277,7 @@ def test_constructors_get_what_they_have_parameters_for(file):
         ("Plain", {"head": "conv1"}, "model.head = 'conv1': Plain has no such layer: did you mean 'conv'"),
         ("needy", {}, "model.depth: .*:needy needs it; set it in the recipe"),
         ("wrong", {}, "it returned a int, but must return an nn.Module"),
-        ("NUMBER", {}, "it is a int, but must be an nn.Module"),
+        ("NUMBER", {}, "it is of type int, but must be an nn.Module"),
     ],
 )
 def test_a_plain_network_that_cannot_be_built_is_refused(file, name, options, wanted):
