@@ -34,7 +34,7 @@ class Inline(Engine):
                     f"engine.cohort = {clients}: the engine 'inline' vectorises clients on a CPU only; use "
                     "engine.name = 'lanes' on a GPU"
                 )
-            self._cohort = Cohort(clients, self._workspace, Tapes(), Shared())
+            self._cohort = Cohort(clients, self._workspace, Tapes(unroll=(1,)), Shared())
 
     def _workspace(self, **options: object) -> Workspace:
         return Workspace(

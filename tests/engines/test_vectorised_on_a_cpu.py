@@ -127,5 +127,12 @@ def test_small_networks_in_long_runs_have_a_hint(caplog, fields, hinted):
     assert "engine.cohort=50" not in caplog.text
 
 
+def test_steps_are_recorded_one_by_one():
+    setup = Setup(tiny_task(norm=False), FedAvg(), Training(batch_size=2), seed=0)
+    with Inline(setup, EngineSettings(name="inline", cohort=3)) as engine:
+        list(engine.run(updates(setup, [0, 1, 2])))
+        assert {count for _, count in engine._cohort._graphs} == {1}  # a tape holds the results of all its operations
+
+
 def test_the_reference_is_not_vectorised():
     assert same_state(tiny_run("fedavg", engine__cohort=1).server.state, reference("fedavg").state)
