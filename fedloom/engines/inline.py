@@ -9,7 +9,7 @@ from fedloom.core.execution import launch
 from fedloom.core.job import Job, Result
 from fedloom.core.setup import Setup
 from fedloom.core.workspace import Workspace
-from fedloom.engines.base import Engine, EngineSettings, channels_last_hint, cohort_hint
+from fedloom.engines.base import Engine, EngineSettings, channels_last_hint, cohort_hint, per_round
 from fedloom.engines.recorded.cohort import Cohort
 from fedloom.engines.recorded.lane import Shared
 from fedloom.engines.recorded.tape import Tapes
@@ -28,12 +28,13 @@ class Inline(Engine):
     def __init__(self, setup: Setup, settings: EngineSettings):
         super().__init__(setup, settings)
         self._cohort: Cohort | None = None
-        if (clients := settings.cohort or 1) > 1:
-            if self.device.type != "cpu":
-                raise UserError(
-                    f"engine.cohort = {clients}: the engine 'inline' vectorises clients on a CPU only; use "
-                    "engine.name = 'lanes' on a GPU"
-                )
+        wanted = settings.cohort or 1
+        if wanted > 1 and self.device.type != "cpu":
+            raise UserError(
+                f"engine.cohort = {wanted}: the engine 'inline' vectorises clients on a CPU only; use "
+                "engine.name = 'lanes' on a GPU"
+            )
+        if (clients := min(wanted, per_round(setup))) > 1:  # each client has a row of memory
             self._cohort = Cohort(clients, self._workspace, Tapes(unroll=(1,)), Shared())
 
     def _workspace(self, **options: object) -> Workspace:

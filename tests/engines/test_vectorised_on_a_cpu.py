@@ -4,6 +4,7 @@ import logging
 from dataclasses import replace
 
 import pytest
+import torch
 from cohorts import alternately, close, same_run, updates
 from references import reference
 from test_workers_fail import engine_of, jobs
@@ -11,6 +12,7 @@ from tiny import same_state, tiny_experiment, tiny_run, tiny_run_with_memory, ti
 
 from fedloom.core.errors import UserError
 from fedloom.core.execution import perform
+from fedloom.core.optimizers import TORCH_OPTIMIZERS
 from fedloom.core.setup import Setup
 from fedloom.core.training import Training
 from fedloom.core.workspace import Workspace
@@ -48,6 +50,9 @@ def test_a_resumed_run_is_bit_identical(tmp_path):
     assert same_state(rest.server.state, whole.server.state)
 
 
+_TORCH = "object:SGD"
+
+
 class _Raising(FedAvg, abstract=True):
     def update(self, client):
         super().update(client)
@@ -80,9 +85,12 @@ def test_injected_crashes_leave_out_the_same_clients():
             {"task": replace(tiny_task(), network=dealt((Factory("mlp"), Factory("mlp", {"hidden": 16})), 6))},
             "different networks",
         ),
+        ({"training__optimizer": {"name": _TORCH}}, "a torch.optim optimizer cannot be vectorised"),
+        ({"training__optimizer": {"name": _TORCH}, "engine": "processes"}, "remove engine.cohort"),
     ],
 )
-def test_what_cannot_be_combined_is_refused(fields, words):
+def test_what_cannot_be_combined_is_refused(fields, words, monkeypatch):
+    monkeypatch.setitem(TORCH_OPTIMIZERS, _TORCH, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     with pytest.raises(UserError, match=f"engine.cohort = 4.*{words}"):
         tiny_run("local", engine__cohort=4, **fields)
 
@@ -125,6 +133,17 @@ def test_small_networks_in_long_runs_have_a_hint(caplog, fields, hinted):
     caplog.clear()
     tiny_run("untrained", training__rounds=1, **fields)
     assert "engine.cohort=50" not in caplog.text
+
+
+def test_there_is_memory_for_at_most_the_clients_of_a_round():
+    setup = Setup(tiny_task(norm=False), FedAvg(), Training(fraction=0.5), seed=0)
+    with Inline(setup, EngineSettings(name="inline", cohort=1024)) as engine:
+        assert engine._cohort.slots == 3
+    setup = Setup(tiny_task(norm=False), FedAvg(), Training(fraction=0.1), seed=0)
+    with Inline(setup, EngineSettings(name="inline", cohort=1024)) as engine:
+        assert engine._cohort is None
+    with engine_of(FedAvg(), workers=2, cohort=1024) as engine:
+        assert engine._inner.cohort == 3
 
 
 def test_steps_are_recorded_one_by_one():

@@ -13,7 +13,7 @@ from fedloom.engines.recorded.recorder import UNROLL, Work
 class Graphs:
     """Captures CUDA graphs in one stream. The graphs share one memory pool."""
 
-    unroll = UNROLL
+    unroll: tuple[int, ...] = UNROLL
 
     def __init__(self, stream: torch.cuda.Stream):
         self._stream = stream
