@@ -1,6 +1,7 @@
 """Clients that are vectorised on a CPU (`engine.cohort`) end where they end one after another."""
 
 import logging
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from cohorts import alternately, close, same_run, updates
 from references import reference
 from test_workers_fail import engine_of, jobs
 from tiny import same_state, tiny_experiment, tiny_run, tiny_run_with_memory, tiny_task
+from torch import nn
 
 from fedloom.core.errors import UserError
 from fedloom.core.execution import perform
@@ -20,7 +22,7 @@ from fedloom.engines import EngineSettings, Inline
 from fedloom.engines.base import MANY_STEPS
 from fedloom.methods import get
 from fedloom.methods.fedavg import FedAvg
-from fedloom.models import Factory
+from fedloom.models import MODELS, Factory
 from fedloom.models.per_client import dealt
 
 
@@ -144,6 +146,31 @@ def test_there_is_memory_for_at_most_the_clients_of_a_round():
         assert engine._cohort is None
     with engine_of(FedAvg(), workers=2, cohort=1024) as engine:
         assert engine._inner.cohort == 3
+
+
+class _Sequences(nn.Module):
+    """Rows of an image as a sequence, for layers whose fused operations cannot be vectorised."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.recurrent = nn.LSTM(8, 12, batch_first=True)
+        self.attention = nn.MultiheadAttention(12, 2, batch_first=True)
+        self.head = nn.Linear(12, classes)
+
+    def forward(self, x):
+        z, _ = self.recurrent(x[:, 0])
+        return self.head(self.attention(z, z, z, need_weights=False)[0].mean(1))
+
+
+def test_recurrent_layers_and_attention_are_vectorised(capfd, monkeypatch):
+    monkeypatch.setitem(MODELS, "sequences-for-tests", _Sequences)
+    task = replace(tiny_task(), network=Factory("sequences-for-tests", {}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = tiny_run_with_memory("fedper", task=task, engine__cohort=4)
+    assert "performance drop" not in capfd.readouterr().err
+    assert torch.backends.mkldnn.enabled
+    same_run(got, tiny_run_with_memory("fedper", task=task))
 
 
 def test_steps_are_recorded_one_by_one():
