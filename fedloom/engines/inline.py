@@ -1,10 +1,13 @@
 """The engine that runs clients in this process: one after another, or several per training step."""
 
+import warnings
 from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 from typing import ClassVar
 
-from fedloom.core.errors import UserError
+import torch
+
+from fedloom.core.errors import UserError, brief
 from fedloom.core.execution import launch
 from fedloom.core.job import Job, Result
 from fedloom.core.setup import Setup
@@ -51,7 +54,20 @@ class Inline(Engine):
             return
         for _, alike in groupby(jobs, lambda job: job.kind):
             while batch := list(islice(alike, LONGEST * self._cohort.slots)):
-                yield from (result.read() for result in self._cohort.launch(batch))
+                yield from (result.read() for result in self._launch(self._cohort, batch))
+
+    def _launch(self, cohort: Cohort, jobs: list[Job]) -> list[Result]:
+        """Run jobs in a cohort; repeat them one by one if a shared step fails, perhaps because of one client."""
+        try:
+            return cohort.launch(jobs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            warnings.warn(
+                f"engine.cohort: {len(jobs)} clients run one by one, because a training step failed: {brief(error)}",
+                stacklevel=2,
+            )
+        return [launch(self.server_workspace, job) for job in jobs]
 
     def hints(self) -> list[str]:
         """Return settings that would be faster."""

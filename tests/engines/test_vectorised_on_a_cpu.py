@@ -16,6 +16,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.execution import perform
 from fedloom.core.optimizers import TORCH_OPTIMIZERS
 from fedloom.core.setup import Setup
+from fedloom.core.state import copy_
 from fedloom.core.training import Training
 from fedloom.core.workspace import Workspace
 from fedloom.engines import EngineSettings, Inline
@@ -66,6 +67,31 @@ def test_an_error_of_one_client_is_its_own():
     with engine_of(_Raising(), workers=1, cohort=3) as engine:
         results = list(engine.run(jobs(engine, [0, 1, 2])))
     assert [result.error is None for result in results] == [True, False, True]
+
+
+class _OutOfBounds(FedAvg, abstract=True):
+    """Client 2 has a class that a table has no entry for: a step fails because of its data."""
+
+    def build(self, task):
+        return super().build(task) | {"table": torch.ones(5), "number": torch.zeros((), dtype=torch.int64)}
+
+    def update(self, client):
+        copy_(client.number, torch.tensor(7 if client.id == 2 else 1))
+        super().update(client)
+
+    def loss(self, client, batch):
+        return super().loss(client, batch) * client.table.index_select(0, client.number.view(1)).sum()
+
+
+def test_an_error_in_a_shared_step_is_its_clients_own():
+    setup = Setup(tiny_task(norm=False), _OutOfBounds(), Training(), seed=0)
+    with Inline(setup, EngineSettings(name="inline", cohort=3)) as engine:
+        with pytest.warns(UserWarning, match="4 clients run one by one, because a training step failed: .*index 7 is"):
+            results = list(engine.run(updates(setup, [0, 1, 2, 3])))
+        assert [result.error is None for result in results] == [True, True, False, True]
+        assert "index out of range" in results[2].error.why
+        close(results[3].message, perform(Workspace(setup), updates(setup, [3])[0]).message)
+        assert [result.error for result in engine.run(updates(setup, [0, 1, 3]))] == [None] * 3
 
 
 def test_injected_crashes_leave_out_the_same_clients():

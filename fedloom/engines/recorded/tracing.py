@@ -45,7 +45,8 @@ def _simple_operations(device: torch.device) -> Iterator[None]:
         yield
         return
     fused = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False  # the context manager `flags` warns of other settings
+    # the context manager `flags` also sets other flags, which warn
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
