@@ -71,4 +71,4 @@ class Inline(Engine):
 
     def hints(self) -> list[str]:
         """Return settings that would be faster."""
-        return [*channels_last_hint(self), *cohort_hint(self)]
+        return [*channels_last_hint(self), *cohort_hint(self, per_round(self.setup))]

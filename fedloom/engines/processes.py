@@ -66,7 +66,7 @@ class Processes(WorkerPool[_Worker]):
 
     def hints(self) -> list[str]:
         """Return settings that would be faster."""
-        return [*channels_last_hint(self), *cohort_hint(self)]
+        return [*channels_last_hint(self), *cohort_hint(self, self.share(sys.maxsize))]
 
     def _fill(self) -> None:
         if len(self._workers) < self.size:

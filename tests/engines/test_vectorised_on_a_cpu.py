@@ -1,6 +1,5 @@
 """Clients that are vectorised on a CPU (`engine.cohort`) end where they end one after another."""
 
-import logging
 import warnings
 from dataclasses import replace
 
@@ -19,8 +18,9 @@ from fedloom.core.setup import Setup
 from fedloom.core.state import copy_
 from fedloom.core.training import Training
 from fedloom.core.workspace import Workspace
-from fedloom.engines import EngineSettings, Inline
-from fedloom.engines.base import MANY_STEPS
+from fedloom.data import Federation
+from fedloom.engines import EngineSettings, Inline, make_engine
+from fedloom.engines.base import COHORT, MANY_STEPS
 from fedloom.methods import get
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models import MODELS, Factory
@@ -142,25 +142,34 @@ def test_a_step_that_cannot_be_recorded_runs_eagerly_with_a_warning():
         close(result.message, perform(Workspace(setup), job).message)
 
 
+def _twelve(task):
+    """The task with every client twice."""
+    return replace(task, federation=Federation(task.federation.train * 2, task.federation.test * 2))
+
+
 @pytest.mark.parametrize(
     ("fields", "hinted"),
     [
         ({}, True),
-        ({"engine": "processes"}, True),
+        ({"engine": "processes", "workers": 1}, True),
+        ({"engine": "processes", "workers": 2}, False),  # six clients of a round per worker
+        ({"engine": "processes", "workers": 1, "engine__client_timeout": 60}, False),
+        ({"training__fraction": 0.5}, False),
+        ({"method": "centralized"}, False),
+        ({"training__optimizer": {"name": _TORCH}}, False),
         ({"engine__cohort": 2}, False),
         ({"engine__cohort": 1}, False),
         ({"training__batch_size": 64}, False),
-        ({"task": tiny_task("cnn4", width=4)}, False),
+        ({"task": _twelve(tiny_task("cnn4", width=4))}, False),
     ],
 )
-def test_small_networks_in_long_runs_have_a_hint(caplog, fields, hinted):
-    caplog.set_level(logging.INFO, "fedloom.engines")
-    epochs = MANY_STEPS  # of each of 6 clients with at least one batch, none of which is trained
-    tiny_run("untrained", training__rounds=1, training__epochs=epochs, **fields)
-    assert ("engine.cohort=50" in caplog.text) is hinted
-    caplog.clear()
-    tiny_run("untrained", training__rounds=1, **fields)
-    assert "engine.cohort=50" not in caplog.text
+def test_small_networks_in_long_runs_have_a_hint(monkeypatch, fields, hinted):
+    monkeypatch.setitem(TORCH_OPTIMIZERS, _TORCH, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    fields = {"task": _twelve(tiny_task()), "method": "fedavg", "training__fraction": 1.0} | fields
+    for rounds in (MANY_STEPS, 1):
+        experiment = tiny_experiment(training__rounds=rounds, **fields)
+        with make_engine(experiment.setup, experiment.recipe.engine) as engine:
+            assert (COHORT in engine.hints()) is (hinted and rounds > 1)
 
 
 def test_there_is_memory_for_at_most_the_clients_of_a_round():
