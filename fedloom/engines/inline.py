@@ -38,7 +38,7 @@ class Inline(Engine):
                 "engine.name = 'lanes' on a GPU"
             )
         if (clients := min(wanted, per_round(setup))) > 1:  # each client has a row of memory
-            self._cohort = Cohort(clients, self._workspace, Tapes(unroll=(1,)), Shared())
+            self._cohort = Cohort(clients, self._workspace, Tapes(unroll=(1,), records_single=False), Shared())
 
     def _workspace(self, **options: object) -> Workspace:
         return Workspace(

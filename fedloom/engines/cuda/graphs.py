@@ -14,6 +14,7 @@ class Graphs:
     """Captures CUDA graphs in one stream. The graphs share one memory pool."""
 
     unroll: tuple[int, ...] = UNROLL
+    records_single = True
 
     def __init__(self, stream: torch.cuda.Stream):
         self._stream = stream

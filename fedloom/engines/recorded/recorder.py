@@ -17,6 +17,8 @@ class Recorder(Protocol):
 
     unroll: tuple[int, ...]
     """Numbers of steps to record together."""
+    records_single: bool
+    """Whether a cohort records the steps of single clients, too, instead of taking them eagerly."""
 
     def capture(self, work: Work) -> Work:
         """Record the work, which has been executed once before, and return a function that repeats it."""

@@ -49,10 +49,11 @@ class Tapes:
     Args:
         unroll: Numbers of steps to record together. More than one saves nothing on a CPU, and takes more memory: a tape
             holds the results of all its operations.
+        records_single: Whether a cohort records the steps of single clients, too. This saves nothing on a CPU, either.
     """
 
-    def __init__(self, unroll: tuple[int, ...] = UNROLL):
-        self.unroll = unroll
+    def __init__(self, unroll: tuple[int, ...] = UNROLL, *, records_single: bool = True):
+        self.unroll, self.records_single = unroll, records_single
 
     def capture(self, work: Work) -> Work:
         """Record the work and return its replay.
