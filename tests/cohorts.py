@@ -20,6 +20,7 @@ class Recorder(Tapes):
     """Records on a CPU; counts recordings and replays."""
 
     def __init__(self, error=None):
+        super().__init__()
         self.recorded = self.replays = 0
         self.error = error
 

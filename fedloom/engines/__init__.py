@@ -3,6 +3,7 @@
 import torch
 
 from fedloom.core.errors import UserError
+from fedloom.core.optimizers import TORCH_OPTIMIZERS
 from fedloom.core.setup import Setup
 from fedloom.engines.base import ENGINES, Engine, EngineSettings
 from fedloom.engines.cuda.lanes import Lanes
@@ -30,14 +31,10 @@ def make_engine(setup: Setup, settings: EngineSettings) -> Engine:
         >>> with make_engine(setup, EngineSettings(name="processes", workers=4)) as engine:
         ...     results = list(engine.run(jobs))
     """
-    if len(setup.variants) > 1:
-        if (settings.cohort or 1) > 1:
-            raise UserError(
-                f"engine.cohort = {settings.cohort}: clients have different networks, so their steps cannot be "
-                "vectorised; remove engine.cohort"
-            )
-        if settings.name == AUTO:
-            settings = settings.model_copy(update={"name": Inline.name})
+    if (settings.cohort or 1) > 1:
+        _refuse_steps(setup, f"engine.cohort = {settings.cohort}")
+    if len(setup.variants) > 1 and settings.name == AUTO:
+        settings = settings.model_copy(update={"name": Inline.name})
     return engine_class(settings)(setup, settings)
 
 
@@ -69,6 +66,19 @@ def engine_class(settings: EngineSettings) -> type[Engine]:
     if (settings.cohort or 1) > 1:
         _refuse_cohort(engine, settings)
     return engine
+
+
+def _refuse_steps(setup: Setup, field: str) -> None:
+    """Raise a UserError if the steps of several clients cannot be vectorised."""
+    if len(setup.variants) > 1:
+        raise UserError(
+            f"{field}: clients have different networks, so their steps cannot be vectorised; remove engine.cohort"
+        )
+    if setup.training.optimizer.name in TORCH_OPTIMIZERS:
+        raise UserError(
+            f"{field}: steps of a torch.optim optimizer cannot be vectorised, because it keeps its step count and "
+            "state in Python; remove engine.cohort, or use a built-in optimizer or an object with direction()"
+        )
 
 
 def _refuse_cohort(engine: type[Engine], settings: EngineSettings) -> None:

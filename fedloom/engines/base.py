@@ -17,6 +17,7 @@ from torch import nn
 from fedloom.core.checking import Section
 from fedloom.core.errors import UserError
 from fedloom.core.job import Job, Result
+from fedloom.core.optimizers import TORCH_OPTIMIZERS
 from fedloom.core.registry import Registry, subclass_of
 from fedloom.core.setup import Precision, Setup
 from fedloom.core.workspace import Workspace
@@ -27,9 +28,9 @@ CHANNELS_LAST = (
 )
 """Hint for networks such as those of `python -m benchmarks.layout`, none of which keeps all bits: the user decides."""
 
-SMALL_NETWORK, SMALL_BATCH, MANY_STEPS = 50_000, 32, 100_000
-"""Parameters and batch size up to which, and training steps from which, vectorised clients save more than 10 seconds
-on a CPU (`python -m benchmarks.overhead`)."""
+SMALL_NETWORK, SMALL_BATCH, MANY_STEPS, MANY_CLIENTS = 50_000, 32, 100_000, 10
+"""Parameters and batch size up to which, and training steps and clients per round from which, vectorised clients save
+more than 10 seconds on a CPU (`python -m benchmarks.overhead`). Two or three clients take longer than one by one."""
 COHORT = (
     "engine: engine.cohort=50 trains 50 clients per step, up to 2.5 times as fast for such a small network if clients "
     "are many and of similar size, but changes the last digits"
@@ -198,8 +199,13 @@ def channels_last_hint(engine: Engine) -> list[str]:
     return [CHANNELS_LAST] if convolves else []
 
 
-def cohort_hint(engine: Engine) -> list[str]:
-    """Return the hint to vectorise clients, if the network and the clients' batches are small and the run is long."""
+def cohort_hint(engine: Engine, clients: int) -> list[str]:
+    """Return the hint to vectorise clients, if the network and the clients' batches are small and the run is long.
+
+    Args:
+        engine: The engine.
+        clients: Number of clients in a round that one process trains.
+    """
     setup, training = engine.setup, engine.setup.training
     network = engine.server_workspace.parts
     parameters = sum(parameter.numel() for parameter in network.parameters())
@@ -207,8 +213,12 @@ def cohort_hint(engine: Engine) -> list[str]:
     if (
         engine.settings.cohort is not None
         or engine.settings.deterministic
+        or engine.settings.client_timeout is not None
         or engine.device.type != "cpu"
         or len(setup.variants) > 1
+        or setup.method.pooled
+        or clients < MANY_CLIENTS
+        or training.optimizer.name in TORCH_OPTIMIZERS
         or parameters > SMALL_NETWORK
         or training.batch_size > SMALL_BATCH
         or samples < MANY_STEPS * training.batch_size

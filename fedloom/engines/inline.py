@@ -1,15 +1,18 @@
 """The engine that runs clients in this process: one after another, or several per training step."""
 
+import warnings
 from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 from typing import ClassVar
 
-from fedloom.core.errors import UserError
+import torch
+
+from fedloom.core.errors import UserError, brief
 from fedloom.core.execution import launch
 from fedloom.core.job import Job, Result
 from fedloom.core.setup import Setup
 from fedloom.core.workspace import Workspace
-from fedloom.engines.base import Engine, EngineSettings, channels_last_hint, cohort_hint
+from fedloom.engines.base import Engine, EngineSettings, channels_last_hint, cohort_hint, per_round
 from fedloom.engines.recorded.cohort import Cohort
 from fedloom.engines.recorded.lane import Shared
 from fedloom.engines.recorded.tape import Tapes
@@ -28,13 +31,14 @@ class Inline(Engine):
     def __init__(self, setup: Setup, settings: EngineSettings):
         super().__init__(setup, settings)
         self._cohort: Cohort | None = None
-        if (clients := settings.cohort or 1) > 1:
-            if self.device.type != "cpu":
-                raise UserError(
-                    f"engine.cohort = {clients}: the engine 'inline' vectorises clients on a CPU only; use "
-                    "engine.name = 'lanes' on a GPU"
-                )
-            self._cohort = Cohort(clients, self._workspace, Tapes(), Shared())
+        wanted = settings.cohort or 1
+        if wanted > 1 and self.device.type != "cpu":
+            raise UserError(
+                f"engine.cohort = {wanted}: the engine 'inline' vectorises clients on a CPU only; use "
+                "engine.name = 'lanes' on a GPU"
+            )
+        if (clients := min(wanted, per_round(setup))) > 1:  # each client has a row of memory
+            self._cohort = Cohort(clients, self._workspace, Tapes(unroll=(1,), records_single=False), Shared())
 
     def _workspace(self, **options: object) -> Workspace:
         return Workspace(
@@ -50,8 +54,21 @@ class Inline(Engine):
             return
         for _, alike in groupby(jobs, lambda job: job.kind):
             while batch := list(islice(alike, LONGEST * self._cohort.slots)):
-                yield from (result.read() for result in self._cohort.launch(batch))
+                yield from (result.read() for result in self._launch(self._cohort, batch))
+
+    def _launch(self, cohort: Cohort, jobs: list[Job]) -> list[Result]:
+        """Run jobs in a cohort; repeat them one by one if a shared step fails, perhaps because of one client."""
+        try:
+            return cohort.launch(jobs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            warnings.warn(
+                f"engine.cohort: {len(jobs)} clients run one by one, because a training step failed: {brief(error)}",
+                stacklevel=2,
+            )
+        return [launch(self.server_workspace, job) for job in jobs]
 
     def hints(self) -> list[str]:
         """Return settings that would be faster."""
-        return [*channels_last_hint(self), *cohort_hint(self)]
+        return [*channels_last_hint(self), *cohort_hint(self, per_round(self.setup))]

@@ -43,6 +43,8 @@ class Task:
     wait: Callable[[], None]
     """Waits until a worker reports something."""
     tries: int = 0
+    alone: bool = False
+    """Whether the job is sent on its own, because a worker was lost that ran it together with others."""
     outcome: Result | None = None
 
     def result(self) -> Result:
@@ -166,7 +168,7 @@ class WorkerPool(Engine, Generic[W]):
         for worker in sorted(self._workers, key=lambda worker: len(worker.tasks)):
             if not self._queue or not self._accepts(worker, self._queue[0].job):
                 continue
-            tasks = [self._queue.popleft() for _ in range(min(self.batch, len(self._queue)))]
+            tasks = self._next_tasks()
             limit = self.settings.client_timeout if tasks[0].job.kind == "update" else None
             try:
                 self._send(worker, [task.job for task in tasks])
@@ -177,6 +179,13 @@ class WorkerPool(Engine, Generic[W]):
                 continue
             worker.tasks += tasks
             worker.deadline = monotonic() + limit if limit else None
+
+    def _next_tasks(self) -> list[Task]:
+        """Remove the next tasks to send to a worker from the queue."""
+        tasks = [self._queue.popleft()]
+        while self._queue and len(tasks) < self.batch and not (tasks[0].alone or self._queue[0].alone):
+            tasks.append(self._queue.popleft())
+        return tasks
 
     def _take_reports(self, timeout: float | None) -> None:
         """Process reports of workers, and replace workers that are lost or late."""
@@ -196,7 +205,10 @@ class WorkerPool(Engine, Generic[W]):
             self._lose(worker, WorkerLostError("late"))
 
     def _lose(self, worker: W, lost: WorkerLostError) -> None:
-        """Replace a worker. Its jobs return to the front of the queue, or fail."""
+        """Replace a worker. Its jobs return to the front of the queue, or fail.
+
+        Jobs that ran together are repeated one by one: only one of their clients is likely to be the cause.
+        """
         self._remove(worker)
         if not worker.ready:
             self._failed_starts += 1
@@ -208,6 +220,10 @@ class WorkerPool(Engine, Generic[W]):
         begun, waiting = worker.tasks[: self.batch], worker.tasks[self.batch :]
         self._queue.extendleft(reversed(waiting))
         for task in reversed(begun):
+            if len(begun) > 1:
+                task.alone = True
+                self._queue.appendleft(task)
+                continue
             task.tries += 1
             if worker.late:
                 limit = f"engine.client_timeout = {self.settings.client_timeout:g} s"

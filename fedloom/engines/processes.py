@@ -60,11 +60,13 @@ class Processes(WorkerPool[_Worker]):
         super().__init__(setup, settings)
         self.size = settings.workers or cores()
         self.batch = self.share(settings.cohort or 1)
+        self._inner = settings.model_copy(update={"device": "cpu", "cohort": self.batch})
+        """The settings of a worker's engine."""
         self._fill()
 
     def hints(self) -> list[str]:
         """Return settings that would be faster."""
-        return [*channels_last_hint(self), *cohort_hint(self)]
+        return [*channels_last_hint(self), *cohort_hint(self, self.share(sys.maxsize))]
 
     def _fill(self) -> None:
         if len(self._workers) < self.size:
@@ -83,7 +85,7 @@ class Processes(WorkerPool[_Worker]):
         inherited = [here, *(worker.socket for worker in self._workers)] if self._forks else []
         context: Any = multiprocessing.get_context("fork" if self._forks else "spawn")
         setup = self.setup if self._forks else ByValue(self.setup.method.plain, self.setup)
-        process = context.Process(target=_serve, args=(there, setup, self.settings, inherited), daemon=True)
+        process = context.Process(target=_serve, args=(there, setup, self._inner, inherited), daemon=True)
         try:
             with quiet_fork():
                 process.start()
@@ -193,7 +195,7 @@ def _serve(
     for other in inherited:
         other.close()
     ignore_in_worker()
-    engine = Inline(setup, settings.model_copy(update={"device": "cpu"}))
+    engine = Inline(setup, settings)
     message = NO_MESSAGE
     with suppress(EOFError, OSError):
         send(server, [])  # ready

@@ -137,7 +137,10 @@ class Ray(WorkerPool[_Worker]):
         return self.share(AHEAD * tuning.lanes * tuning.clients)
 
     def _start(self) -> _Worker:
-        actor = self._actor.remote(self._setup, self.settings)
+        settings = self.settings
+        if not settings.worker_gpus:
+            settings = settings.model_copy(update={"cohort": self.batch})
+        actor = self._actor.remote(self._setup, settings)
         return _Worker(actor=actor, reply=_heartbeat(actor))
 
     def _send(self, worker: _Worker, jobs: list[Job]) -> None:

@@ -1,24 +1,29 @@
 """Clients that are vectorised on a CPU (`engine.cohort`) end where they end one after another."""
 
-import logging
+import warnings
 from dataclasses import replace
 
 import pytest
+import torch
 from cohorts import alternately, close, same_run, updates
 from references import reference
 from test_workers_fail import engine_of, jobs
 from tiny import same_state, tiny_experiment, tiny_run, tiny_run_with_memory, tiny_task
+from torch import nn
 
 from fedloom.core.errors import UserError
 from fedloom.core.execution import perform
+from fedloom.core.optimizers import TORCH_OPTIMIZERS
 from fedloom.core.setup import Setup
+from fedloom.core.state import copy_
 from fedloom.core.training import Training
 from fedloom.core.workspace import Workspace
-from fedloom.engines import EngineSettings, Inline
-from fedloom.engines.base import MANY_STEPS
+from fedloom.data import Federation
+from fedloom.engines import EngineSettings, Inline, make_engine
+from fedloom.engines.base import COHORT, MANY_STEPS
 from fedloom.methods import get
 from fedloom.methods.fedavg import FedAvg
-from fedloom.models import Factory
+from fedloom.models import MODELS, Factory
 from fedloom.models.per_client import dealt
 
 
@@ -48,6 +53,9 @@ def test_a_resumed_run_is_bit_identical(tmp_path):
     assert same_state(rest.server.state, whole.server.state)
 
 
+_TORCH = "object:SGD"
+
+
 class _Raising(FedAvg, abstract=True):
     def update(self, client):
         super().update(client)
@@ -59,6 +67,31 @@ def test_an_error_of_one_client_is_its_own():
     with engine_of(_Raising(), workers=1, cohort=3) as engine:
         results = list(engine.run(jobs(engine, [0, 1, 2])))
     assert [result.error is None for result in results] == [True, False, True]
+
+
+class _OutOfBounds(FedAvg, abstract=True):
+    """Client 2 has a class that a table has no entry for: a step fails because of its data."""
+
+    def build(self, task):
+        return super().build(task) | {"table": torch.ones(5), "number": torch.zeros((), dtype=torch.int64)}
+
+    def update(self, client):
+        copy_(client.number, torch.tensor(7 if client.id == 2 else 1))
+        super().update(client)
+
+    def loss(self, client, batch):
+        return super().loss(client, batch) * client.table.index_select(0, client.number.view(1)).sum()
+
+
+def test_an_error_in_a_shared_step_is_its_clients_own():
+    setup = Setup(tiny_task(norm=False), _OutOfBounds(), Training(), seed=0)
+    with Inline(setup, EngineSettings(name="inline", cohort=3)) as engine:
+        with pytest.warns(UserWarning, match="4 clients run one by one, because a training step failed: .*index 7 is"):
+            results = list(engine.run(updates(setup, [0, 1, 2, 3])))
+        assert [result.error is None for result in results] == [True, True, False, True]
+        assert "index out of range" in results[2].error.why
+        close(results[3].message, perform(Workspace(setup), updates(setup, [3])[0]).message)
+        assert [result.error for result in engine.run(updates(setup, [0, 1, 3]))] == [None] * 3
 
 
 def test_injected_crashes_leave_out_the_same_clients():
@@ -80,9 +113,12 @@ def test_injected_crashes_leave_out_the_same_clients():
             {"task": replace(tiny_task(), network=dealt((Factory("mlp"), Factory("mlp", {"hidden": 16})), 6))},
             "different networks",
         ),
+        ({"training__optimizer": {"name": _TORCH}}, "a torch.optim optimizer cannot be vectorised"),
+        ({"training__optimizer": {"name": _TORCH}, "engine": "processes"}, "remove engine.cohort"),
     ],
 )
-def test_what_cannot_be_combined_is_refused(fields, words):
+def test_what_cannot_be_combined_is_refused(fields, words, monkeypatch):
+    monkeypatch.setitem(TORCH_OPTIMIZERS, _TORCH, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     with pytest.raises(UserError, match=f"engine.cohort = 4.*{words}"):
         tiny_run("local", engine__cohort=4, **fields)
 
@@ -106,25 +142,81 @@ def test_a_step_that_cannot_be_recorded_runs_eagerly_with_a_warning():
         close(result.message, perform(Workspace(setup), job).message)
 
 
+def _twelve(task):
+    """The task with every client twice."""
+    return replace(task, federation=Federation(task.federation.train * 2, task.federation.test * 2))
+
+
 @pytest.mark.parametrize(
     ("fields", "hinted"),
     [
         ({}, True),
-        ({"engine": "processes"}, True),
+        ({"engine": "processes", "workers": 1}, True),
+        ({"engine": "processes", "workers": 2}, False),  # six clients of a round per worker
+        ({"engine": "processes", "workers": 1, "engine__client_timeout": 60}, False),
+        ({"training__fraction": 0.5}, False),
+        ({"method": "centralized"}, False),
+        ({"training__optimizer": {"name": _TORCH}}, False),
         ({"engine__cohort": 2}, False),
         ({"engine__cohort": 1}, False),
         ({"training__batch_size": 64}, False),
-        ({"task": tiny_task("cnn4", width=4)}, False),
+        ({"task": _twelve(tiny_task("cnn4", width=4))}, False),
     ],
 )
-def test_small_networks_in_long_runs_have_a_hint(caplog, fields, hinted):
-    caplog.set_level(logging.INFO, "fedloom.engines")
-    epochs = MANY_STEPS  # of each of 6 clients with at least one batch, none of which is trained
-    tiny_run("untrained", training__rounds=1, training__epochs=epochs, **fields)
-    assert ("engine.cohort=50" in caplog.text) is hinted
-    caplog.clear()
-    tiny_run("untrained", training__rounds=1, **fields)
-    assert "engine.cohort=50" not in caplog.text
+def test_small_networks_in_long_runs_have_a_hint(monkeypatch, fields, hinted):
+    monkeypatch.setitem(TORCH_OPTIMIZERS, _TORCH, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    fields = {"task": _twelve(tiny_task()), "method": "fedavg", "training__fraction": 1.0} | fields
+    for rounds in (MANY_STEPS, 1):
+        experiment = tiny_experiment(training__rounds=rounds, **fields)
+        with make_engine(experiment.setup, experiment.recipe.engine) as engine:
+            assert (COHORT in engine.hints()) is (hinted and rounds > 1)
+
+
+def test_there_is_memory_for_at_most_the_clients_of_a_round():
+    setup = Setup(tiny_task(norm=False), FedAvg(), Training(fraction=0.5), seed=0)
+    with Inline(setup, EngineSettings(name="inline", cohort=1024)) as engine:
+        assert engine._cohort.slots == 3
+    setup = Setup(tiny_task(norm=False), FedAvg(), Training(fraction=0.1), seed=0)
+    with Inline(setup, EngineSettings(name="inline", cohort=1024)) as engine:
+        assert engine._cohort is None
+    with engine_of(FedAvg(), workers=2, cohort=1024) as engine:
+        assert engine._inner.cohort == 3
+
+
+class _Sequences(nn.Module):
+    """Rows of an image as a sequence, for layers whose fused operations cannot be vectorised."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.recurrent = nn.LSTM(8, 12, batch_first=True)
+        self.attention = nn.MultiheadAttention(12, 2, batch_first=True)
+        self.head = nn.Linear(12, classes)
+
+    def forward(self, x):
+        z, _ = self.recurrent(x[:, 0])
+        return self.head(self.attention(z, z, z, need_weights=False)[0].mean(1))
+
+
+def test_recurrent_layers_and_attention_are_vectorised(capfd, monkeypatch):
+    monkeypatch.setitem(MODELS, "sequences-for-tests", _Sequences)
+    task = replace(tiny_task(), network=Factory("sequences-for-tests", {}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = tiny_run_with_memory("fedper", task=task, engine__cohort=4)
+    assert "performance drop" not in capfd.readouterr().err
+    assert torch.backends.mkldnn.enabled
+    same_run(got, tiny_run_with_memory("fedper", task=task))
+
+
+def test_steps_are_recorded_one_by_one_and_only_if_several_clients_take_them():
+    """A tape holds the results of all its operations, and takes a single client's steps no faster."""
+    setup = Setup(tiny_task(norm=False), FedAvg(), Training(batch_size=2), seed=0)
+    with Inline(setup, EngineSettings(name="inline", cohort=3)) as engine:
+        list(engine.run(updates(setup, [0, 1, 2])))
+        recorded = list(engine._cohort._graphs)
+    assert recorded
+    assert {count for _, count in recorded} == {1}
+    assert not any("alone" in kind for kind, _ in recorded)
 
 
 def test_the_reference_is_not_vectorised():

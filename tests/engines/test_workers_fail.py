@@ -92,6 +92,14 @@ def test_a_worker_killed_in_a_round_costs_one_client_and_is_replaced():
         assert len(before & {w.process.pid for w in engine._workers}) == 1
 
 
+def test_a_worker_killed_with_several_clients_costs_only_the_one_that_kills_it_again():
+    with engine_of(_Suicidal(), workers=1, cohort=3) as engine:
+        results = list(engine.run(jobs(engine, range(6))))
+        assert engine.batch == 3
+    assert kinds(results) == [None, "died", None, None, None, None]
+    assert [r.client for r in results] == list(range(6))
+
+
 def test_a_job_that_waits_behind_a_dying_client_is_done_by_another_worker(monkeypatch):
     monkeypatch.setattr("fedloom.engines.processes.QUICK", 60)
     with engine_of(_Suicidal(), workers=1) as engine:

@@ -7,11 +7,14 @@ from weakref import WeakSet
 import torch
 
 from fedloom.core.torch_internals import end_allocate_to_pool
-from fedloom.engines.recorded.recorder import Work
+from fedloom.engines.recorded.recorder import UNROLL, Work
 
 
 class Graphs:
     """Captures CUDA graphs in one stream. The graphs share one memory pool."""
+
+    unroll: tuple[int, ...] = UNROLL
+    records_single = True
 
     def __init__(self, stream: torch.cuda.Stream):
         self._stream = stream

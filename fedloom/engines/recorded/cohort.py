@@ -6,7 +6,7 @@ finished makes room for the next one, so that rows are in use although clients h
 
 import warnings
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -152,7 +152,7 @@ class Cohort(Lane):
             self._take_pieces(slots, group)
             return
         for row, steps in group.items():
-            guarded(steps, _eagerly)
+            guarded(steps, _eagerly, steps.plan.steps(steps.workspace.device))
             self._left(row).clear()
 
     def _resume(self, slots: list[Slot]) -> None:
@@ -212,6 +212,10 @@ class Cohort(Lane):
                 return
             order = [Piece((row,), piece.size, piece.count) for row in piece.clients]
         taken = [waiting[piece.clients[0]].take(piece.count) for piece in order]
+        if not self.recorder.records_single:
+            for piece, own in zip(order, taken, strict=True):
+                guarded(group[piece.clients[0]], _eagerly, torch.from_numpy(own))
+            return
         self.fill(taken)
         position = 0
         for piece, own in zip(order, taken, strict=True):
@@ -300,9 +304,9 @@ class Cohort(Lane):
         return self.shared.functions[key]
 
 
-def _eagerly(steps: Steps) -> None:
+def _eagerly(steps: Steps, rows: Iterable[Tensor]) -> None:
     steps.set_mode()
-    for row in steps.plan.steps(steps.workspace.device):
+    for row in rows:
         steps.step(row)
 
 

@@ -17,8 +17,6 @@ from fedloom.engines.recorded.checks import CaptureError, check, restored, touch
 from fedloom.engines.recorded.recorder import Feed, Recorder, Work
 from fedloom.engines.recorded.tracing import Function, compiled, trace
 
-UNROLL = (16, 8, 4, 2, 1)
-"""Steps per graph: the largest first, then the remainder."""
 GRAPHS = 64
 """Maximum number of graphs per lane; the least recently used one is dropped."""
 CAPACITY = 8192
@@ -165,7 +163,7 @@ class Lane:
 
     def take(self, run: "StepRun", count: int) -> None:
         """Take `count` steps of one kind, several per graph."""
-        for many in UNROLL:
+        for many in self.recorder.unroll:
             while count >= many:
                 self._replay(run, many)
                 count -= many

@@ -8,10 +8,17 @@ import torch
 from torch import Tensor
 
 Work = Callable[[], None]
+UNROLL = (16, 8, 4, 2, 1)
+"""Steps per recording: the largest number first, then the remainder."""
 
 
 class Recorder(Protocol):
     """Records work on a device, to be repeated."""
+
+    unroll: tuple[int, ...]
+    """Numbers of steps to record together."""
+    records_single: bool
+    """Whether a cohort records the steps of single clients, too, instead of taking them eagerly."""
 
     def capture(self, work: Work) -> Work:
         """Record the work, which has been executed once before, and return a function that repeats it."""

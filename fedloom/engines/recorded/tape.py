@@ -8,7 +8,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fedloom.core.torch_internals import DispatchMode
 from fedloom.engines.recorded.checks import NoPythonReads, Watch, storage
-from fedloom.engines.recorded.recorder import Work
+from fedloom.engines.recorded.recorder import UNROLL, Work
 
 
 class Tape(DispatchMode):
@@ -44,7 +44,16 @@ class Tape(DispatchMode):
 
 
 class Tapes:
-    """Records work on a CPU, as `Graphs` does on a GPU."""
+    """Records work on a CPU, as `Graphs` does on a GPU.
+
+    Args:
+        unroll: Numbers of steps to record together. More than one saves nothing on a CPU, and takes more memory: a tape
+            holds the results of all its operations.
+        records_single: Whether a cohort records the steps of single clients, too. This saves nothing on a CPU, either.
+    """
+
+    def __init__(self, unroll: tuple[int, ...] = UNROLL, *, records_single: bool = True):
+        self.unroll, self.records_single = unroll, records_single
 
     def capture(self, work: Work) -> Work:
         """Record the work and return its replay.

@@ -5,11 +5,13 @@ applied to the tensors of another.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedloom.core.batches import Row
 from fedloom.core.torch_internals import compile_graph, decompositions, make_fx
@@ -27,9 +29,29 @@ def trace(steps: Steps, row: Row) -> fx.GraphModule:
         steps.step(row)
         return steps.cache.lr + 0
 
-    with undone(steps):
+    with undone(steps), _simple_operations(steps.workspace.device):
         steps.step(row)
         return make_fx(body, tracing_mode="real", decomposition_table=decompositions())(*touched(steps), row)
+
+
+@contextmanager
+def _simple_operations(device: torch.device) -> Iterator[None]:
+    """On a CPU, compute recurrent layers and attention by operations that vmap supports.
+
+    Of the fused ones, attention would run client by client, and an LSTM not at all: without gradients, which a traced
+    step does not record, it does not return what its backward pass needs.
+    """
+    if device.type != "cpu":
+        yield
+        return
+    fused = torch.backends.mkldnn.enabled
+    # the context manager `flags` also sets other flags, which warn
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mkldnn.enabled = fused
 
 
 def compiled(function: Function, inputs: Sequence[Tensor]) -> Function:

@@ -16,7 +16,7 @@ from fedloom.core.message import Message
 from fedloom.core.workspace import Workspace
 from fedloom.data import Federation
 from fedloom.engines.recorded import lane as module
-from fedloom.engines.recorded.lane import UNROLL
+from fedloom.engines.recorded.recorder import UNROLL
 from fedloom.methods import METHODS as REGISTRY
 
 FedAvg = REGISTRY["fedavg"]
