@@ -32,8 +32,8 @@ SMALL_NETWORK, SMALL_BATCH, MANY_STEPS, MANY_CLIENTS = 50_000, 32, 100_000, 10
 """Parameters and batch size up to which, and training steps and clients per round from which, vectorised clients save
 more than 10 seconds on a CPU (`python -m benchmarks.overhead`). Two or three clients take longer than one by one."""
 COHORT = (
-    "engine: engine.cohort=50 trains 50 clients per step, up to 2.5 times as fast for such a small network if clients "
-    "are many and of similar size, but changes the last digits"
+    "engine: engine.cohort=50 trains 50 clients per step, 2 to 4 times as fast for such a small network if clients are "
+    "many and of similar size, but changes the last digits"
 )
 
 

@@ -19,7 +19,7 @@ from fedloom.engines.recorded.tape import Tapes
 
 LONGEST = 2
 """Maximum number of jobs that a cohort is given at a time, as a multiple of its clients. More keep rows busy if clients
-have different sizes, but their messages take memory: with 10, a round takes a tenth longer."""
+have different sizes, but their messages take memory."""
 
 
 class Inline(Engine):
