@@ -142,9 +142,10 @@ def test_a_step_that_cannot_be_recorded_runs_eagerly_with_a_warning():
         close(result.message, perform(Workspace(setup), job).message)
 
 
-def _twelve(task):
-    """The task with every client twice."""
-    return replace(task, federation=Federation(task.federation.train * 2, task.federation.test * 2))
+def _twelve(task, small=0):
+    """The task with every client twice, and the two small ones some more times."""
+    train, test = (clients * 2 + clients[4:] * small for clients in (task.federation.train, task.federation.test))
+    return replace(task, federation=Federation(train, test))
 
 
 @pytest.mark.parametrize(
@@ -161,6 +162,7 @@ def _twelve(task):
         ({"engine__cohort": 1}, False),
         ({"training__batch_size": 64}, False),
         ({"task": _twelve(tiny_task("cnn4", width=4))}, False),
+        ({"task": _twelve(tiny_task(), small=5)}, False),  # sizes differ much
     ],
 )
 def test_small_networks_in_long_runs_have_a_hint(monkeypatch, fields, hinted):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from fedloom.core.setup import Setup
-from fedloom.engines.base import EngineSettings, per_round
+from fedloom.engines.base import EngineSettings, even, per_round
 
 LANES, LARGE_LANES, LARGE = 8, 4, 4_000_000
 """Number of lanes with one client each: for small networks, and for networks of at least LARGE parameters."""
@@ -13,9 +13,6 @@ COHORT = 50
 """Maximum number of clients per lane; more do not help on an H200 (docs/explanation/engines.md)."""
 SMALL_STEP = 32 * 32 * 32
 """Pixels of a step (batch size · height · width) up to which one client leaves most of a GPU idle."""
-EVEN = 0.5
-"""Minimum ratio of mean to largest client size for which clients are vectorised. The user can vectorise less even ones
-(`engine.cohort`), but that has not been measured on a GPU, so it is not a default."""
 MEMORY = 0.5
 """Share of the free memory that clients' parameters may take."""
 
@@ -50,11 +47,8 @@ def tune(setup: Setup, settings: EngineSettings, parameters: int, free: int) -> 
 
 def _together(setup: Setup, parameters: int, free: int) -> int:
     """Return the number of clients to vectorise; 1 if one keeps the GPU busy, or if their sizes differ much."""
-    task, training = setup.task, setup.training
-    sizes = [len(samples) for samples in task.federation.train]
-    pixels = training.batch_size * task.dataset.area
-    even = sum(sizes) >= EVEN * len(sizes) * max(sizes)
-    if parameters >= LARGE or pixels > SMALL_STEP or not even or setup.method.pooled:
+    pixels = setup.training.batch_size * setup.task.dataset.area
+    if parameters >= LARGE or pixels > SMALL_STEP or not even(setup) or setup.method.pooled:
         return 1
     # parts, received parts, gradients, messages, and two moments of the optimizer
     fitting = int(MEMORY * free / max(1, 6 * 4 * parameters))
