@@ -20,6 +20,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,7 @@ def outcome(recipe: Case, folder: Path) -> str:
     """Return the hash of a run, or the type of the error that it ends with (error messages may change)."""
     import fedloom
 
+    recipe = deepcopy(recipe)  # cases share sections, which are changed below
     stop, arrays, network = (recipe.pop(name, None) for name in ("resume", "arrays", "network"))
     try:
         if arrays is not None:

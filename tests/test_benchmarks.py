@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -369,6 +370,13 @@ def test_the_net_records_runs_and_compares_them(tmp_path, monkeypatch):
         file.write_text(json.dumps(value))
     assert net.main(["compare", str(first), str(first)]) == 0
     assert net.main(["compare", str(first), str(second)]) == 1
+
+
+def test_a_case_of_the_net_does_not_change_others(tmp_path):
+    case, before = dict(net.cases(("inline",)))["inline table simclr"], deepcopy(net.BASE)
+    assert len(net.outcome(case, tmp_path / "run")) == 16
+    assert before == net.BASE
+    assert "arrays" in case
 
 
 @pytest.mark.slow
