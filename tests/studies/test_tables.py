@@ -111,6 +111,16 @@ def test_fedintrs_heads_on_resnet20_are_those_of_the_authors_code() -> None:
     assert (method.references, method.similarity) == ("train", "batch")
 
 
+def test_fedcrls_readings_of_eq_7_and_8_have_a_row_each() -> None:
+    at = {"dataset": "cifar10", "kind": "practical", "rounds": 200}
+    rows = ("fedcrl-mean", "fedcrl-sum", "fedcrl-mixed", "fedcrl-sum-mixed")
+    methods = [get("fedcrl", **cell("fedcrl/table2-inferred", row, **at).recipe().method.options) for row in rows]
+    pairs = [(method.reg_over, method.judged) for method in methods]
+    assert pairs == [("mean", "trained"), ("sum", "trained"), ("mean", "mixed"), ("sum", "mixed")]
+    dropped = cell("fedcrl/table2-inferred", "fedcrl-dropped", **at).recipe()
+    assert (dropped.faults.lost, dropped.faults.drop) == (0.3, 0)  # PFLlib's client_drop_rate: they train
+
+
 def test_rows_and_tables_share_runs() -> None:
     assert {len(run) for run in runs_of(cells("fedcrc/table1"))} == {1, 2}  # FedCRC's two models are of one run
     assert len(runs_of(cells("fedintr/table4"))) == 16  # 72 figures at several rounds
