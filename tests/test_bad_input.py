@@ -336,7 +336,7 @@ WRONG = {
     "storage.checkpoint_seconds": (-1, "at least 0"),
     "storage.personal_models": ("x", "true or false"), "storage.final_checkpoint": ("x", "true or false"),
     "faults.drop": (1.5, "at most 1"), "faults.crash": (-1, "at least 0"), "faults.raises": ("x", "a number"),
-    "faults.nan": (2, "at most 1"), "faults.slow": (2, "at most 1"), "faults.slow_seconds": (-1, "at least 0"),
+    "faults.nan": (2, "at most 1"), "faults.lost": (-1, "at least 0"), "faults.slow": (2, "at most 1"), "faults.slow_seconds": (-1, "at least 0"),
     "robust.rule": ("x", "geometric"), "robust.clip": (0, "above 0"), "robust.trim": (0.7, "below 0.5"),
     "robust.attackers": (-1, "at least 0"), "robust.momentum": (1, "below 1"), "robust.bucket": (0, "at least 1"),
     "attack.portion": (2, "at most 1"), "attack.target": (-1, "at least 0"), "attack.patch": (0, "at least 1"),

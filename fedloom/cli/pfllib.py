@@ -52,7 +52,7 @@ FIELDS = {
     "global_rounds": "--rounds", "local_epochs": "--epochs", "batch_size": "--batch-size",
     "local_learning_rate": "--lr", "join_ratio": "--fraction",
 }  # fmt: skip
-SETTINGS = {"device": "engine.device", "eval_gap": "evaluation.every", "client_drop_rate": "faults.drop"}
+SETTINGS = {"device": "engine.device", "eval_gap": "evaluation.every", "client_drop_rate": "faults.lost"}
 FOLLOWS = {"num_classes": "follows from the data", "goal": "only a name of log files"}
 """Flags that are not needed."""
 INSTEAD = {

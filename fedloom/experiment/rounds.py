@@ -123,11 +123,17 @@ class Rounds:
                 needed = max(least, begun)
             skip = training.on_error == "skip"
             name_of = self.task.federation.name
-            round = Round(number, chosen, messages, layered, self.memory, attempt, skip, self._shown, name_of)
+            lost = self._lost(number, chosen, attempt)
+            round = Round(number, chosen, messages, layered, self.memory, attempt, skip, lost, self._shown, name_of)
             if round.has(needed):
                 return round
             round.refuse_too_few(needed, last=attempt == ATTEMPTS - 1, masked=needed > least)
         raise AssertionError("the last attempt raises")
+
+    def _lost(self, number: int, chosen: list[int], attempt: int) -> set[int]:
+        """Return the clients whose messages are lost because of `faults.lost`."""
+        faults, seed = self.recipe.faults, self.recipe.seed
+        return {client for client in chosen if faults.draw(seed, number, client, attempt)[0] == "lost"}
 
     def _samples(self, client: int) -> int:
         """Return the number of training samples of a client."""

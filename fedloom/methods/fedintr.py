@@ -37,7 +37,7 @@ class FedIntR(Remembering):
     similarity: Literal["sample", "batch"] = "sample"
     """`sample` is Eq. 2; `batch` averages the cosine over the batch before the logarithm (the authors' code)."""
     hidden: Literal["width", "input"] = "width"
-    """Hidden width of the projection heads: `width`, or that of the layer (96 → 96 → 256; the authors' code)."""
+    """Hidden width of the heads: `width`, or the layer's (96 → 96 → 256: the CNN's last head in the authors' code)."""
     references: Literal["eval", "train"] = "eval"
     """Batch-norm in the global and previous model: running statistics, or the batch's (`train`; the authors' code)."""
     weights: Literal["softmax", "average"] = "softmax"

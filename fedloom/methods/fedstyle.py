@@ -40,7 +40,7 @@ class FedStyle(Probed):
     tau: float = 0.07
     """Temperature of the style loss."""
     anchors: Literal["mean", "sum"] = "mean"
-    """Eq. 2 as the mean over a batch's anchors, or their sum as printed (the gradient grows with the batch size)."""
+    """Mean over anchors and their positives, or Eq. 2 as printed: about B times as large for a batch of B images."""
     style_epochs: int = 10
     """Training epochs of the style network, before a client's first round."""
     train_generator: bool = True
@@ -70,8 +70,11 @@ class FedStyle(Probed):
         """Return the supervised InfoNCE loss with two classes: images and their Sobel-filtered copies."""
         z = client.style_projector(client.style(torch.cat([batch.plain, batch.normalise(sobel(batch.image))])))
         style = torch.arange(len(z), device=z.device) < batch.size
-        loss = supcon(normalize(z, dim=1), style, self.tau, "out")  # Eq. 2
-        return loss * len(z) if self.anchors == "sum" else loss
+        loss = supcon(normalize(z, dim=1), style, self.tau, "out")  # Eq. 2 up to a factor
+        if self.anchors == "mean":
+            return loss
+        anchors, positives = len(z), batch.size - 1
+        return loss * (anchors * positives / (anchors - 1))
 
     def update(self, client: Client) -> None:
         """Train content network and generator with the style network frozen (Alg. 3)."""

@@ -1,4 +1,4 @@
-"""Fault injection, for studies: clients that do not respond, crash, raise, send NaN or are slow, drawn by key."""
+"""Fault injection, for studies: clients that do not respond, crash, raise, send NaN, are slow or lose their answer."""
 
 from dataclasses import dataclass, replace
 from time import sleep
@@ -15,7 +15,9 @@ from fedloom.core.message import Message
 from fedloom.core.rng import numpy_generator
 from fedloom.core.workspace import Workspace
 
-Fault = Literal["", "drop", "crash", "raises", "nan"]
+Fault = Literal["", "drop", "crash", "raises", "nan", "lost"]
+KINDS: tuple[Fault, ...] = ("drop", "crash", "raises", "nan", "lost")
+"""Faults of which a client has at most one per round, in the order in which they are drawn."""
 
 
 class Faults(Section):
@@ -30,6 +32,9 @@ class Faults(Section):
     )
     raises: float = Field(0, ge=0, le=1, description="probability that a client raises an exception")
     nan: float = Field(0, ge=0, le=1, description="probability that a client sends NaN")
+    lost: float = Field(
+        0, ge=0, le=1, description="probability that a client trains and keeps the result, but its message is lost"
+    )
     slow: float = Field(
         0,
         ge=0,
@@ -40,18 +45,18 @@ class Faults(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> "Faults":
-        total = self.drop + self.crash + self.raises + self.nan
+        total = sum(getattr(self, kind) for kind in KINDS)
         if total > 1:
             raise refusal(
-                f"faults = {total:g} in total: drop, crash, raises and nan exclude each other; their sum must be at "
-                "most 1"
+                f"faults = {total:g} in total: {', '.join(KINDS[:-1])} and {KINDS[-1]} exclude each other; their sum "
+                "must be at most 1"
             )
         return self
 
     @property
     def any(self) -> bool:
         """Whether any fault has a probability above 0."""
-        return bool(self.drop or self.crash or self.raises or self.nan or self.slow)
+        return bool(self.slow) or any(getattr(self, kind) for kind in KINDS)
 
     def draw(self, seed: int, round: int, client: int, attempt: int = 0) -> tuple[Fault, float]:
         """Draw a client's fault and its delay in seconds for one attempt at a round."""
@@ -60,8 +65,7 @@ class Faults(Section):
         again = (attempt,) if attempt else ()
         chance, late = numpy_generator(seed, round, client, "fault", *again).random(2)
         delay = self.slow_seconds if late < self.slow else 0.0
-        kinds: tuple[Fault, ...] = ("drop", "crash", "raises", "nan")
-        for kind in kinds:
+        for kind in KINDS:
             chance -= getattr(self, kind)
             if chance < 0:
                 return kind, delay
@@ -70,7 +74,10 @@ class Faults(Section):
 
 @dataclass(frozen=True)
 class FaultInjector:
-    """Wrapper around a client's work (`Setup.intercept`) that injects the faults drawn for the client."""
+    """Wrapper around a client's work (`Setup.intercept`) that injects the faults drawn for the client.
+
+    A lost message is not its task: the client's work is done as usual, and `Round` leaves the message out.
+    """
 
     faults: Faults
     seed: int

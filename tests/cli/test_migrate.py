@@ -65,7 +65,7 @@ def test_what_belongs_together() -> None:
     text = "-ld True -ldg 0.9 -nc 15 -nnc 5 -algo FedALA -s 50 -cdr 0.2 -p 2"
     recipe = recipe_of(translated(text.split())[0])
     assert recipe.training.schedule == "exponential:0.9"
-    assert (recipe.data.clients, recipe.data.newcomers, recipe.faults.drop) == (20, 5, 0.2)
+    assert (recipe.data.clients, recipe.data.newcomers, recipe.faults.lost) == (20, 5, 0.2)
     assert recipe.method.options == {"fraction": 0.5}
     assert recipe_of(translated(["-algo", "PerAvg", "-lr", "0.02"])[0]).method.options == {"alpha": 0.02}
     assert "-ld False: counts as true in PFLlib" in translated(["-ld", "False"])[1]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import same_state, tiny_run, tiny_task, without_times
+from tiny import same_state, tiny_run, tiny_run_with_memory, tiny_task, without_times
 
 from fedloom.config.recipe import Recipe
 from fedloom.core.errors import RunError, UserError
@@ -345,9 +345,9 @@ def test_faults_give_the_same_numbers_on_every_engine(method_name):
 
 
 def test_faults_come_as_often_as_asked_and_are_keyed():
-    faults = Faults(drop=0.2, crash=0.1, raises=0.05, nan=0.15, slow=0.3, slow_seconds=7)
+    faults = Faults(drop=0.2, crash=0.1, raises=0.05, nan=0.15, lost=0.1, slow=0.3, slow_seconds=7)
     drawn = [faults.draw(0, round, client) for round in range(100) for client in range(100)]
-    for kind in ("drop", "crash", "raises", "nan"):
+    for kind in ("drop", "crash", "raises", "nan", "lost"):
         share = sum(fault == kind for fault, _ in drawn) / len(drawn)
         p = getattr(faults, kind)
         assert abs(share - p) < 4 * math.sqrt(p * (1 - p) / len(drawn))
@@ -356,6 +356,25 @@ def test_faults_come_as_often_as_asked_and_are_keyed():
     assert drawn == [faults.draw(0, round, client) for round in range(100) for client in range(100)]
     assert drawn != [faults.draw(1, round, client) for round in range(100) for client in range(100)]
     assert drawn != [faults.draw(0, round, client, 1) for round in range(100) for client in range(100)]
+
+
+@pytest.mark.parametrize("engine", ["inline", "processes"])
+def test_a_client_whose_message_is_lost_trains_and_keeps_the_result(engine):
+    """So it is in PFLlib (`client_drop_rate`); a client that does not respond (`drop`) does not train."""
+    (plain, kept), (lossy, kept_too) = (
+        tiny_run_with_memory("fedper", engine=engine, **everyone(faults__lost=share)) for share in (0, 0.5)
+    )
+    lost = [c for c in range(6) if Faults(lost=0.5).draw(3, 1, c)[0] == "lost"]
+    assert 0 < len(lost) < 6
+    assert (lossy.history[0]["clients"], lossy.history[0]["failed"]) == (6 - len(lost), {"dropped": len(lost)})
+    assert all(same_state(kept_too[c], kept[c]) for c in range(6))
+    arrived = [c for c in range(6) if c not in lost]
+    lane = Workspace(plain.setup)
+    start = Message(lane.downward())
+    messages = [perform(lane, Job("update", 1, start, client=c)).message for c in arrived]
+    name = "model.extractor.fc1.bias"
+    mean = sum(m[name].double() * m.samples for m in messages) / sum(m.samples for m in messages)
+    assert torch.allclose(lossy.server.state[name].double(), mean, atol=1e-7)
 
 
 def test_without_faults_nothing_is_different():

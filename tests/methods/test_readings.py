@@ -154,14 +154,15 @@ def test_as_fedstyles_appendix_prints_it_the_personal_models_are_averaged(method
         torch.testing.assert_close(run.server.state[name].double(), expected, rtol=0, atol=1e-6)
 
 
-def test_fedstyles_style_loss_is_a_mean_or_a_sum_over_anchors():
+def test_fedstyles_style_loss_is_a_mean_or_eq_2_as_printed():
+    """Eq. 2 sums over 2B anchors, and divides sums over B − 1 positives by 2B − 1: 63.5 times our mean for B = 64."""
     found = {}
     for anchors in ("mean", "sum"):
         run = ByHand(get("fedstyle", anchors=anchors), task=replace(tiny_task(), objective=objectives.get("simclr")))
         index = torch.from_numpy(run.task.samples(0))[:6]
         batch = Batch(run.lane.stored, index, Random.seeded(0), 2)
         found[anchors] = run.method.style_loss(run.at_work(0), batch).item()
-    assert found["sum"] == pytest.approx(12 * found["mean"], rel=1e-5)  # images and filtered copies
+    assert found["sum"] == pytest.approx(12 * 5 / 11 * found["mean"], rel=1e-5)  # 6 images and their filtered copies
 
 
 def test_fedintrs_references_take_the_statistics_of_the_batch_and_keep_their_own():

@@ -6,6 +6,9 @@ from fedloom.config.recipe import Recipe
 from fedloom.core.checking import checked
 from fedloom.core.errors import UserError
 from fedloom.core.training import schedule_factor
+from fedloom.methods import get
+from fedloom.models import Factory
+from fedloom.models.projected import Tapped
 from fedloom.studies.comparison import Line, setting_in_words
 from fedloom.studies.cost import image_steps, passes
 from fedloom.studies.plan import runs_of
@@ -97,6 +100,25 @@ def test_settings_are_the_papers() -> None:
     assert (fedcrl.data.partition, fedcrl.training.optimizer.lr) == ("uneven-pathological:20", 0.003)
     repper = cell("repper/table2", "repper", dataset="cifar10", C=0.2, alpha=0.5, E=10).recipe()
     assert (repper.model.name, repper.training.batch_size, repper.training.fraction) == ("resnet34", 256, 0.2)
+
+
+def test_fedintrs_heads_on_resnet20_are_those_of_the_authors_code() -> None:
+    """There, each hidden layer has 256 units; one as wide as the first layer would have 268 million weights."""
+    options = cell("fedintr/table3", "fedintr-code", dataset="cifar100", beta=0.5).recipe().method.options
+    method = get("fedintr", **options)
+    model = Tapped(Factory("resnet20")((3, 32, 32), 100), (), (3, 32, 32), method.width, hidden=method.hidden)
+    assert [[head[0].out_features, head[2].out_features] for head in model.projections] == [[256, 256]] * 4
+    assert (method.references, method.similarity) == ("train", "batch")
+
+
+def test_fedcrls_readings_of_eq_7_and_8_have_a_row_each() -> None:
+    at = {"dataset": "cifar10", "kind": "practical", "rounds": 200}
+    rows = ("fedcrl-mean", "fedcrl-sum", "fedcrl-mixed", "fedcrl-sum-mixed")
+    methods = [get("fedcrl", **cell("fedcrl/table2-inferred", row, **at).recipe().method.options) for row in rows]
+    pairs = [(method.reg_over, method.judged) for method in methods]
+    assert pairs == [("mean", "trained"), ("sum", "trained"), ("mean", "mixed"), ("sum", "mixed")]
+    dropped = cell("fedcrl/table2-inferred", "fedcrl-dropped", **at).recipe()
+    assert (dropped.faults.lost, dropped.faults.drop) == (0.3, 0)  # PFLlib's client_drop_rate: they train
 
 
 def test_rows_and_tables_share_runs() -> None:
