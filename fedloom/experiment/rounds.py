@@ -133,6 +133,8 @@ class Rounds:
     def _lost(self, number: int, chosen: list[int], attempt: int) -> set[int]:
         """Return the clients whose messages are lost because of `faults.lost`."""
         faults, seed = self.recipe.faults, self.recipe.seed
+        if not faults.lost:
+            return set()
         return {client for client in chosen if faults.draw(seed, number, client, attempt)[0] == "lost"}
 
     def _samples(self, client: int) -> int:

@@ -146,8 +146,8 @@ def order_in_words(standing: Standing) -> list[str]:
     same = sum(pair.here > 0 for pair in found)
     text = f"Order, over pairs of methods with different published figures ({len(found)}): {same} the same here, "
     text += f"{len(against)} reversed. By 95% intervals over seeds: {verdicts.count('confirmed')} confirmed, "
-    text += f"{verdicts.count('contradicted')} contradicted, {verdicts.count('open')} open ({alone} because a method "
-    text += "has one seed)."
+    text += f"{verdicts.count('contradicted')} contradicted, {verdicts.count('open')} open ({alone} because the "
+    text += "methods have fewer than two seeds in common)."
     return [text, *map(_contradiction, against)]
 
 

@@ -69,8 +69,13 @@ class Line:
 
     @property
     def figures(self) -> list[float]:
-        """Our figure for each seed, in percent."""
-        return [figure for r in self.results if (figure := r.figure(self.cell)) is not None]
+        """Our figures in percent, one per seed."""
+        return list(self.by_seed.values())
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """Our figure for each seed, in percent, by seed."""
+        return {r.seed: figure for r in self.results if (figure := r.figure(self.cell)) is not None}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import sqrt
-from statistics import variance
+from statistics import mean, stdev
 from typing import Literal
 
 from fedloom.studies.comparison import Line
@@ -39,8 +39,9 @@ class Pair:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Confidence interval of our difference over seeds; None if one of the methods has a single seed."""
-        return welch(self.better.figures, self.worse.figures)
+        """Confidence interval of our difference over common seeds; None with fewer than two of them."""
+        ones, others = self.better.by_seed, self.worse.by_seed
+        return interval_of_mean([ones[seed] - others[seed] for seed in ones if seed in others])
 
     @property
     def verdict(self) -> Literal["confirmed", "contradicted", "open"]:
@@ -49,28 +50,20 @@ class Pair:
         return "confirmed" if low > 0 else "contradicted" if high < 0 else "open"
 
 
-def welch(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float] | None:
-    """Return Welch's confidence interval of the difference between two means (Student's t, unequal variances).
+def interval_of_mean(differences: Sequence[float]) -> tuple[float, float] | None:
+    """Return the confidence interval (Student's t) of the mean of differences between two methods, one per seed.
 
-    Args:
-        ones: Figures of the first method, one per seed.
-        others: Figures of the second method, one per seed.
+    Methods are compared seed by seed, because a seed gives all methods the same partition, newcomers and initial model.
 
     Returns:
-        The lower and upper end, or None if a method has fewer than two figures.
+        The lower and upper end, or None with fewer than two differences.
     """
-    if len(ones) < 2 or len(others) < 2:
+    if len(differences) < 2:
         return None
-    difference = sum(ones) / len(ones) - sum(others) / len(others)
-    parts = [(variance(sample) / len(sample), len(sample) - 1) for sample in (ones, others)]
-    squared = sum(part for part, _ in parts)
-    if squared == 0:
-        return difference, difference
     from scipy.special import stdtrit  # here, since most commands need no interval; scipy.stats takes seconds
 
-    freedom = squared**2 / sum(part**2 / n for part, n in parts)
-    reach = float(stdtrit(freedom, (1 + LEVEL) / 2)) * sqrt(squared)
-    return difference - reach, difference + reach
+    reach = float(stdtrit(len(differences) - 1, (1 + LEVEL) / 2)) * stdev(differences) / sqrt(len(differences))
+    return mean(differences) - reach, mean(differences) + reach
 
 
 def pairs(lines: Sequence[Line]) -> list[Pair]:
@@ -96,7 +89,7 @@ def verdicts_in_words(found: Sequence[Pair]) -> str:
     confirmed = sum(pair.verdict == "confirmed" for pair in found)
     against = sorted((pair for pair in found if pair.verdict == "contradicted"), key=lambda pair: -pair.printed)
     undecided = len(found) - confirmed - len(against)
-    still = f"{undecided} open" + (f" ({alone} with one seed)" if alone else "")
+    still = f"{undecided} open" + (f" ({alone} with fewer than two common seeds)" if alone else "")
     text = f"Order of methods, by 95% intervals over seeds: {confirmed} of {_pairs(len(found))} confirmed"
     text += f", {len(against)} contradicted, {still}. {means}"
     if against:

@@ -31,10 +31,11 @@ figures) and the results in `fedloom/studies/stored` (one small file per run).
 A figure **agrees** if it is within 2 points of the paper's, in either direction; otherwise it is **above** or
 **below**. If a run was shorter or smaller than the paper's, or its setting differs in another way, its row says so, and
 it is counted separately, because it is not a result in the paper's setting. The order of a pair of methods is
-**confirmed** if the 95% confidence interval of their difference over seeds (Student's t, unequal variances) is entirely
-on the paper's side of 0, and **contradicted** if it is entirely on the other side. It is **open** if the interval
-contains 0 or if one of the two methods has a single seed. The table counts pairs of runs in the paper's setting. A
-figure that appears in several tables is counted in each of them.
+**confirmed** if the 95% confidence interval of their difference over seeds is entirely on the paper's side of 0, and
+**contradicted** if it is entirely on the other side. It is **open** if the interval contains 0 or if the methods have
+fewer than two seeds in common. Intervals (Student's t) are of differences seed by seed, because a seed gives all
+methods the same partition. The table counts pairs of runs in the paper's setting. A figure that appears in several
+tables is counted in each of them.
 """
 COST = """\
 Million images: passed forward and backward through the network; evaluation is not counted. GPU: from the speed of
