@@ -12,7 +12,6 @@ from importlib.metadata import version
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
@@ -24,6 +23,10 @@ from fedloom.core.signals import Interrupted
 if TYPE_CHECKING:
     from fedloom.config.recipe import Recipe
     from fedloom.experiment.records import Summary
+
+
+UsageError: type[Any] = typer.BadParameter.__mro__[1]
+"""Click's `UsageError`, from the copy of click that typer uses: since 0.26 it has one of its own."""
 
 
 class Group(TyperGroup):
@@ -38,7 +41,7 @@ class Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def unknown_option(error: click.NoSuchOption) -> click.UsageError:
+def unknown_option(error: Any) -> Any:
     """Return an error that names the option or the recipe field that is meant, for commands that take --set."""
     from fedloom.config.loading import ELSEWHERE
 
@@ -48,16 +51,16 @@ def unknown_option(error: click.NoSuchOption) -> click.UsageError:
     other = f"--{ELSEWHERE.get(name, '')}".replace("_", "-")
     message = f"No such option: {error.option_name}."
     if other in options:
-        return click.UsageError(f"{message} Did you mean '{other}'?", error.ctx)
+        return UsageError(f"{message} Did you mean '{other}'?", error.ctx)
     if "--set" not in options:
         return error
     from fedloom.config.recipe import methods_with, path_of_field
 
     if path := path_of_field(name):
-        return click.UsageError(f"{message} Write --set {path}=…", error.ctx)
+        return UsageError(f"{message} Write --set {path}=…", error.ctx)
     if found := methods_with(name):
         some = ", ".join(found[:6]) + (", …" if len(found) > 6 else "")
-        return click.UsageError(f"{message} '{name}' is an option of {some}: write --set method.{name}=…", error.ctx)
+        return UsageError(f"{message} '{name}' is an option of {some}: write --set method.{name}=…", error.ctx)
     return error
 
 
@@ -69,19 +72,19 @@ class Command(TyperCommand):
         given = list(args)
         try:
             return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
+        except UsageError as error:
+            if type(error).__name__ != "NoSuchOption":
+                raise
             raise _of_pfllib(error, given) or unknown_option(error) from None
 
 
-def _of_pfllib(error: click.NoSuchOption, args: list[str]) -> click.UsageError | None:
+def _of_pfllib(error: Any, args: list[str]) -> Any:
     """Return an error that shows how to translate PFLlib's flags; None if there are none."""
     from fedloom.cli.pfllib import is_pfllib_flag
 
     found = [] if error.option_name.startswith("--") else [text for text in args if is_pfllib_flag(text)]
     text = f"No such option: {found[0]}. " if found else ""
-    return (
-        click.UsageError(f"{text}For PFLlib's flags: fedloom migrate {shlex.join(args)}", error.ctx) if found else None
-    )
+    return UsageError(f"{text}For PFLlib's flags: fedloom migrate {shlex.join(args)}", error.ctx) if found else None
 
 
 class Application(typer.Typer):
