@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
-"""Click's `UsageError`, from the copy of click that typer uses: since 0.26 it has one of its own."""
+"""Click's `UsageError`, from the click that typer uses: a package, or since typer 0.26 a copy in it."""
 
 
 class Group(TyperGroup):
