@@ -44,7 +44,8 @@ there are in brackets and not counted. CPU: from the speeds that `python -m benc
 an AMD EPYC. `fedloom reproduce --list --measure` estimates the time on your machine, and `fedloom reproduce --queue
 tables --status` that of each table. `fedloom reproduce --queue tables --parallel 6 --data-dir DATA` runs them, the
 cheapest first; it can be stopped and resumed. Not in this queue, but counted here: the variants
-`fedcrc/table1-averaged`, `fedcrc/table2-averaged`, `fedcrl/table2-sgd` and `repper/table2-common`."""
+`fedcrc/table1-averaged`, `fedcrc/table1-last10`, `fedcrc/table2-averaged`, `fedcrl/table2-sgd` and
+`repper/table2-common`."""
 COLUMNS = "cells | run | agree | above | below | in another setting | shortened | confirmed, contradicted, open pairs"
 Tables = Mapping[str, Table]
 Lines = Mapping[str, list[Line]]
