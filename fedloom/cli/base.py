@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedloom.experiment.records import Summary
 
 
-UsageError: type[Any] = typer.BadParameter.__mro__[1]
+UsageError: type[Any] = typer.BadParameter.__bases__[0]
 """Click's `UsageError`, from the click that typer uses: a package, or since typer 0.26 a copy in it."""
 
 

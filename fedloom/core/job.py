@@ -145,7 +145,7 @@ class Job:
 
 @dataclass
 class Result:
-    """Outcome of a job. If `error` is set, all other fields are empty."""
+    """Outcome of a job. If `error` is set, all other fields are empty, except `memory` if only the message was lost."""
 
     client: int
     message: Message | None = None

@@ -3,9 +3,8 @@
 import torch
 
 from fedloom.core.errors import UserError
-from fedloom.core.optimizers import TORCH_OPTIMIZERS
 from fedloom.core.setup import Setup
-from fedloom.engines.base import ENGINES, Engine, EngineSettings
+from fedloom.engines.base import ENGINES, Engine, EngineSettings, why_one_by_one
 from fedloom.engines.cuda.lanes import Lanes
 from fedloom.engines.inline import Inline
 from fedloom.engines.processes import Processes
@@ -31,8 +30,8 @@ def make_engine(setup: Setup, settings: EngineSettings) -> Engine:
         >>> with make_engine(setup, EngineSettings(name="processes", workers=4)) as engine:
         ...     results = list(engine.run(jobs))
     """
-    if (settings.cohort or 1) > 1:
-        _refuse_steps(setup, f"engine.cohort = {settings.cohort}")
+    if settings.clients_per_step > 1 and (why := why_one_by_one(setup)) is not None:
+        raise UserError(f"engine.cohort = {settings.cohort}: {why}")
     if len(setup.variants) > 1 and settings.name == AUTO:
         settings = settings.model_copy(update={"name": Inline.name})
     return engine_class(settings)(setup, settings)
@@ -63,22 +62,9 @@ def engine_class(settings: EngineSettings) -> type[Engine]:
             f"engine.client_timeout = {settings.client_timeout:g}: the engine '{engine.name}' cannot stop a client "
             f"that takes too long; set engine.name to one of: {able}"
         )
-    if (settings.cohort or 1) > 1:
+    if settings.clients_per_step > 1:
         _refuse_cohort(engine, settings)
     return engine
-
-
-def _refuse_steps(setup: Setup, field: str) -> None:
-    """Raise a UserError if the steps of several clients cannot be vectorised."""
-    if len(setup.variants) > 1:
-        raise UserError(
-            f"{field}: clients have different networks, so their steps cannot be vectorised; remove engine.cohort"
-        )
-    if setup.training.optimizer.name in TORCH_OPTIMIZERS:
-        raise UserError(
-            f"{field}: steps of a torch.optim optimizer cannot be vectorised, because it keeps its step count and "
-            "state in Python; remove engine.cohort, or use a built-in optimizer or an object with direction()"
-        )
 
 
 def _refuse_cohort(engine: type[Engine], settings: EngineSettings) -> None:

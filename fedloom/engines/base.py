@@ -91,6 +91,11 @@ class EngineSettings(Section):
         60, gt=0, description="ray: seconds without a heartbeat after which a worker's jobs are given to another worker"
     )
 
+    @property
+    def clients_per_step(self) -> int:
+        """Number of clients that the user wants to be vectorised per training step: `cohort`, by default 1."""
+        return self.cohort or 1
+
 
 class Engine(ABC):
     """Base class of engines, used as a context manager.
@@ -208,6 +213,18 @@ def even(setup: Setup) -> bool:
     return sum(sizes) >= EVEN * len(sizes) * max(sizes)
 
 
+def why_one_by_one(setup: Setup) -> str | None:
+    """Return why the steps of several clients cannot be vectorised, with a remedy; None if they can."""
+    if len(setup.variants) > 1:
+        return "clients have different networks, so their steps cannot be vectorised; remove engine.cohort"
+    if setup.training.optimizer.name in TORCH_OPTIMIZERS:
+        return (
+            "steps of a torch.optim optimizer cannot be vectorised, because it keeps its step count and state in "
+            "Python; remove engine.cohort, or use a built-in optimizer or an object with direction()"
+        )
+    return None
+
+
 def cohort_hint(engine: Engine, clients: int) -> list[str]:
     """Return the hint to vectorise clients, if the network and the clients' batches are small and the run is long.
 
@@ -224,11 +241,10 @@ def cohort_hint(engine: Engine, clients: int) -> list[str]:
         or engine.settings.deterministic
         or engine.settings.client_timeout is not None
         or engine.device.type != "cpu"
-        or len(setup.variants) > 1
+        or why_one_by_one(setup) is not None
         or setup.method.pooled
         or clients < MANY_CLIENTS
         or not even(setup)
-        or training.optimizer.name in TORCH_OPTIMIZERS
         or parameters > SMALL_NETWORK
         or training.batch_size > SMALL_BATCH
         or samples < MANY_STEPS * training.batch_size

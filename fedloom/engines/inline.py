@@ -32,7 +32,7 @@ class Inline(Engine):
     def __init__(self, setup: Setup, settings: EngineSettings):
         super().__init__(setup, settings)
         self._cohort: Cohort | None = None
-        wanted = settings.cohort or 1
+        wanted = settings.clients_per_step
         if wanted > 1 and self.device.type != "cpu":
             raise UserError(
                 f"engine.cohort = {wanted}: the engine 'inline' vectorises clients on a CPU only; use "

@@ -59,7 +59,7 @@ class Processes(WorkerPool[_Worker]):
     def __init__(self, setup: Setup, settings: EngineSettings):
         super().__init__(setup, settings)
         self.size = settings.workers or cores()
-        self.batch = self.share(settings.cohort or 1)
+        self.batch = self.share(settings.clients_per_step)
         self._inner = settings.model_copy(update={"device": "cpu", "cohort": self.batch})
         """The settings of a worker's engine."""
         self._fill()

@@ -95,7 +95,7 @@ class Ray(WorkerPool[_Worker]):
         self._ray.util.register_serializer(Tensor, serializer=to_array, deserializer=to_tensor)
         self._undo.callback(self._ray.util.deregister_serializer, Tensor)
         self.size = settings.workers or self._capacity()
-        self.batch = self._jobs_at_once() if settings.worker_gpus else self.share(settings.cohort or 1)
+        self.batch = self._jobs_at_once() if settings.worker_gpus else self.share(settings.clients_per_step)
         # Methods are pickled by class name, so the class comes first: by value if defined in a script or notebook.
         try:
             self._setup = self._ray.put((setup.method.plain, setup))

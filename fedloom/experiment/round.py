@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from fedloom.core.failures import CAUSES, NOT_FINITE, DivergedError, Failure, RoundError
@@ -32,8 +32,6 @@ class Round:
     attempt: int = 0
     skip_errors: bool = False
     """Whether a client that raises an exception is left out; otherwise it ends the run."""
-    lost: Collection[int] = ()
-    """Clients whose messages are lost (`faults.lost`): what they keep is stored, but they are not combined."""
     shown: set[str] = field(default_factory=set)
     """Errors that have been explained in the log; each is explained once per run."""
     name_of: Callable[[int], str] = "client {}".format
@@ -130,20 +128,19 @@ class Round:
             Exception: The client raised it, and errors are not skipped.
         """
         if result.error is not None:
+            if result.memory is not None:  # the client has trained, but its message was lost
+                self.memory.stage(result.client, result.memory)
             self._leave_out(result.client, result.error)
             return None
         message, memory = result.message, result.memory
         assert message is not None
         assert memory is not None
-        self.memory.stage(result.client, memory)
-        if result.client in self.lost:
-            self._leave_out(result.client, Failure("dropped", "its message was lost (faults.lost)", injected=True))
-            return None
         self.answered += 1
         self.bytes_up += message.nbytes
         if result.loss is not None:
             self._loss += float(result.loss) * message.samples
             self.samples += message.samples
+        self.memory.stage(result.client, memory)
         return message
 
     def _leave_out(self, client: int, failure: Failure) -> None:

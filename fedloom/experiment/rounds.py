@@ -21,6 +21,7 @@ from fedloom.experiment.records import Measures, RoundRecord
 from fedloom.experiment.round import Round
 from fedloom.experiment.sampling import Sampling
 from fedloom.experiment.trust import Trust
+from fedloom.trust.faults import LoseMessages
 from fedloom.trust.ledger import Ledger
 
 ATTEMPTS = 5
@@ -96,9 +97,11 @@ class Rounds:
         return self.evaluator.evaluate(self._encoding(traced), number, self.server.state, self._answer(), final=final)
 
     def _layered(self, traffic: Runner) -> Runner:
-        """Wrap the engine for a round; from the outside in: validation, encoding, the ledger, the engine."""
+        """Wrap the engine for a round; from the outside in: lost messages, validation, encoding, ledger, engine."""
         inner = self._encoding(self.engine if self.method.pooled else traffic)  # pooled: no messages to record
-        return ValidateResults(inner, self.trust.expected(signature(self.engine.server_workspace.sent)))
+        valid = ValidateResults(inner, self.trust.expected(signature(self.engine.server_workspace.sent)))
+        faults = self.recipe.faults
+        return LoseMessages(valid, faults, self.recipe.seed) if faults.lost else valid
 
     def _encoding(self, inner: Runner) -> Runner:
         codec, workspace = self.setup.codec, self.engine.server_workspace
@@ -123,19 +126,11 @@ class Rounds:
                 needed = max(least, begun)
             skip = training.on_error == "skip"
             name_of = self.task.federation.name
-            lost = self._lost(number, chosen, attempt)
-            round = Round(number, chosen, messages, layered, self.memory, attempt, skip, lost, self._shown, name_of)
+            round = Round(number, chosen, messages, layered, self.memory, attempt, skip, self._shown, name_of)
             if round.has(needed):
                 return round
             round.refuse_too_few(needed, last=attempt == ATTEMPTS - 1, masked=needed > least)
         raise AssertionError("the last attempt raises")
-
-    def _lost(self, number: int, chosen: list[int], attempt: int) -> set[int]:
-        """Return the clients whose messages are lost because of `faults.lost`."""
-        faults, seed = self.recipe.faults, self.recipe.seed
-        if not faults.lost:
-            return set()
-        return {client for client in chosen if faults.draw(seed, number, client, attempt)[0] == "lost"}
 
     def _samples(self, client: int) -> int:
         """Return the number of training samples of a client."""

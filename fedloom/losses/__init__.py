@@ -14,9 +14,9 @@ from fedloom.losses.moco import enqueue, moco
 from fedloom.losses.model_contrastive import model_contrastive
 from fedloom.losses.negative_cosine import negative_cosine
 from fedloom.losses.nt_xent import nt_xent
-from fedloom.losses.supcon import supcon
+from fedloom.losses.supcon import supcon, supcon_sum
 
 __all__ = [
     "barlow_twins", "byol", "enqueue", "info_nce", "layerwise_contrastive", "linear_cka", "moco", "model_contrastive",
-    "negative_cosine", "nt_xent", "supcon",
+    "negative_cosine", "nt_xent", "supcon", "supcon_sum",
 ]  # fmt: skip

@@ -43,6 +43,26 @@ def supcon(z: Tensor, y: Tensor, tau: float, positives: Literal["in", "out"] = "
     return anchor_losses(z, z, y, tau, positives).mean()
 
 
+@in_float32
+def supcon_sum(z: Tensor, y: Tensor, tau: float) -> Tensor:
+    """Compute −1/(N−1) Σ_j Σ_{p∈P(j)} log p_jp: Eq. 2 of FedStyle as printed, which grows with the batch.
+
+    Args:
+        z: Normalised representations [N, D].
+        y: Labels [N].
+        tau: Temperature τ.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> z, y = torch.nn.functional.normalize(torch.randn(32, 16), dim=1), torch.arange(32) % 2
+        >>> loss = supcon_sum(z, y, tau=0.07)
+    """
+    positives = (y[:, None] == y).sum(1) - 1
+    return (positives * anchor_losses(z, z, y, tau, "out")).sum() / max(1, len(z) - 1)
+
+
 def anchor_losses(anchors: Tensor, others: Tensor, y: Tensor, tau: float, positives: Literal["in", "out"]) -> Tensor:
     """Return ℓ_j of each anchor [N]; `others` are the same rows, separate so that tests can detach them."""
     # Finite instead of −inf: a row that is masked completely would give NaN.

@@ -16,7 +16,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.state import Part, copy_
 from fedloom.core.task import Task
 from fedloom.data.augment.images import sobel
-from fedloom.losses import supcon
+from fedloom.losses import supcon, supcon_sum
 from fedloom.methods.addons.probes import Probed
 from fedloom.objectives import SelfSupervised, Views, mlp
 
@@ -68,13 +68,10 @@ class FedStyle(Probed):
 
     def style_loss(self, client: Client, batch: Batch) -> Tensor:
         """Return the supervised InfoNCE loss with two classes: images and their Sobel-filtered copies."""
-        z = client.style_projector(client.style(torch.cat([batch.plain, batch.normalise(sobel(batch.image))])))
+        images = torch.cat([batch.plain, batch.normalise(sobel(batch.image))])
+        z = normalize(client.style_projector(client.style(images)), dim=1)
         style = torch.arange(len(z), device=z.device) < batch.size
-        loss = supcon(normalize(z, dim=1), style, self.tau, "out")  # Eq. 2 up to a factor
-        if self.anchors == "mean":
-            return loss
-        anchors, positives = len(z), batch.size - 1
-        return loss * (anchors * positives / (anchors - 1))
+        return supcon_sum(z, style, self.tau) if self.anchors == "sum" else supcon(z, style, self.tau, "out")
 
     def update(self, client: Client) -> None:
         """Train content network and generator with the style network frozen (Alg. 3)."""
@@ -109,8 +106,7 @@ class FedStyle(Probed):
             ("classifier.linear", "generator"), self.personal_loss, data=data,
             epochs=self.head_epochs, at_least=self.head_steps, lr=self.head_lr, purpose="head",
         )  # fmt: skip
-        with torch.no_grad():
-            client.classifier["linear"].weight.div_(client.norm)
+        self.fold(client.classifier["linear"], client.norm)
         if self.head_of(client) != "linear":
             self.fit_head(client, self.head_of(client), client.features(self.represent))
 

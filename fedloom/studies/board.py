@@ -6,7 +6,7 @@ from itertools import groupby
 from statistics import mean
 
 from fedloom.studies.comparison import Line, changes_in_words
-from fedloom.studies.order import Pair, pairs
+from fedloom.studies.order import TOO_FEW, Pair, pairs
 from fedloom.studies.results import CellResult
 from fedloom.studies.schema import BEST, Table
 from fedloom.studies.table import Cell
@@ -146,8 +146,8 @@ def order_in_words(standing: Standing) -> list[str]:
     same = sum(pair.here > 0 for pair in found)
     text = f"Order, over pairs of methods with different published figures ({len(found)}): {same} the same here, "
     text += f"{len(against)} reversed. By 95% intervals over seeds: {verdicts.count('confirmed')} confirmed, "
-    text += f"{verdicts.count('contradicted')} contradicted, {verdicts.count('open')} open ({alone} because the "
-    text += "methods have fewer than two seeds in common)."
+    text += f"{verdicts.count('contradicted')} contradicted, {verdicts.count('open')} open ({alone} with "
+    text += f"{TOO_FEW})."
     return [text, *map(_contradiction, against)]
 
 

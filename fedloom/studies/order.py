@@ -11,6 +11,8 @@ from fedloom.studies.comparison import Line
 
 LEVEL = 0.95
 """Level of the confidence intervals."""
+TOO_FEW = "fewer than two common seeds"
+"""Why a pair of methods has no interval."""
 SHOWN = 4
 """Number of contradicted pairs that are written out."""
 
@@ -31,17 +33,22 @@ class Pair:
         return self.better.cell.printed - self.worse.cell.printed
 
     @property
+    def differences(self) -> list[float]:
+        """Our differences, one per common seed."""
+        ones, others = self.better.by_seed, self.worse.by_seed
+        return [ones[seed] - others[seed] for seed in ones if seed in others]
+
+    @property
     def here(self) -> float:
-        """Our difference between the means over seeds; negative if the order is reversed."""
+        """Our mean difference over common seeds, or without any, of the means; negative if the order is reversed."""
         assert self.better.here is not None
         assert self.worse.here is not None
-        return round(self.better.here, 2) - round(self.worse.here, 2)  # as printed in the report
+        return round(mean(self.differences or [self.better.here - self.worse.here]), 2)
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """Confidence interval of our difference over common seeds; None with fewer than two of them."""
-        ones, others = self.better.by_seed, self.worse.by_seed
-        return interval_of_mean([ones[seed] - others[seed] for seed in ones if seed in others])
+        return interval_of_mean(self.differences)
 
     @property
     def verdict(self) -> Literal["confirmed", "contradicted", "open"]:
@@ -85,11 +92,11 @@ def verdicts_in_words(found: Sequence[Pair]) -> str:
     same = sum(pair.here > 0 for pair in found)
     means = f"Our means have the paper's order in {same} of {len(found)}."
     if alone == len(found):
-        return f"Order of methods: {_pairs(len(found))} open (one seed). {means}"
+        return f"Order of methods: {_pairs(len(found))} open ({TOO_FEW}). {means}"
     confirmed = sum(pair.verdict == "confirmed" for pair in found)
     against = sorted((pair for pair in found if pair.verdict == "contradicted"), key=lambda pair: -pair.printed)
     undecided = len(found) - confirmed - len(against)
-    still = f"{undecided} open" + (f" ({alone} with fewer than two common seeds)" if alone else "")
+    still = f"{undecided} open" + (f" ({alone} with {TOO_FEW})" if alone else "")
     text = f"Order of methods, by 95% intervals over seeds: {confirmed} of {_pairs(len(found))} confirmed"
     text += f", {len(against)} contradicted, {still}. {means}"
     if against:

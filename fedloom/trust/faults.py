@@ -1,5 +1,6 @@
-"""Fault injection, for studies: clients that do not respond, crash, raise, send NaN, are slow or lose their answer."""
+"""Fault injection, for studies: clients that do not respond, crash, raise, send NaN or are slow, and lost messages."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from time import sleep
 from typing import Literal
@@ -10,7 +11,7 @@ from pydantic import Field, model_validator
 from fedloom.core.checking import Section, refusal
 from fedloom.core.execution import Work
 from fedloom.core.failures import Failure, InjectedError
-from fedloom.core.job import Job, Result
+from fedloom.core.job import Job, Result, Runner
 from fedloom.core.message import Message
 from fedloom.core.rng import numpy_generator
 from fedloom.core.workspace import Workspace
@@ -76,7 +77,7 @@ class Faults(Section):
 class FaultInjector:
     """Wrapper around a client's work (`Setup.intercept`) that injects the faults drawn for the client.
 
-    A lost message is not its task: the client's work is done as usual, and `Round` leaves the message out.
+    Lost messages are not its task, but that of `LoseMessages`.
     """
 
     faults: Faults
@@ -91,6 +92,28 @@ class FaultInjector:
             return Result(job.client, error=failure)
         result = work(workspace, job)
         return replace(result, message=corrupt(result.message)) if fault == "nan" and result.message else result
+
+
+class LoseMessages:
+    """Middleware that discards the messages drawn for `faults.lost`, and passes on what their clients keep."""
+
+    def __init__(self, engine: Runner, faults: Faults, seed: int):
+        self._engine, self._faults, self._seed = engine, faults, seed
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Yield the engine's results; one whose message is lost is a failure with the client's memory."""
+        lost: set[int] = set()
+        failure = Failure("dropped", "its message was lost (faults.lost)", injected=True)
+        for result in self._engine.run(self._draw(jobs, lost)):
+            if result.error is None and result.client in lost:
+                result = Result(result.client, memory=result.memory, error=failure)
+            yield result
+
+    def _draw(self, jobs: Iterable[Job], lost: set[int]) -> Iterator[Job]:
+        for job in jobs:
+            if self._faults.draw(self._seed, job.round, job.client, job.attempt)[0] == "lost":
+                lost.add(job.client)
+            yield job
 
 
 def inject_fault(fault: Fault, delay: float) -> Failure | None:

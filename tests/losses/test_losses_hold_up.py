@@ -41,6 +41,10 @@ LOSSES = {
         for positives in ("in", "out")
         for y in (labels, one_class, one_each)
     },
+    **{
+        f"supcon_sum, {y.__name__}": lambda z, other, y=y: losses.supcon_sum(F.normalize(z, dim=1), y(z), TAU)
+        for y in (labels, one_class, one_each)
+    },
     **{f"info_nce, {known} known": partial(info_nce, known=known) for known in ("all", "some", "none")},
     **{
         f"model_contrastive {s}": lambda z, other, s=s: losses.model_contrastive(z, other, -other, TAU, s)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from fedloom.core.errors import UserError
-from fedloom.losses import supcon
+from fedloom.losses import supcon, supcon_sum
 from fedloom.losses.supcon import anchor_losses
 
 TAU = 0.1
@@ -64,6 +64,7 @@ def test_out_is_fedstyle_equation_2_up_to_its_factor():
         total += sum(-math.log(p[j]) for j in p if styles[j] == styles[i]) / (2 * size - 1)
     factor = 2 * size * (size - 1) / (2 * size - 1)
     assert supcon(z, styles, TAU, "out").item() * factor == pytest.approx(total, rel=1e-9)
+    assert supcon_sum(z, styles, TAU).item() == pytest.approx(total, rel=1e-9)
 
 
 @pytest.mark.parametrize("j", [1, 4, 8])

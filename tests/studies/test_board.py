@@ -220,8 +220,7 @@ def test_contradictions_of_the_published_order_are_named(mine: str) -> None:
     (one_seed,) = standings(cells, [result(fedavg, 0.7), result(fedrep, 0.6)])
     assert order_in_words(one_seed) == [
         "Order, over pairs of methods with different published figures (1): 0 the same here, 1 reversed. By 95% "
-        "intervals over seeds: 0 confirmed, 0 contradicted, 1 open (1 because the methods have fewer than two seeds "
-        "in common).",
+        "intervals over seeds: 0 confirmed, 0 contradicted, 1 open (1 with fewer than two common seeds).",
         "FedRep is published 10.00 above FedAvg; here it is 10.00 below (reversed, but open over seeds)",
     ]
     seeds = [result(key, mean + seed / 1000, seed) for key, mean in ((fedavg, 0.7), (fedrep, 0.6)) for seed in range(3)]

@@ -148,7 +148,7 @@ def test_only_intervals_over_seeds_decide_over_a_pair(fedavg: list[float], fedin
 
 def test_the_order_in_words() -> None:
     alone = pairs(column(fedavg=[60.0], fedprox=[60.0], moon=[61.0], fedintr=[59.0]))
-    words = "Order of methods: 6 pairs open (one seed). Our means have the paper's order in 2 of 6."
+    words = "Order of methods: 6 pairs open (fewer than two common seeds). Our means have the paper's order in 2 of 6."
     assert verdicts_in_words(alone) == words  # a tie is not the paper's order
     some = pairs(column(fedavg=[55.0, 55.2], fedprox=[54.0, 54.3], moon=[58.0, 58.2], fedintr=[58.1]))
     assert verdicts_in_words(some) == (

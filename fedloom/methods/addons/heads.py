@@ -77,8 +77,12 @@ class Headed(Method, abstract=True):
                 lr=self.head_lr, plain=self.head_optimizer == "sgd", purpose="head",
             )  # Eq. 9  # fmt: skip
         first = client.classifier["mlp"][0] if head == "mlp" else client.classifier["linear"]
-        with torch.no_grad():
-            first.weight.div_(scale)
+        self.fold(first, scale)
+
+    @torch.no_grad()
+    def fold(self, layer: nn.Linear, scale: Tensor) -> None:
+        """Fold the factor of scaled features into the weights of the layer that was fitted to them."""
+        layer.weight.div_(scale)
 
     def scale(self, z: Tensor) -> Tensor:
         """Return the root mean square of features, or 1 if `scale_features` is off."""
