@@ -73,7 +73,7 @@ def test_a_shortened_run_is_stopped_resumed_stored_and_reported(data: Path) -> N
     figures = f"{local['here']:.2f} | {local['difference']:+.2f} | below | 2 of 200 rounds (`--scale 0.01`)"
     assert f"| Local | 69.90 | {figures} |" in text
     assert "FedCRL 91.28" in text.partition("Not run yet (the paper's figures): ")[2].partition("\n")[0]
-    assert "Order of methods: 1 pair open (one seed)." in text
+    assert "Order of methods: 1 pair open (fewer than two common seeds)." in text
 
 
 def test_an_uninterrupted_run_gives_the_same_figures(data: Path) -> None:
